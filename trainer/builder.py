@@ -50,7 +50,6 @@ from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
-from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
@@ -203,7 +202,6 @@ def _name(run: Run) -> Names:
 def read_data(run: Run, start: Start) -> None:
     """Build the data sets, and find out from them how long the run is. Collective."""
     config, plan, agreement = run.config, run.plan, run.agreement
-    check_schedule(plan)
 
     run.layout = Layout(
         rank=run.accelerator.process_index,

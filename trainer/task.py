@@ -248,8 +248,7 @@ class Task:
         """Build the optimizer; its lr must be ``plan.lr``.
 
         By default the config's, with two groups: weights decay, biases and norms (below 2-D) do
-        not; with one group where there is no ``weight_decay``. AdamW steps what a class for
-        matrices alone (torch.optim.Muon) does not take.
+        not. With one group if there is no ``weight_decay``.
         """
         from .optim.optimizers import build_optimizer
 

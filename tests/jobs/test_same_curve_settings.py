@@ -45,17 +45,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
         "optimizer_settings": {"initial_accumulator_value": 0.1},
         "lr": 1e-2,
     },
-    "muon": {
-        "optimizer": "torch.optim.Muon",
-        "optimizer_settings": {"adamw": {"eps": 1e-4, "lr": 1e-3}},
-    },
     "adafactor": {"optimizer": "torch.optim.Adafactor", "keep_last": 0, "save_every": None},
     "lamb": {"optimizer": "own_optimizers.Lamb", "optimizer_settings": {"trust": 0.5}},
 }
-BY_ELEMENT = ("adamw", "rmsprop", "lion", "adagrad")  # the others look at whole parameters
-# What runs: FSDP2's tensors know that they are parts, so LAMB's norms are those of whole
-# parameters.
-OPTIMIZERS_THAT_RUN = {"ddp": tuple(OPTIMIZERS), "fsdp": (*BY_ELEMENT, "lamb")}
+# The others look at whole parameters, or have state before the first step.
+BY_ELEMENT = ("adamw", "rmsprop", "lion")
+OPTIMIZERS_THAT_RUN = {"ddp": tuple(OPTIMIZERS)}
 SAVED = [name for name, settings in OPTIMIZERS.items() if "keep_last" not in settings]
 
 

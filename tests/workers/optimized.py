@@ -1,6 +1,6 @@
 """Run under one layout: a small language model with one optimizer after the other.
 
-    ranks ... tests/workers/optimized.py accel_configs/fsdp.yaml FOLDER '{"muon": {"optimizer": ...}, ...}'
+    ranks ... tests/workers/optimized.py accel_configs/fsdp.yaml FOLDER '{"lion": {"optimizer": ...}, ...}'
 
 Each leaves ``FOLDER/<name>.json`` with its losses and facts, or the error that ended it.
 """

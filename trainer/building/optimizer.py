@@ -10,7 +10,6 @@ from torch.optim import SGD
 from ..config.schedules import PLATEAU
 from ..errors import ConfigError, LaunchError, Origin, Problem
 from ..optim.groups import check_settings_run, describe_optimizer, describe_schedule
-from ..optim.optimizers import MatricesAndOthers
 from ..optim.schedule import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
 from ..text import listed
@@ -55,15 +54,9 @@ def build_optimizer(
         check_settings_run(config, plan, optimizer, built_by)
     _refuse_foreign_parameters(optimizer, model)
 
-    notices = []
-    if isinstance(optimizer, MatricesAndOthers):
-        notices.append(optimizer.notice)
     frozen = _freeze_the_rest(optimizer, model)
-    if frozen:
-        notices.append(f"not in the optimizer, so frozen: {listed(frozen)}")
-
-    reported = describe_optimizer(optimizer, plan, built_by)
-    return optimizer, reported, notices
+    notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
+    return optimizer, describe_optimizer(optimizer, plan, built_by), notices
 
 
 def _refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class DivisibleOptimizer(Callback):
-    """Tries a fresh optimizer on small tensors, whole and divided as the strategy divides them."""
+    """Tries a fresh optimizer on small tensors, whole and divided."""
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` where it cannot step what it will be given. Collective."""
+        """Raise ``ConfigError`` if it cannot step this rank's parts of the parameters."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

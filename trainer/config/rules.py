@@ -53,7 +53,7 @@ def _of_optimizer(c: Any) -> Iterator[tuple[str, str]]:
     """Yield a key and a rule about optimizer, learning rate and schedule."""
     optimizer = c.optimizer or OPTIMIZERS[0]
     if optimizer not in OPTIMIZERS and not _CLASS.fullmatch(optimizer):
-        known = (*OPTIMIZERS, "a class such as torch.optim.Muon")
+        known = (*OPTIMIZERS, "a class such as torch.optim.NAdam")
         yield "optimizer", f"no such optimizer; {did_you_mean(optimizer, known)}"
     if optimizer in OPTIMIZERS and c.optimizer_settings:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"

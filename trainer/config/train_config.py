@@ -139,7 +139,7 @@ class TrainConfig:
         str | None,
         Field(
             description=(
-                f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.Muon; else from "
+                f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.NAdam; else from "
                 "the DeepSpeed JSON, else adamw"
             ),
         ),

@@ -46,74 +46,41 @@ def lr_factor(
                        2017)
     """
     settings = settings or {}
-    after_warmup = _after_warmup(schedule, settings, warmup_steps, total_steps, final_ratio)
+    milestones = sorted(settings.get("milestones", ()))
+    decay_steps = settings.get("decay_steps") or round(
+        settings.get("decay_fraction", 0.0) * total_steps
+    )
+    decay_begin = max(warmup_steps, total_steps - max(1, decay_steps))
+
+    def falling(step: int, begin: int, shape: Callable[[float], float]) -> float:
+        """Return the factor on its way from 1 at ``begin`` to ``final_ratio`` at the end."""
+        passed = min(1.0, (step - begin) / max(1, total_steps - begin))
+        return final_ratio + (1.0 - final_ratio) * shape(passed)
+
+    def linear(passed: float) -> float:
+        return 1.0 - passed
+
+    def half_cosine(passed: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * passed))
+
+    after_warmup: dict[str, Callable[[int], float]] = {
+        "constant": lambda step: 1.0,
+        "linear": lambda step: falling(step, warmup_steps, linear),
+        "cosine": lambda step: falling(step, warmup_steps, half_cosine),
+        "step": lambda step: float(settings.get("gamma", 0.1) ** bisect_right(milestones, step)),
+        "wsd": lambda step: 1.0 if step < decay_begin else falling(step, decay_begin, linear),
+        "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
+    }
     is_logarithmic = settings.get("warmup_type") == "log"
 
     def factor(step: int) -> float:
         if step >= warmup_steps:
-            return after_warmup(step)
+            return after_warmup[schedule](step)
         if is_logarithmic:
             return math.log(step + 2) / math.log(warmup_steps + 2)
         return (step + 1) / (warmup_steps + 1)
 
     return factor
-
-
-def _after_warmup(
-    schedule: str,
-    settings: Mapping[str, Any],
-    warmup_steps: int,
-    total_steps: int,
-    final_ratio: float,
-) -> Callable[[int], float]:
-    def progress(step: int, begin: int) -> float:
-        """Return how much of the way from ``begin`` to the end has passed, from 0 to 1."""
-        return min(1.0, (step - begin) / max(1, total_steps - begin))
-
-    def falling(remaining: float) -> float:
-        return final_ratio + (1.0 - final_ratio) * remaining
-
-    milestones = sorted(settings.get("milestones", ()))
-    decay_begin = max(warmup_steps, total_steps - _decay_steps(settings, total_steps))
-
-    def constant(step: int) -> float:
-        return 1.0
-
-    def linear(step: int) -> float:
-        return falling(1.0 - progress(step, warmup_steps))
-
-    def cosine(step: int) -> float:
-        return falling(0.5 * (1.0 + math.cos(math.pi * progress(step, warmup_steps))))
-
-    def at_milestones(step: int) -> float:
-        return float(settings.get("gamma", 0.1) ** bisect_right(milestones, step))
-
-    def wsd(step: int) -> float:
-        if step < decay_begin:
-            return 1.0
-        return falling(1.0 - progress(step, decay_begin))
-
-    def inverse_sqrt(step: int) -> float:
-        return math.sqrt((warmup_steps + 1) / (step + 1))
-
-    kinds: dict[str, Callable[[int], float]] = {
-        "constant": constant,
-        "linear": linear,
-        "cosine": cosine,
-        "step": at_milestones,
-        "wsd": wsd,
-        "inverse_sqrt": inverse_sqrt,
-    }
-    return kinds[schedule]
-
-
-def _decay_steps(settings: Mapping[str, Any], total_steps: int) -> int:
-    """Return the steps of the decay at the end of ``wsd``."""
-    given: int | None = settings.get("decay_steps")
-    if given:
-        return given
-    fraction: float = settings.get("decay_fraction", 0.0)
-    return max(1, round(fraction * total_steps))
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
@@ -142,37 +109,21 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
     return SequentialLR(optimizer, [warmup, schedule], milestones=[plan.warmup_steps])
 
 
-def check_schedule(plan: Plan) -> None:
-    """Build a schedule of torch as a trial, so that it is refused before data and model are made.
-
-    Raises:
-        ConfigError: torch has no such schedule, or it does not take these settings.
-    """
-    if plan.schedule.startswith(TORCH):
-        import torch
-
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=plan.lr, momentum=0.5)
-        _of_torch(optimizer, plan)
-
-
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     """Build a schedule of ``torch.optim.lr_scheduler`` by its name."""
     from torch.optim import lr_scheduler
 
     name = plan.schedule.removeprefix(TORCH)
     known = set(lr_scheduler.__all__) - {"LRScheduler", PLATEAU}
-    origin = plan.origin("schedule")
+    origin = plan.origin("schedule").named("schedule")
     if name not in known:
         rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
-        raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
+        raise ConfigError(Problem(origin=origin, value=plan.schedule, rule=rule))
 
     settings = dict(plan.schedule_settings)
     try:
         schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
     except (TypeError, ValueError, AttributeError) as error:
-        if settings:
-            origin = plan.origin("schedule_settings")
-        origin = origin.named("schedule_settings")
-        rule = f"torch's {name} does not take these: {error}"
-        raise ConfigError(Problem(origin=origin, value=settings, rule=rule)) from None
+        rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
+        raise ConfigError(Problem(origin=origin, rule=rule)) from None
     return schedule

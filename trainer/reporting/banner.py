@@ -47,10 +47,9 @@ def banner(facts: Mapping[str, Any]) -> str:
 
 
 def _optimizer_rows(planned: str, facts: Mapping[str, Any]) -> list[Row]:
-    """Return the optimizer's row, with what all groups share, and a row for each group."""
-    known = {"lr": facts["lr"], "parameters": facts["trainable_parameters"]}
-    shared, groups = group_texts(facts["optimizer_groups"], known)
-    return [("optimizer", f"{planned}; {shared}"), *(("", group) for group in groups)]
+    """Return the optimizer's row, and a row for each parameter group."""
+    groups = group_texts(facts["optimizer_groups"])
+    return [("optimizer", planned), *(("", group) for group in groups)]
 
 
 def _data_rows(train_samples: str, facts: Mapping[str, Any]) -> list[Row]:

@@ -174,28 +174,9 @@ class Strategy(ABC):
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step what it will be given; empty where it can.
-
-        Collective: call on every rank.
-        """
-        if not self.held:
-            return ""
-        if optimizer.state:
-            return (
-                f"each process holds {self.held} here, and the optimizer creates its state before "
-                "its first step, for whole parameters"
-            )
-        problem = divided_step_problem(optimizer, self.step_device, self.divide)
-        if not problem:
-            return ""
-        return f"each process holds {self.held} here, and {problem}"
-
-    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Divide whole tensors as this strategy divides those of a parameter group.
-
-        Collective: call on every rank. Used where ``held`` is not empty.
-        """
-        return tensors
+        """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
+        problem = divided_step_problem(optimizer, self.step_device) if self.held else ""
+        return problem and f"each process holds {self.held} here, and {problem}"
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.

@@ -31,7 +31,7 @@ from ..private import deepspeed as private_deepspeed
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
-from .gradient_order import OrderedReducer
+from .gradient_order import GradientOrder
 from .meta_device import Replaced, allocate, is_on_meta, replace_in_optimizer
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
@@ -47,13 +47,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand.
 _LARGEST_BUCKET = 500_000_000
 
-# On GPUs gradients are exchanged in stages 1 and 2 while the backward pass runs: in about eight
-# buckets, so that the first goes early and the last, which nothing hides, is short; but none so
-# small that the links idle between them, or so large that it takes memory from the model.
-_SMALLEST_OVERLAPPED = 25_000_000
-_LARGEST_OVERLAPPED = 200_000_000
-_OVERLAPPED_BUCKETS = 8
-
 
 class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
@@ -67,7 +60,7 @@ class ZeRO(Strategy):
         # of shape [0].
         accelerator.state.deepspeed_plugin.dschf = None
         self._stage = STAGES[plan.strategy]
-        self._reducer: OrderedReducer | None = None  # one process needs none
+        self._order: GradientOrder | None = None  # one process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
         self._groups: list[list[Any]] = []  # the model's parameters by group of the optimizer
         self._in_flat_groups: set[int] = set()  # the ids of those that have full-precision copies
@@ -95,9 +88,6 @@ class ZeRO(Strategy):
         )
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
-    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        return _slices(tensors)
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         # Before the engine is built: it casts the model, and makes its float32 copies of what that
         # leaves of the weights.
@@ -117,7 +107,7 @@ class ZeRO(Strategy):
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
-            self._reduce_in_order()
+            self._watch_order()
 
         # What the cast has rounded gets its values back. The engine leaves the model's inputs as
         # they are, so these are cast as well.
@@ -144,14 +134,8 @@ class ZeRO(Strategy):
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        if "reduce_bucket_size" in config:
-            return
         elements = sum(parameter.numel() for parameter in model.parameters())
-        on_gpu = self.plan.device == "cuda"
-        size = bucket_elements(elements, self._stage, on_gpu=on_gpu)
-        config["reduce_bucket_size"] = size
-        if on_gpu:
-            self.notices.append(f"reduce_bucket_size: gradients are exchanged {size:,} at a time")
+        config.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
 
     def _gather_whole_model(self, model: nn.Module) -> None:
         """Make stage 3 gather all parameters together, and keep them until the step.
@@ -218,13 +202,11 @@ class ZeRO(Strategy):
         if self._stage == 1 and precision["gradients"] != precision["compute"]:
             private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
 
-    def _reduce_in_order(self) -> None:
-        """Put an ``OrderedReducer`` between autograd and the engine."""
+    def _watch_order(self) -> None:
+        """Put a ``GradientOrder`` between autograd and the engine."""
         method = private_deepspeed.REDUCE_METHODS[self._stage]
-        reduce = getattr(self.zero, method)
-        self._reducer = OrderedReducer(dict(self.parameters()), reduce, gather_object)
-        setattr(self.zero, method, self._reducer.reduce)
-        self.zero.register_grad_acc_post_hook(self._reducer.finish_backward)
+        self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
+        setattr(self.zero, method, self._order.reduce)
 
     def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
         """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
@@ -288,14 +270,14 @@ class ZeRO(Strategy):
             parameter.data = sharded
 
     def backward(self, loss: Tensor) -> None:
-        if self._reducer is not None:
-            self._reducer.start_backward(loss)
+        if self._order is not None:
+            self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries its exact weight already; the engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
-        if self._reducer is not None:
-            self.fingerprint = self._reducer.fingerprint
+        if self._order is not None:
+            self.fingerprint = self._order.fingerprint
 
     def finish_step(self) -> StepResult:
         # Accelerate would step the engine inside of backward; here code can run between the two.
@@ -447,21 +429,6 @@ def _trainable(parameter: nn.Parameter) -> Iterator[None]:
         yield
     finally:
         parameter.requires_grad_(before)
-
-
-def _slices(tensors: list[Tensor]) -> list[Tensor]:
-    """Cut a group of tensors as the engine does for two ranks: laid end to end, within a row."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    return list(torch.split(flat, len(flat) // 2))
-
-
-def bucket_elements(elements: int, stage: int, *, on_gpu: bool) -> int:
-    """Return the size of the exchange bucket of a model, in elements, where the file gives none."""
-    size = _LARGEST_BUCKET
-    if on_gpu and stage < 3:
-        eighth = elements // _OVERLAPPED_BUCKETS
-        size = max(_SMALLEST_OVERLAPPED, min(_LARGEST_OVERLAPPED, eighth))
-    return min(size, elements)
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:

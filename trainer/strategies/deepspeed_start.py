@@ -91,20 +91,14 @@ def without_compiled_op() -> None:
 
 @contextlib.contextmanager
 def engine_start(model: nn.Module) -> Iterator[None]:
-    """Leave out two things that the engine does while it is built.
+    """Keep the engine from gathering each parameter while it is built.
 
-    Under ZeRO-3 it would gather each parameter to register a hook on it, which needs no values.
-    In place of torch's Adagrad it would create another one, with a single group of the default
-    settings, to get the initial state of the flat groups; the optimizer has that already
-    (``FirstState``).
+    Under ZeRO-3 it does so to register a hook on the parameter, which needs no values.
     """
     sharded = [p for p in model.parameters() if private_deepspeed.is_sharded(p)]
     methods = [private_deepspeed.stop_gathering(parameter) for parameter in sharded]
-    adagrad = torch.optim.Adagrad
-    torch.optim.Adagrad = type("NotAdagrad", (), {})  # type: ignore[misc, assignment]
     try:
         yield
     finally:
-        torch.optim.Adagrad = adagrad  # type: ignore[misc]
         for parameter, (all_gather, partition) in zip(sharded, methods, strict=True):
             private_deepspeed.gather_again(parameter, all_gather, partition)

@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem
@@ -36,9 +35,8 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
-from .local_step import LocalStep
+from .local_step import LocalStep, steps_rows
 from .meta_device import allocate
-from .optimizer_probe import steps_rows
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
 if TYPE_CHECKING:
@@ -106,24 +104,12 @@ class FSDP2(Strategy):
         put_back_buffers = keep_buffers_fp32(model)
         # The scaler of fp16 reads gradients that the optimizer has, and adds up over the ranks
         # whether they are finite where these are DTensors.
-        has_scaler = self.accelerator.scaler is not None
-        steps_rows = not has_scaler and self._may_step_rows(optimizer)
         super().prepare(model, optimizer)
-        self._local_step = LocalStep(self.optimizer) if steps_rows else None
+        if self.accelerator.scaler is None and steps_rows(self.optimizer):
+            self._local_step = LocalStep(self.optimizer)
         if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
-
-    def _may_step_rows(self, optimizer: Optimizer) -> bool:
-        """Return whether the optimizer may step rows as ordinary tensors. Collective.
-
-        Optimizers that look at whole parameters (LAMB, Adafactor) step DTensors, which know that
-        they are parts.
-        """
-        mine = steps_rows(optimizer, self.step_device, self.divide)
-        of_all = torch.tensor(int(mine), device=self.accelerator.device)
-        dist.all_reduce(of_all, op=dist.ReduceOp.MIN)
-        return bool(of_all.item())
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
@@ -158,7 +144,7 @@ class FSDP2(Strategy):
 
     def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
         """Shard the units and then the rest of the model. Collective: call on every rank."""
-        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
         reshard = self.plan.fsdp["reshard_after_forward"]
         options = self._sharding_options(model)
@@ -166,10 +152,10 @@ class FSDP2(Strategy):
         # One after the other, so that of a model on the meta device only one unit is whole.
         for unit in units:
             allocate(unit.modules(), self.accelerator.device)
-            _shard(unit, **options, reshard_after_forward=reshard)
+            fully_shard(unit, **options, reshard_after_forward=reshard)
         allocate(model.modules(), self.accelerator.device)
         # The root stays whole until its backward pass, which follows at once.
-        root = _shard(model, **options)
+        root: Any = fully_shard(model, **options)
 
         # Ranks that use different parameters then reduce the same ones. (torch before 2.13 does not
         # have it.)
@@ -195,20 +181,6 @@ class FSDP2(Strategy):
             "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
             "ignored_params": self._ignored(model),
         }
-
-    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-        placements = []
-        for dimension in self._mesh.mesh_dim_names or ():
-            placements.append(Replicate() if dimension == "replicate" else Shard(0))
-
-        divided: list[Tensor] = []
-        for tensor in tensors:
-            rows = distribute_tensor(tensor, self._mesh, placements, src_data_rank=None)
-            # It moves what it divides to the device of the mesh. Offloaded rows are in host memory.
-            divided.append(rows.to(self.step_device))
-        return divided
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
@@ -466,26 +438,6 @@ def _hooks_by_name(model: nn.Module) -> dict[str, Mapping[int, Any]]:
         if hooks:
             found[name] = hooks
     return found
-
-
-def _shard(module: nn.Module, **options: Any) -> Any:
-    """Apply ``fully_shard``. Collective: call on every rank.
-
-    Raises:
-        LaunchError: torch (2.11 does) wants all parameters to be able to have gradients; weights in
-            4 bits are stored as integers.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    try:
-        return fully_shard(module, **options)
-    except RuntimeError as error:
-        if "floating point dtype can require gradients" not in str(error):
-            raise
-        raise LaunchError(
-            f"FSDP2 of torch {torch.__version__} cannot shard integers, as which weights in 4 bits "
-            "are stored: use torch 2.13 or newer, or DDP or ZeRO"
-        ) from None
 
 
 def _step_instead(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> None:

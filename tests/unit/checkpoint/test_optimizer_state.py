@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from trainer import Plan
 from trainer.checkpoint import OptimizerForm, store
-from trainer.errors import CheckpointError
 from trainer.strategies import strategy_class
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -98,9 +97,7 @@ def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
 ) -> None:
     from trainer.strategies import optimizer_probe
 
-    monkeypatch.setattr(
-        optimizer_probe, "small_shapes", lambda parameters: [((12,), torch.float32)]
-    )
+    monkeypatch.setattr(optimizer_probe, "_small", lambda parameters, device: [torch.zeros(12)])
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
     refused(tmp_path, match, Stepped(name="picky"))
 
@@ -125,35 +122,6 @@ def test_an_optimizer_is_tried_where_it_will_step() -> None:
         "exp_avg": torch.float32,
         "exp_avg_sq": torch.float32,
     } and form.values == {"step": True}
-
-
-class EightBit(torch.optim.Adam):
-    """As bitsandbytes has it: a large parameter's state goes with a table for its bytes."""
-
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        for parameter in (
-            p for group in self.param_groups for p in group["params"] if p.numel() >= 4096
-        ):
-            self.state[parameter]["qmap"] = torch.zeros(256)
-
-
-@pytest.mark.parametrize("shape", [(5000,), (100, 50), (100, 10, 5)])
-def test_state_that_only_large_parameters_have_is_seen_before_the_first_step(
-    shape: tuple[int, ...],
-) -> None:
-    model = nn.ParameterList([torch.zeros(shape), torch.zeros(3, 3)])
-    with pytest.raises(
-        CheckpointError, match=r"EightBit keeps 'qmap' of shape \(256,\) for a parameter of shape"
-    ):
-        OptimizerForm.of(
-            model, EightBit(model.parameters()), saved=True, device=torch.device("cpu")
-        )
-    small = model[1:]
-    form = OptimizerForm.of(
-        small, EightBit(small.parameters()), saved=True, device=torch.device("cpu")
-    )
-    assert form.ranges.keys() == {"exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize(

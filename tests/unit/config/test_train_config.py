@@ -40,7 +40,7 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("trackers", ["wandb", "wandb"], "has a name twice"),
         ("drop_last", 1, "must be a valid boolean"),
         ("optimizer", "adamW", "no such optimizer; did you mean 'adamw'?"),
-        ("optimizer", "lamb", "no such optimizer; known: a class such as torch.optim.Muon, adam"),
+        ("optimizer", "lamb", "no such optimizer; known: a class such as torch.optim.NAdam, adam"),
         ("optimizer_settings", {"amsgrad": True}, "not for optimizer adamw, whose settings are keys"),
         ("lr_scaling", "linear", "needs reference_batch_size, the global batch that lr belongs to"),
         ("best_mode", "lower", "must be 'min' or 'max'"),

@@ -55,8 +55,8 @@ def test_an_optimizer_of_a_task_is_told_as_it_is(
         "AdamW of " in banner
         and "test_groups:TwoRates.build_optimizer, lr 0.05, ExponentialLR of " in banner
     )
-    assert "betas 0.9 0.999, eps 1e-08, weight_decay 0.05" in banner
-    assert "group 0: " in banner and "group head: " in banner and "lr 0.5" in banner
+    assert "betas [0.9, 0.999], eps 1e-08, weight_decay 0.05" in banner
+    assert "lr 0.05, " in banner and "lr 0.5, " in banner
     plan = plan_of(tmp_path / "own")
     first, second = plan["optimizer_groups"]
     assert (first["lr"], second["lr"], second["name"]) == (0.05, 0.5, "head")
@@ -111,23 +111,22 @@ class AsSaid(Plain):
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("given", "keys"),
     [
-        ({"weight_decay": 0.2}, "TrainConfig: weight_decay: 0.2: has no effect: OWN builds "
-         "the optimizer, whose groups have 0.05; remove it"),
-        ({"optimizer": "sgd"}, "TrainConfig: optimizer: 'sgd': OWN builds Adam instead; "
-         "remove one of the two"),
-        ({"betas": (0.8, 0.9)}, "betas: [0.8, 0.9]: has no effect"),
-        ({"momentum": 0.5, "optimizer": "sgd"}, "momentum: 0.5: has no effect: OWN builds "
-         "the optimizer, whose groups have none; remove it"),
+        ({"weight_decay": 0.2}, "weight_decay"),
+        ({"optimizer": "sgd"}, "optimizer"),
+        ({"betas": (0.8, 0.9)}, "betas"),
+        ({"momentum": 0.5, "optimizer": "sgd"}, "optimizer, momentum"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_do_not_run_are_refused(
-    given: dict[str, Any], line: str, tmp_path: Path
+    given: dict[str, Any], keys: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         Trainer(Own(), replace(configured(tmp_path), **given))
-    assert line.replace("OWN", f"{__name__}:Own.build_optimizer") in str(caught.value)
+    built_by = f"{__name__}:Own.build_optimizer"
+    line = f"no effect: {built_by} builds the optimizer, Adam; remove {keys}"
+    assert str(caught.value).endswith(line)
 
 
 def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
@@ -150,15 +149,12 @@ def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> 
     )
 
 
-def test_names_and_texts_of_groups() -> None:
+def test_names_rates_and_texts_of_groups() -> None:
     assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
     assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
     one_of_them = [{"lr": 1.0}, {"lr": 2.0, "name": "b"}, {"lr": 1.0}]
-    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], one_of_them) == {
-        "lr": 1.0,
-        "lr/b": 2.0,
-        "lr/2": 1.0,
-    }
+    logged = {"lr": 1.0, "lr/b": 2.0, "lr/2": 1.0}
+    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], one_of_them) == logged
     named = [{"lr": 1.0, "name": "stem"}, {"lr": 2.0, "name": "head"}]
     for stem, head in ((1.0, 2.0), (0.0, 0.0)):
         expected = {"lr": stem, "lr/stem": stem, "lr/head": head}
@@ -166,20 +162,8 @@ def test_names_and_texts_of_groups() -> None:
     equal: list[dict[str, Any]] = [{"lr": 1.0}, {"lr": 1.0}]
     assert logged_rates([1.0, 1.0], equal) == {"lr": 1.0}
     assert logged_rates([1.0, 0.5], equal) == {"lr": 1.0, "lr/1": 0.5}, "by a schedule"
-    equal[1]["frozen_until"] = "step 5"
-    assert logged_rates([1.0, 1.0], equal) == {"lr": 1.0, "lr/1": 1.0}
-    one = {
-        "lr": 0.1,
-        "momentum": 0.9,
-        "nesterov": True,
-        "maximize": False,
-        "weight_decay": 0,
-        "parameters": 1000,
-    }
-    assert group_texts([one], {"lr": 0.1}) == (
-        "1,000 parameters, momentum 0.9, nesterov true, weight_decay 0",
-        [],
-    )
-    together, texts = group_texts([one, {**one, "lr": 0.2, "parameters": 7}], {"lr": 0.1})
-    assert together == "momentum 0.9, nesterov true, weight_decay 0"
-    assert texts == ["group 0: 1,000 parameters, lr 0.1", "group 1: 7 parameters, lr 0.2"]
+    one = {"lr": 0.1, "maximize": False, "weight_decay": 0.1, "parameters": 1000}
+    assert group_texts([one, {**one, "lr": 0.2, "parameters": 7}]) == [
+        "1,000 parameters, lr 0.1, weight_decay 0.1",
+        "7 parameters, lr 0.2, weight_decay 0.1",
+    ]

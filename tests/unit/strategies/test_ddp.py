@@ -104,27 +104,3 @@ def test_accelerate_is_told_bucket_sizes_and_unused_parameters() -> None:
     [handler] = DDP.accelerator_arguments(made)["kwargs_handlers"]
     assert (handler.bucket_cap_mb, handler.find_unused_parameters) == (7, True)
     assert handler.gradient_as_bucket_view and not handler.broadcast_buffers
-
-
-def test_a_new_wrapper_exchanges_what_is_trainable_then(wrapped: DistributedDataParallel) -> None:
-    wrapped.module.norm = nn.BatchNorm1d(2, affine=False).eval()
-    layer = wrapped.module.layer
-    made = strategy()
-    made.accelerator.ddp_handler = SimpleNamespace(  # type: ignore[attr-defined]
-        to_kwargs=lambda: {"gradient_as_bucket_view": True}
-    )
-    made.accelerator._models = [wrapped]  # type: ignore[attr-defined]
-    made.model = wrapped
-    made.optimizer = torch.optim.SGD([{"params": [layer.weight]}, {"params": [layer.bias]}], lr=0.1)
-
-    for trainable in (False, True):
-        before = made.model
-        made.set_trainable([1], trainable=trainable)
-        assert made.model is not before and made.accelerator._models == [made.model]  # type: ignore[attr-defined]
-        assert any(p is layer.bias for p in made.trainable) == trainable
-        assert made.model.training and not made.model.module.norm.training  # type: ignore[union-attr]
-
-        made.model(torch.ones(1, 2)).sum().backward()
-        assert made.missed_exchange() == "", "the old wrapper waits for no gradient any more"
-        assert (layer.bias.grad is not None) == trainable
-        layer.weight.grad = layer.bias.grad = None

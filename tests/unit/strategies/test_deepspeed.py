@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from plans import FOUR_GPUS, launched, plan, request
+from plans import plan, request
 from torch import Tensor, nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.deepspeed import (
-    FrozenGroups,
-    ZeRO,
-    _slices,
-    bucket_elements,
-    engine_config,
-)
+from trainer.strategies.deepspeed import ZeRO, engine_config
 
 
 def zero(strategy: str, **settings: Any) -> ZeRO:
@@ -69,49 +63,8 @@ def test_the_bucket_is_no_larger_than_the_model() -> None:
     assert config["zero_optimization"] == {"reduce_bucket_size": 8}
 
 
-MILLION = 10**6
-
-
-@pytest.mark.parametrize(
-    ("elements", "size"),
-    [
-        (8, 8),
-        (124 * MILLION, 25 * MILLION),
-        (1000 * MILLION, 125 * MILLION),
-        (7000 * MILLION, 200 * MILLION),
-    ],
-)
-@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
-def test_on_gpus_the_exchange_begins_early(strategy: str, elements: int, size: int) -> None:
-    made = zero(strategy, launcher=launched(4), machine=FOUR_GPUS)
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.empty(elements, device="meta"))
-    made._limit_bucket(model)
-    config = made.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    assert config == {"reduce_bucket_size": size}
-    assert made.notices == [f"reduce_bucket_size: gradients are exchanged {size:,} at a time"]
-    assert engine_config(made.plan)["zero_optimization"]["overlap_comm"] is True
-
-
-def test_stage_3_and_a_cpu_keep_the_bucket_of_the_engine() -> None:
-    assert bucket_elements(10**10, 3, on_gpu=True) == bucket_elements(10**10, 2, on_gpu=False)
-
-
-def test_a_bucket_of_the_file_holds_on_gpus() -> None:
-    made = zero("zero2", launcher=launched(4), machine=FOUR_GPUS)
-    config = made.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    config["reduce_bucket_size"] = 7
-    made._limit_bucket(nn.Linear(3, 2))
-    assert config == {"reduce_bucket_size": 7} and made.notices == []
-
-
 def test_the_configuration_is_not_left_to_transformers() -> None:
     assert zero("zero3").accelerator.state.deepspeed_plugin.dschf is None
-
-
-def test_slices_of_a_group_cut_within_a_row() -> None:
-    first, second = _slices([torch.arange(6.0).reshape(2, 3), torch.tensor([6.0, 7.0])])
-    assert first.tolist() == [0.0, 1.0, 2.0, 3.0] and second.tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -164,30 +117,3 @@ def test_the_scaler_counts_good_steps() -> None:
     assert state == {"scale": 8.0, "good_steps": 4, "hysteresis": 1}
     strategy.load_scaler_state(state)
     assert strategy.scaler_state() == state
-
-
-def test_frozen_groups_are_not_stepped_and_have_no_state() -> None:
-    """The engine gives every group a flat gradient, and steps the groups one at a time."""
-    flat = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    groups = [{"params": [parameter]} for parameter in flat]
-    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
-    frozen = FrozenGroups()
-
-    def step() -> None:
-        own = optimizer.param_groups
-        for parameter, group in zip(flat, own, strict=True):
-            parameter.grad = torch.ones(2)
-            optimizer.param_groups = [group]
-            optimizer.step()
-            assert parameter.grad is not None, "the engine may keep it for the next step"
-        optimizer.param_groups = own
-
-    frozen.set(optimizer, [1], frozen=True)
-    step()
-    assert torch.equal(flat[1], torch.ones(2)) and not torch.equal(flat[0], torch.ones(2))
-    assert flat[1] not in optimizer.state
-
-    frozen.set(optimizer, [1], frozen=False)
-    step()
-    assert not torch.equal(flat[1], torch.ones(2))
-    assert [float(optimizer.state[parameter]["step"]) for parameter in flat] == [2.0, 1.0]

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from origins import origin
-from other_device import OtherDevice
 from plans import FOUR_GPUS, launched, plan, request
 from torch import nn
 
 from trainer.errors import ConfigError, LaunchError
-from trainer.strategies.fsdp import FSDP2, _shard
+from trainer.strategies.fsdp import FSDP2
 
 
 class Block(nn.Module):
@@ -119,52 +118,12 @@ def test_offloaded_gradients_need_a_backend_for_the_cpu() -> None:
     assert FSDP2.backend(plan(request("fsdp", fsdp={}))) == "gloo"
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_the_optimizer_of_offloaded_parameters_is_tried_where_it_steps(
-    offload: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch divides a tensor on the device of the mesh, wherever it was before."""
-    asks = request("fsdp", fsdp={"cpu_offload": offload})
-    made = plan(asks, launcher=launched(4), machine=FOUR_GPUS)
-    accelerator: Any = SimpleNamespace(device=torch.device("meta"))
-    strategy = FSDP2(made, accelerator)
-    mesh: Any = SimpleNamespace(mesh_dim_names=("shard",))
-    monkeypatch.setitem(strategy.__dict__, "_mesh", mesh)
-    monkeypatch.setattr(
-        torch.distributed.tensor, "distribute_tensor", lambda tensor, *_, **__: OtherDevice(tensor)
-    )
-
-    [divided] = strategy.divide([torch.ones(4, 2)])
-    assert divided.device == torch.device("cpu" if offload else "meta") == strategy.step_device
-    if offload:
-        optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(8, 4))], foreach=False)
-        assert strategy.optimizer_problem(optimizer) == ""
-
-
 def test_gradients_are_reduced_in_full_precision() -> None:
     assert fsdp()._precision().reduce_dtype is None
     accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
     made = plan(request("fsdp", fsdp={}), mixed_precision="bf16")
     policy = FSDP2(made, accelerator)._precision()
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-
-
-def test_a_torch_that_cannot_shard_integers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen with torch 2.11; from 2.13 on the jobs of test_qlora.py train."""
-
-    def refusing(text: str) -> Any:
-        def fully_shard(module: Any, **options: Any) -> None:
-            raise RuntimeError(text)
-
-        return fully_shard
-
-    integers = "only Tensors of floating point dtype can require gradients"
-    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", refusing(integers))
-    with pytest.raises(LaunchError, match=r"cannot shard integers.*use torch 2\.13"):
-        _shard(torch.nn.Linear(2, 2))
-    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", refusing("out of memory"))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        _shard(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(("precision", "compute"), [("no", None), ("bf16", torch.bfloat16)])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.optim import SGD, AdamW, NAdam, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from trainer.strategies.local_step import LocalStep
 
@@ -76,7 +76,6 @@ def made(kind: Any, model: nn.Module, **settings: Any) -> tuple[Any, LocalStep]:
         (AdamW, {"amsgrad": True}),
         (SGD, {"momentum": 0.9}),
         (SGD, {}),
-        (NAdam, {}),
     ],
 )
 def test_steps_on_rows_leave_what_steps_on_distributed_tensors_leave(

@@ -1,50 +1,44 @@
-"""Trial steps on small tensors. The optimizers of torch are in ``tests/unit/optim``."""
+"""Trial steps on small tensors."""
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from other_device import OtherDevice
-from plans import plan
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from plans import plan, request
+from torch import nn
+from torch.optim import SGD
 
+from trainer import Task
+from trainer.strategies import strategy_class
 from trainer.strategies.optimizer_probe import (
     divided_step_problem,
     fresh_copy,
     refusal,
-    small_shapes,
     state_slots,
-    stepped_copy,
-    steps_rows,
 )
 
 CPU = torch.device("cpu")
-
-
-def halves(tensors: list[Tensor]) -> list[Tensor]:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    return list(torch.split(flat, len(flat) // 2))
+OFF = "a step on them is not that on the whole: in a trial it is off by"
 
 
 def parameters() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(4))]
 
 
-class ByNorm(SGD):
-    """Divides each gradient by its norm, so that a slice is stepped otherwise than the whole."""
+class Failing(SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise ValueError("not today")
 
+
+class Lost(SGD):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.grad.div_(parameter.grad.norm())
-        return super().step()
-
-
-class Failing(SGD):
-    def step(self, closure: Any = None) -> Any:
-        raise ValueError("not today\nsecond line")
+                parameter.fill_(float("nan"))
 
 
 def test_a_copy_steps_other_parameters_with_the_same_settings() -> None:
@@ -56,58 +50,70 @@ def test_a_copy_steps_other_parameters_with_the_same_settings() -> None:
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 
-def test_shapes_are_small_and_one_for_each_number_of_dimensions() -> None:
-    shapes = small_shapes([*parameters(), torch.ones(()), torch.ones(7, 7, 7, 7)])
-    assert [shape for shape, _ in shapes] == [(5, 3), (5,), (5, 3, 2, 2)]
+@pytest.mark.parametrize(
+    ("name", "settings", "slots"),
+    [
+        ("adamw", {}, 2),
+        ("sgd", {}, 1),
+        ("torch.optim.SGD", {}, 0),
+        ("torch.optim.AdamW", {"amsgrad": True}, 3),
+        ("torch.optim.RMSprop", {}, 1),
+        ("own_optimizers.Lion", {}, 1),
+        ("torch.optim.LBFGS", {}, 0),  # cannot be tried
+    ],
+)
+def test_state_is_counted_in_tensors_of_the_parameters_size(
+    name: str, settings: dict[str, Any], slots: float
+) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    made = plan(optimizer=name, **({"optimizer_settings": settings} if settings else {}))
+    assert state_slots(Task().build_optimizer(model, made), CPU) == pytest.approx(slots)
 
 
-def test_large_parameters_are_tried_with_4096_elements() -> None:
-    tried = stepped_copy(SGD([torch.ones(100, 100)], lr=0.1), CPU).param_groups[0]["params"]
-    assert [tensor.shape for tensor in tried] == [(5, 3), (64, 64)]
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("adamw", {}, ""),
+        ("sgd", {}, ""),
+        ("torch.optim.RMSprop", {"centered": True, "momentum": 0.9}, ""),
+        ("torch.optim.Adagrad", {}, "creates its state before its first step"),
+        ("torch.optim.Adafactor", {}, OFF),
+        ("own_optimizers.Lion", {}, ""),
+        ("own_optimizers.Lamb", {"trust": 0.1}, OFF),
+        ("own_optimizers.Clipping", {}, OFF),
+        ("own_optimizers.LateTrust", {}, OFF),
+    ],
+)
+def test_whether_parts_can_be_stepped_is_tried_out(
+    name: str, settings: dict[str, Any], told: str
+) -> None:
+    more = {"optimizer_settings": settings} if settings else {}
+    made = plan(request("zero2"), optimizer=name, lr=1e-6, **more)
+    accelerator: Any = SimpleNamespace(
+        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace())
+    )
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 2))
+    weights = copy.deepcopy(model.state_dict())
+    optimizer = Task().build_optimizer(model, made)
+    before = copy.deepcopy(optimizer.state_dict())
+    problem = strategy_class("zero2")(made, accelerator).optimizer_problem(optimizer)
+    assert told in problem and bool(problem) == bool(told)
+    assert str(optimizer.state_dict()) == str(before)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
 
 
-def test_state_is_counted_in_tensors_of_the_parameters_size() -> None:
-    assert state_slots(SGD(parameters(), lr=0.1), CPU) == 0
-    assert state_slots(SGD(parameters(), lr=0.1, momentum=0.9), CPU) == 1
-    assert state_slots(Failing(parameters(), lr=0.1), CPU) == 0
+def test_the_known_classes_of_torch_would_pass_the_trial() -> None:
+    from trainer.strategies import optimizer_probe
+
+    for kind in optimizer_probe._ELEMENTWISE:
+        derived = type("Derived", (kind,), {})  # the table has exact classes
+        assert divided_step_problem(derived(parameters(), lr=1e-3), CPU) == "", kind
 
 
-def test_an_update_by_element_can_be_divided() -> None:
-    optimizer = SGD(parameters(), lr=1e-9, momentum=0.9)
-    assert divided_step_problem(optimizer, CPU, halves) == ""
-    assert not optimizer.state and optimizer.param_groups[0]["lr"] == 1e-9
-
-
-def test_parts_may_be_on_another_device_than_the_whole() -> None:
-    """What ``distribute_tensor`` divides goes to the device of the mesh."""
-
-    def divide(tensors: list[Tensor]) -> list[Tensor]:
-        return [OtherDevice(part.clone()) for part in halves(tensors)]
-
-    optimizer = AdamW(parameters(), lr=1e-3, foreach=False)
-    assert divided_step_problem(optimizer, CPU, divide) == ""
-    problem = divided_step_problem(ByNorm(parameters(), lr=0.1, foreach=False), CPU, divide)
-    assert "not that on the whole" in problem
-
-
-def test_an_update_by_the_norm_of_a_parameter_cannot_be_divided() -> None:
-    problem = divided_step_problem(ByNorm(parameters(), lr=0.1), CPU, halves)
-    assert problem.startswith("a step on them is not that on the whole: in a trial it is off by")
-
-
-def test_a_failing_step_is_told_in_one_line() -> None:
-    problem = divided_step_problem(Failing(parameters(), lr=0.1), CPU, halves)
+def test_a_failing_step_and_no_number_are_refused() -> None:
+    problem = divided_step_problem(Failing(parameters(), lr=0.1), CPU)
     assert problem == "a trial step fails (ValueError: not today)"
-
-
-def test_a_difference_that_is_no_number_is_refused() -> None:
-    class Lost(SGD):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.fill_(float("nan"))
-
-    assert "off by nan" in divided_step_problem(Lost(parameters(), lr=0.1), CPU, halves)
+    assert "off by nan" in divided_step_problem(Lost(parameters(), lr=0.1), CPU)
 
 
 def test_the_refusal_names_who_chose_the_optimizer() -> None:
@@ -117,21 +123,3 @@ def test_the_refusal_names_who_chose_the_optimizer() -> None:
     assert by_config.startswith("train.yaml:7: optimizer: 'torch.optim.SGD': it fails; run it on")
     by_task = str(refusal("it fails", optimizer, made, "Mine.build_optimizer"))
     assert by_task.startswith("Mine.build_optimizer") and "'SGD'" in by_task
-
-
-class WithSize(SGD):
-    """Keeps one number a row of what it steps."""
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["rows"] = torch.zeros(len(parameter))
-        return super().step()
-
-
-def test_an_optimizer_by_element_may_step_rows_as_ordinary_tensors() -> None:
-    for made in (SGD(parameters(), lr=0.1, momentum=0.9), AdamW(parameters(), lr=0.1)):
-        assert steps_rows(made, CPU, halves)
-    assert not steps_rows(ByNorm(parameters(), lr=0.1), CPU, halves)
-    assert not steps_rows(Failing(parameters(), lr=0.1), CPU, halves)
-    assert not steps_rows(WithSize(parameters(), lr=0.1), CPU, halves), "state of another shape"
