@@ -299,7 +299,6 @@ def _prepare(run: Run, model: nn.Module, optimizer: Optimizer) -> None:
     strategy.prepare(model, optimizer)
     strategy.verify()
     run.agreement.limit_waits()
-    run.note(*strategy.notices)
 
     set_seed(seed_of(config.seed, run.layout.rank))  # dropout differs between batches
     run.schedule, told = build_schedule(

@@ -109,7 +109,6 @@ def _prepare(run: Run, model: nn.Module) -> None:
     strategy.prepare(model, optimizer)
     strategy.verify()
     run.agreement.limit_waits()
-    run.note(*strategy.notices)
     run.note(*run.task.notices())
     set_seed(seed_of(run.config.seed, run.layout.rank))  # as at the start of a training
 

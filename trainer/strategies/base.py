@@ -1,15 +1,14 @@
 """The base class of strategies: everything that differs between DDP, FSDP2 and ZeRO, and only that.
 
-The training loop calls the methods of ``Strategy`` and does not know which engine is behind them; a
+The training loop calls the methods of ``Strategy`` and does not know which engine is behind them. A
 strategy does not know the loop. Every method is called on every rank, in the same order.
 
 To add a strategy:
 
 1. Subclass ``Strategy`` in a module of this folder. Implement ``accelerator_arguments`` (how
    Accelerate is built), ``verify`` (that it did what was asked), and ``shard``, ``write_back`` and
-   ``full_tensor`` (which part of a parameter this rank has). Override ``wrap`` where
-   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` where an engine has its
-   own, and ``set_trainable`` where it remembers what was trainable when it was built.
+   ``full_tensor`` (which part of a parameter this rank has). Override ``wrap`` if
+   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` if an engine has its own.
 2. Add its name to ``STRATEGIES`` in ``__init__.py``.
 3. Let ``trainer.launching`` read the launch files that ask for it.
 4. Add its launch files to ``accel_configs/`` and its name to ``tests/support/launchers.py``: the
@@ -64,9 +63,9 @@ class Shard:
     Args:
         name: the parameter's name in the model that the task built.
         start: first element of the range within the flattened parameter.
-        tensor: live 1-D view of the full-precision values; changes reach the model after
+        tensor: live 1-D view of the full-precision values. Changes reach the model after
             ``write_back``.
-        state_key: the tensor that the optimizer keeps this parameter's state under; None for a
+        state_key: the tensor that the optimizer keeps this parameter's state under. None for a
             frozen parameter.
         state_offset: where the range begins within the flattened ``state_key`` (this rank's part,
             if distributed).
@@ -104,9 +103,7 @@ class StepResult:
     def left_out(self) -> Tensor:
         """Return whether the step changed no weight, as a truth value that stays on the device."""
         not_finite = self.grad_norm.isfinite().logical_not()
-        if self.skipped:
-            return torch.ones_like(not_finite)
-        return not_finite
+        return torch.ones_like(not_finite) if self.skipped else not_finite
 
 
 class Strategy(ABC):
@@ -117,19 +114,18 @@ class Strategy(ABC):
         accelerator: built by ``launch`` for this strategy.
 
     Attributes:
-        held: which part of the parameters a rank has and its optimizer steps, in words for
-            messages; empty where each rank has all.
-        model: the prepared model; set by ``prepare``, as the others below.
+        held: the part of the parameters that a rank has and its optimizer steps, in words for
+            messages. Empty if each rank has all.
+        model: the prepared model. Set by ``prepare``, as the attributes below.
         optimizer: torch's optimizer, which has the parameter groups.
         prepared_optimizer: Accelerate's wrapper of it.
         trainable: the trainable parameters of the prepared model.
         slots: how many tensors the optimizer keeps beside each parameter.
-        notices: lines for the user about what ``prepare`` did.
-        fingerprint: of the gradients so far, in the order in which they were reduced; it must be
-            the same on every rank. 0 where the engine makes sure of the order.
+        fingerprint: of the gradients so far, in the order in which they were reduced. It must be
+            the same on every rank. 0 if the engine makes sure of the order.
         writes: how often the engine itself has written to parameters, outside of its optimizer
             step.
-        on_nan: what is done about a gradient that is not finite; "" where nothing looks at it.
+        on_nan: what is done about a gradient that is not finite. "" if nothing looks at it.
     """
 
     held = ""
@@ -141,7 +137,6 @@ class Strategy(ABC):
         self.optimizer: Optimizer
         self.prepared_optimizer: Any
         self.fingerprint = 0
-        self.notices: list[str] = []
         self.writes = 0
         self.on_nan = ""
         self._divisions: Divisions | None = None  # of the gradients, from the first step on
@@ -165,12 +160,12 @@ class Strategy(ABC):
 
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        """Check what launch files say of the model's modules; the model is not prepared yet."""
+        """Check what launch files say of the modules of a model that is not prepared yet."""
         return []
 
     @property
     def step_device(self) -> torch.device:
-        """Return where the optimizer steps; known before ``prepare``."""
+        """Return the device on which the optimizer steps. It is known before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
@@ -198,15 +193,9 @@ class Strategy(ABC):
         # The inner optimizer: the prepared one looks up a package at every step (half of
         # Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
-        self._find_trainable()
+        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
-
-    def _find_trainable(self) -> None:
-        self.trainable = [
-            parameter for parameter in self.model.parameters() if parameter.requires_grad
-        ]
-        self._divisions = None
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""
@@ -217,7 +206,7 @@ class Strategy(ABC):
     def compile(self, settings: dict[str, Any]) -> None:
         """Apply ``torch.compile`` in place, so that the names of parameters stay.
 
-        Where the model repeats layers, one layer is compiled and its code serves all.
+        If the model repeats layers, one layer is compiled and its code serves all.
 
         Args:
             settings: the launch file's ``dynamo_config``, for ``torch.compile``;
@@ -244,7 +233,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def verify(self) -> None:
-        """Raise ``LaunchError`` where the wrapped model or optimizer is not this strategy's."""
+        """Raise ``LaunchError`` if the wrapped model or optimizer is not this strategy's."""
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
@@ -269,12 +258,9 @@ class Strategy(ABC):
         """Send a batch to the model's device, in a new container.
 
         A task may take labels out of the container. On a CPU the tensors are there already, and
-        looking for them would cost as much as a layer. A GPU gets them beside the work that is
-        queued on it.
+        looking for them would cost as much as a layer.
         """
         device = self.accelerator.device
-        if device.type == "cuda":
-            return send_to_device(batch, device, non_blocking=True)
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)
         if isinstance(batch, dict | list):
@@ -287,8 +273,8 @@ class Strategy(ABC):
         Collective in a window's last micro-batch, and in each under ZeRO-2, ZeRO-3 and FSDP2.
 
         Args:
-            loss: its share of the global mean, times the world size; for gradients are averaged
-                over the ranks.
+            loss: the micro-batch's share of the global mean, times the world size, since
+                gradients are averaged over the ranks.
         """
         scaler = self.accelerator.scaler
         if scaler is not None:
@@ -298,7 +284,7 @@ class Strategy(ABC):
     def finish_step(self) -> StepResult:
         """Clip by global norm, step, and drop the gradients. Collective: call on every rank.
 
-        The step is skipped where the scaler found inf or NaN. A parameter that no sample of the
+        The step is skipped if the scaler found inf or NaN. A parameter that no sample of the
         global batch used has a gradient of zero, not None, so that the optimizer steps it: the flat
         groups of ZeRO cannot leave a parameter out, and all strategies do the same.
         """
@@ -306,7 +292,11 @@ class Strategy(ABC):
         if scaler is not None:
             scaler.unscale_(self.optimizer)
 
-        gradients = [_gradient(parameter) for parameter in self.trainable]
+        gradients = []
+        for parameter in self.trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
         if self._divisions is None:
             self._divisions = divisions(gradients)
         parts = [local(gradient) for gradient in gradients]
@@ -331,7 +321,7 @@ class Strategy(ABC):
         return StepResult(grad_norm=norm, skipped=skipped)
 
     def step_if_finite(self, norm: Tensor) -> None:
-        """Step the optimizer, but where ``on_nan`` leaves it out: ``finite.step_if_finite``."""
+        """Step the optimizer unless ``on_nan`` leaves the step out: ``finite.step_if_finite``."""
         step_if_finite(self.optimizer, norm, self.on_nan)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
@@ -356,19 +346,20 @@ class Strategy(ABC):
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
         """List the parameters that are copies of values that the engine has elsewhere, by name.
 
-        An edit in place of one of them would be lost. None for one that does not exist now.
+        An edit in place of such a parameter would be lost. None for a copy that does not exist now.
         """
         return ()
 
     def missed_exchange(self) -> str:
-        """Return why the gradients of this step were not averaged over the ranks; "" normally."""
+        """Return why the gradients of this step were not averaged over the ranks. "" normally."""
         return ""
 
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
-        """Return this rank's part of a parameter; None if it has none.
+        """Return this rank's part of a parameter, or None if this rank has none.
 
-        In full precision if it is trainable, else in the dtype that the model computes with.
+        In full precision if the parameter is trainable, else in the dtype that the model computes
+        with.
         """
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
@@ -383,9 +374,9 @@ class Strategy(ABC):
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters to values that are given whole; each rank takes its parts.
+        """Set parameters to whole values. Each rank takes its parts.
 
-        Collective where ``write_back`` is: call on every rank.
+        Collective if ``write_back`` is: call on every rank.
 
         Args:
             values: names and whole tensors. Names that the model does not have are passed over.
@@ -421,7 +412,7 @@ class Strategy(ABC):
                 yield name, tensor
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the live persistent buffers by name; every rank has them whole."""
+        """Yield the live persistent buffers by name. Every rank has them whole."""
         for name, _, _, tensor in self.named_tensors():
             if not isinstance(tensor, nn.Parameter):
                 yield name, full(tensor)
@@ -429,7 +420,7 @@ class Strategy(ABC):
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """Return ``scale``, and ``good_steps`` since it last changed; empty without a scaler."""
+        """Return ``scale``, and ``good_steps`` since it last changed. Empty without a scaler."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}
@@ -437,7 +428,7 @@ class Strategy(ABC):
         return {"scale": state["scale"], "good_steps": state["_growth_tracker"]}
 
     def load_scaler_state(self, state: Mapping[str, float]) -> None:
-        """Set what ``scaler_state`` of any strategy gave."""
+        """Set a state that ``scaler_state`` of any strategy returned."""
         scaler = self.accelerator.scaler
         if scaler is not None and state:
             changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
@@ -446,7 +437,7 @@ class Strategy(ABC):
     def named_tensors(
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order.
+        """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in its order.
 
         Shared tensors are yielded once. ``gather`` makes a whole tensor of a handle.
         """
@@ -458,7 +449,7 @@ class Strategy(ABC):
         """Return one whole tensor for a model file. Collective: call on every rank.
 
         Parameters are in full precision. The main process, which writes, gets the tensor on the
-        CPU; the others get it where it was gathered, without a copy.
+        CPU. The others get it on the device on which it was gathered, without a copy.
         """
         if isinstance(handle, nn.Parameter):
             tensor = self.full_tensor(name, handle)
@@ -469,13 +460,13 @@ class Strategy(ABC):
         shape, _ = self._names[name]
         return tensor.detach().to(device).reshape(shape)
 
-    # -- what it holds ----------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------
 
     def state_bytes(self) -> int:
         """Return the bytes of this rank's model states, on any device, as they are within a step.
 
         Counts the prepared model's parameters, the optimizer's own full-precision copies of them,
-        ``slots`` tensors for each that it steps, and ``gradient_bytes``; no buffers, no
+        ``slots`` tensors for each that it steps, and ``gradient_bytes``, but no buffers and no
         activations.
         """
         stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
@@ -492,22 +483,15 @@ class Strategy(ABC):
         self.accelerator.free_memory()
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's gradient; zeros, which are set as its gradient, where it has none."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Cast a model's floating-point inputs, and its outputs to full precision.
 
-    Autocast does the same at a model's edges; this is for strategies that keep a whole model in the
-    compute dtype.
+    Autocast does the same at a model's edges. This is for strategies that keep a whole model in
+    the compute dtype.
 
     Args:
         model: gets hooks.
-        dtype: of the inputs; None leaves them as they are.
+        dtype: of the inputs. None leaves them as they are.
     """
     from accelerate.utils import convert_to_fp32, recursively_apply
 

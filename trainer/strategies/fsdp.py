@@ -4,18 +4,16 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 A rank holds some rows of every parameter, of its gradient and of its optimizer state, as DTensors.
 The model is cut into units (its layers). A unit is gathered before it computes and freed
-afterwards; its gradients are averaged right after its backward pass, each rank keeping its own
+afterwards. Its gradients are averaged right after its backward pass, each rank keeping its own
 rows. With several micro-batches a step, whole gradients are added up first and averaged in the
 last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
-
-Private (``private/torch.py``): what a unit is gathered to, since edits of it would be lost, and
-where in a parameter a rank's rows are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,11 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.torch import (
-    gradient_hooks,
-    local_shape_and_offset,
-    recomputed,
-)
+from ..private.torch import gradient_hooks, recomputed
 from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
@@ -93,18 +87,17 @@ class FSDP2(Strategy):
                 found.append(Problem(origin=origin, value=name, rule=rule))
 
         pattern = plan.fsdp.get("ignored_modules")
-        if pattern:
-            rule = _pattern_problem(str(pattern), model)
-            if rule:
-                origin = plan.origin("fsdp.ignored_modules")
-                found.append(Problem(origin=origin, value=pattern, rule=rule))
+        if pattern and not _ignored_modules(pattern, model):
+            origin = plan.origin("fsdp.ignored_modules")
+            rule = "matches the name of no module"
+            found.append(Problem(origin=origin, value=pattern, rule=rule))
         return found
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back_buffers = keep_buffers_fp32(model)
-        # The scaler of fp16 reads gradients that the optimizer has, and adds up over the ranks
-        # whether they are finite where these are DTensors.
         super().prepare(model, optimizer)
+        # The scaler of fp16 adds up over the ranks whether gradients are finite if they are
+        # DTensors.
         if self.accelerator.scaler is None and steps_rows(self.optimizer):
             self._local_step = LocalStep(self.optimizer)
         if self.plan.mixed_precision != "no":
@@ -118,12 +111,11 @@ class FSDP2(Strategy):
         their own: it fails on models whose embedding is in a unit already (BERT) and on heads that
         are not called.
         """
-        # FSDP2 cannot cut a scalar.
-        hold_scalars_as_vectors(model)
+        hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
 
         # ``fully_shard`` replaces the parameters: names and hooks are read before.
         names = {id(tensor): name for name, tensor in canonical_state(model)}
-        hooks = _hooks_by_name(model)
+        hooks = {name: gradient_hooks(own) for name, own in model.named_parameters()}
 
         # The wrapper that recomputes a unit becomes the unit: it is gathered once for the second
         # pass and the backward pass together.
@@ -134,7 +126,9 @@ class FSDP2(Strategy):
         self._shard_units(model, units)
 
         # The optimizer was built over the parameters that were replaced.
-        _step_instead(optimizer, names, model)
+        sharded = dict(canonical_state(model))
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         carry_hooks(model, hooks)
         keep_in_step(model)
 
@@ -172,11 +166,9 @@ class FSDP2(Strategy):
         """Return the arguments of ``fully_shard`` that all units have in common."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-        has_copies = "replicate" in (self._mesh.mesh_dim_names or ())
-        mesh = self._mesh["replicate", "shard"] if has_copies else self._mesh["shard"]
         offloads = self.plan.fsdp.get("cpu_offload")
         return {
-            "mesh": mesh,
+            "mesh": self._mesh,
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
             "ignored_params": self._ignored(model),
@@ -187,25 +179,27 @@ class FSDP2(Strategy):
         """The ranks as a grid: copies of the model if there are several (HSDP), then rows."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        copies = int(self.plan.fsdp.get("dp_replicate_size", 1))
-        sizes = {}
-        if copies > 1:
-            sizes["replicate"] = copies
-        sizes["shard"] = self.plan.world_size // copies
+        sizes = {"shard": self.plan.world_size // self._copies}
+        if self._copies > 1:
+            sizes = {"replicate": self._copies, **sizes}
         device = self.accelerator.device.type
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    @property
+    def _copies(self) -> int:
+        return int(self.plan.fsdp.get("dp_replicate_size", 1))
 
     def _precision(self) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # Gradients are reduced in full precision, as DDP under autocast reduces them, unless the
-        # config says otherwise. No output_dtype: it would hold for each unit, and the next one may
+        # config says otherwise. No output_dtype: it would hold for each unit, and the next unit may
         # not take full precision.
+        dtypes = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+        compute = dtypes[self.plan.mixed_precision]
         reduce = torch.bfloat16 if self.plan.reduce_dtype == "bf16" else torch.float32
-        if self.plan.mixed_precision == "no":
-            is_full = reduce == torch.float32
-            return MixedPrecisionPolicy(reduce_dtype=None if is_full else reduce)
-        compute = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
+        if compute is None and reduce == torch.float32:
+            return MixedPrecisionPolicy()
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
@@ -214,29 +208,22 @@ class FSDP2(Strategy):
         A module that shares a parameter with another part of the model (a tied embedding) belongs
         to the unit around it.
         """
-        classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or _layer_classes(model))
-        names: dict[int, list[str]] = {}  # of each parameter, by its id; a shared one has several
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
-        prefixes: dict[nn.Module, list[str]] = {}  # of the parameters in a module
-        for path, module in model.named_modules(remove_duplicate=False):
-            prefixes.setdefault(module, []).append(f"{path}.")
+        classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or ())
+        if not classes:  # those that transformers models within the model name as their layers
+            classes.update(*map(layer_classes, model.modules()))
 
+        everywhere = _places(model)
         units: list[nn.Module] = []
-        in_a_unit: set[int] = set()
-        for module in reversed(list(prefixes)):
-            sizes = {}
-            for parameter in module.parameters():
-                if id(parameter) not in in_a_unit:
-                    sizes[id(parameter)] = parameter.numel()
-            if module is model or not sizes:
+        in_a_unit: set[nn.Parameter] = set()
+        for module in reversed(list(model.modules())):
+            own = [parameter for parameter in module.parameters() if parameter not in in_a_unit]
+            elements = sum(parameter.numel() for parameter in own)
+            if module is model or not own or not self._is_unit(module, classes, elements):
                 continue
-            if not self._is_unit(module, classes, sum(sizes.values())):
-                continue
-            all_names = [name for key in sizes for name in names[key]]
-            if all(name.startswith(tuple(prefixes[module])) for name in all_names):
+            here = _places(module)
+            if all(here[parameter] == everywhere[parameter] for parameter in own):
                 units.append(module)
-                in_a_unit.update(sizes)
+                in_a_unit.update(own)
         return units
 
     def _is_unit(self, module: nn.Module, classes: set[str], elements: int) -> bool:
@@ -247,13 +234,11 @@ class FSDP2(Strategy):
             classes: the names of the classes of its layers.
             elements: of its parameters that are in no unit yet.
         """
-        settings = self.plan.fsdp
-        policy = settings.get("auto_wrap_policy", "NO_WRAP")
+        policy = self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
         if policy == "TRANSFORMER_BASED_WRAP":
             return type(module).__name__ in classes
-        if policy == "SIZE_BASED_WRAP":
-            is_container = isinstance(module, nn.ModuleList | nn.ModuleDict)
-            return bool(elements > settings["min_num_params"]) and not is_container
+        if policy == "SIZE_BASED_WRAP" and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return bool(elements > self.plan.fsdp["min_num_params"])
         return False
 
     def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
@@ -282,20 +267,12 @@ class FSDP2(Strategy):
         Raises:
             ConfigError: one of them is trainable. Nothing would average its gradient.
         """
-        pattern = self.plan.fsdp.get("ignored_modules")
-        if not pattern:
-            return set()
-
         found: set[nn.Parameter] = set()
-        for name, module in list(model.named_modules()):
-            if re.fullmatch(str(pattern), name):
-                allocate(module.modules(), self.accelerator.device)
-                found.update(module.parameters())
-
-        trainable = []
-        for name, parameter in model.named_parameters():
-            if parameter in found and parameter.requires_grad:
-                trainable.append(name)
+        pattern = self.plan.fsdp.get("ignored_modules")
+        for module in _ignored_modules(pattern, model) if pattern else ():
+            allocate(module.modules(), self.accelerator.device)
+            found.update(module.parameters())
+        trainable = [n for n, p in model.named_parameters() if p in found and p.requires_grad]
         if trainable:
             origin = self.plan.origin("fsdp.ignored_modules")
             rule = f"{listed(trainable)} would be trained on each rank alone; freeze or shard them"
@@ -358,34 +335,19 @@ class FSDP2(Strategy):
         if not isinstance(parameter, DTensor):
             return self.replicated(name, values, state_key)
 
-        copy, copies = self._copy_of(parameter)
-        _, offset = local_shape_and_offset(parameter)
-        row = parameter.numel() // parameter.shape[0] if parameter.numel() else 0
+        # As torch.chunk cuts the first dimension.
+        mesh = self._mesh
+        height = parameter.shape[0]
+        rows = -(-height // (self.plan.world_size // self._copies))
+        first_row = min(height, rows * mesh.get_local_rank("shard"))
         return Shard(
             name=name,
-            start=offset[0] * row,
+            start=first_row * (parameter.numel() // max(1, height)),
             tensor=values,
             state_key=state_key,
-            copy=copy,
-            copies=copies,
+            copy=mesh.get_local_rank("replicate") if self._copies > 1 else 0,
+            copies=self._copies,
         )
-
-    def _copy_of(self, parameter: Any) -> tuple[int, int]:
-        """Return which of the copies of this rank's part it has, and how many copies there are."""
-        divided = set()
-        placed = zip(_dimensions_of(parameter), parameter.placements, strict=True)
-        for dimension, placement in placed:
-            if not placement.is_replicate():
-                divided.add(dimension)
-
-        copy = 0
-        copies = 1
-        for dimension in self._mesh.mesh_dim_names or ():
-            if dimension not in divided:
-                size = self._mesh[dimension].size()
-                copy = copy * size + self._mesh.get_local_rank(dimension)
-                copies *= size
-        return copy, copies
 
     def write_back(self) -> None:
         self.settle()
@@ -413,57 +375,14 @@ class FSDP2(Strategy):
         accumulates = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
         if not accumulates:
             return super().gradient_bytes()
-
         return sum(parameter.nbytes for parameter in self.trainable)
 
 
-def _pattern_problem(pattern: str, model: nn.Module) -> str:
-    """Return why a regular expression names no module of a model; empty where it names one."""
-    names = [name for name, _ in model.named_modules() if name]
-    try:
-        matches = any(re.fullmatch(pattern, name) for name in names)
-    except re.error as error:
-        return f"not a regular expression: {error}"
-    if matches:
-        return ""
-    example = names[0] if names else "none"
-    return f"matches the name of no module, such as {example!r}"
+def _ignored_modules(pattern: str, model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model whose whole names match a regular expression."""
+    return [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
 
 
-def _hooks_by_name(model: nn.Module) -> dict[str, Mapping[int, Any]]:
-    """Return the hooks on the gradients of a model's parameters, of those that have any."""
-    found: dict[str, Mapping[int, Any]] = {}
-    for name, parameter in model.named_parameters():
-        hooks = gradient_hooks(parameter)
-        if hooks:
-            found[name] = hooks
-    return found
-
-
-def _step_instead(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> None:
-    """Make an optimizer step a model's parameters of now instead of those of the same names.
-
-    Args:
-        optimizer: built over other parameters.
-        names: of these parameters, by their ids.
-        model: has the new ones.
-    """
-    sharded = dict(canonical_state(model))
-    for group in optimizer.param_groups:
-        group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
-
-
-def _dimensions_of(parameter: Tensor) -> Sequence[str]:
-    """Return the dimensions of the mesh that a parameter is on; none for an ordinary tensor."""
-    mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
-    if mesh is None:
-        return ()
-    return mesh.mesh_dim_names or ()
-
-
-def _layer_classes(model: nn.Module) -> set[str]:
-    """Return the classes that transformers models within a model name as their layers."""
-    found: set[str] = set()
-    for module in model.modules():
-        found.update(layer_classes(module))
-    return found
+def _places(module: nn.Module) -> Counter[nn.Parameter]:
+    """Count the modules within a module that have each parameter: a shared one has several."""
+    return Counter(own for inner in module.modules() for own in inner.parameters(recurse=False))

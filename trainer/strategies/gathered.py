@@ -1,7 +1,7 @@
 """The whole parameters that FSDP2 gathers a layer to, while the layer computes.
 
 ``fully_shard`` replaces each parameter by its shard, a DTensor. In the forward and the backward
-pass of a unit the modules see another object: the gathered parameter, which is always the same one.
+pass of a unit the modules see another object: the gathered parameter, which stays the same object.
 """
 
 from __future__ import annotations
@@ -11,25 +11,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import LaunchError
 from ..private.torch import gathered_by
 
 
 def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
-    """List the gathered parameters of all FSDP2 units by name; None where there is none yet.
+    """List the gathered parameters of all FSDP2 units by name, with None before the first pass.
 
     Args:
         model: sharded by ``fully_shard``.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    found = []
-    for unit in model.modules():
-        if not isinstance(unit, FSDPModule):
-            continue
-        for parameter in gathered_by(unit):
-            found.append((parameter.name, parameter.unsharded))
-    return found
+    gathered = [parameter for unit in _units(model).values() for parameter in gathered_by(unit)]
+    return [(parameter.name, parameter.unsharded) for parameter in gathered]
 
 
 def carry_hooks(
@@ -44,24 +36,23 @@ def carry_hooks(
         model: sharded by ``fully_shard``.
         hooks: by the name of the parameter.
     """
+    units = _units(model)
+    for name, of_parameter in hooks.items():
+        if not of_parameter:
+            continue
+        unit = units[max((path for path in units if name.startswith(path)), key=len)]
+        unit.unshard()
+        for hook in of_parameter.values():
+            model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]
+        unit.reshard()
+
+
+def _units(model: nn.Module) -> dict[str, Any]:
+    """Return the units of a sharded model by the prefix of their parameters' names."""
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
     units = {}
     for path, module in model.named_modules():
         if isinstance(module, FSDPModule):
             units[f"{path}." if path else ""] = module
-
-    for name, of_parameter in hooks.items():
-        innermost = max((path for path in units if name.startswith(path)), key=len)
-        unit = units[innermost]
-
-        unit.unshard()
-        gathered = model.get_parameter(name)
-        if of_parameter and isinstance(gathered, DTensor):
-            raise LaunchError(
-                f"{name} has a hook on its gradient, of which tensor parallelism has parts only"
-            )
-        for hook in of_parameter.values():
-            gathered.register_hook(hook)  # type: ignore[no-untyped-call]
-        unit.reshard()
+    return units

@@ -44,9 +44,7 @@ _ROW = 4096
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
-    if type(tensor) is Tensor:  # most gradients are, and there are many
-        return tensor
-    if not hasattr(tensor, "to_local"):
+    if type(tensor) is Tensor or not hasattr(tensor, "to_local"):  # most gradients are ordinary
         return tensor
     return local_of(tensor)
 
@@ -58,51 +56,52 @@ def local_bytes(tensors: Iterable[Tensor]) -> int:
 
 def full(tensor: Tensor) -> Tensor:
     """Return the whole of a possibly distributed tensor. Collective for a DTensor."""
-    full_tensor = getattr(tensor, "full_tensor", None)
-    if full_tensor is None:
+    if not hasattr(tensor, "full_tensor"):
         return tensor
-    whole: Tensor = full_tensor()
+    whole: Tensor = tensor.full_tensor()
     return whole
 
 
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the global norm of gradients. Collective: call on every rank.
-
-    The gradients may be distributed over different groups of ranks. Each rank computes the norm of
-    its own parts, and one number is reduced for each set of groups. torch's ``get_total_norm`` asks
-    its distributed tensors one by one, at 150 microseconds each, and takes those of one mesh only
-    ("found multiple meshes").
-    """
-    return norm_of_parts([local(gradient) for gradient in gradients], divisions(gradients))
-
-
-# The process groups over which tensors are divided, and the numbers of the tensors of each set.
-Divisions = dict[tuple[Any, ...] | None, list[int]]
+# The numbers of the tensors that are divided over each process group. None has those that are
+# whole.
+Divisions = dict[dist.ProcessGroup | None, list[int]]
 
 
 def divisions(tensors: Sequence[Tensor]) -> Divisions:
-    """Sort tensors by the groups over which they are divided; they are given by their numbers.
+    """Sort tensors by the process group over which they are divided, by their numbers.
 
     A gradient is divided as its parameter is, so this is found out once, not in each step (288
     tensors: 1.8 ms).
     """
     found: Divisions = {}
     for number, tensor in enumerate(tensors):
-        groups = None if type(tensor) is Tensor else _groups(tensor)
-        found.setdefault(groups, []).append(number)
+        group = None
+        mesh: Any = getattr(tensor, "device_mesh", None)
+        for dimension, placement in enumerate(getattr(tensor, "placements", ())):
+            if placement.is_shard():  # one dimension of the mesh, beside copies (HSDP)
+                group = mesh.get_group(dimension)
+        found.setdefault(group, []).append(number)
     return found
 
 
 def norm_of_parts(parts: Sequence[Tensor], divided: Divisions) -> Tensor:
     """Return the global norm of tensors of which this rank has parts. Collective.
 
+    Each rank computes the norm of its own parts, and one number is reduced for each group. torch's
+    ``get_total_norm`` asks its distributed tensors one by one, at 150 microseconds each, and takes
+    tensors of one mesh only ("found multiple meshes").
+
     Args:
         parts: this rank's, in the order in which they are numbered.
-        divided: what ``divisions`` returned of the tensors.
+        divided: ``divisions`` of the tensors.
     """
     norms = []
-    for groups, numbers in divided.items():
-        norm = _norm_over(groups, [parts[number] for number in numbers])
+    for group, numbers in divided.items():
+        norm = local_norm([parts[number] for number in numbers])
+        if group is not None:
+            square = norm.double().square()
+            dist.all_reduce(square, group=group)
+            norm = square.sqrt()
         norms.append(norm)
 
     if len(norms) == 1:
@@ -111,38 +110,13 @@ def norm_of_parts(parts: Sequence[Tensor], divided: Divisions) -> Tensor:
     return total.float()  # rounded once
 
 
-def _groups(tensor: Any) -> tuple[Any, ...] | None:
-    """Return the process groups over which a tensor is divided; None where it is whole."""
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is None:
-        return None
-
-    groups = []
-    for dimension, placement in enumerate(tensor.placements):
-        assert not placement.is_partial(), "gradients are summed by now"
-        if not placement.is_replicate():
-            groups.append(mesh.get_group(dimension))
-    return tuple(groups)
-
-
-def _norm_over(groups: tuple[Any, ...] | None, parts: list[Tensor]) -> Tensor:
-    """Return the norm of tensors of which each rank of ``groups`` has a part. Collective."""
-    norm = local_norm(parts)
-    if not groups:
-        return norm
-    square = norm.double().square()
-    for group in groups:
-        dist.all_reduce(square, group=group)
-    return square.sqrt()
-
-
 def local_norm(parts: list[Tensor]) -> Tensor:
     """Return the norm of all elements of tensors on one device, in float32 or float64.
 
     On a CPU torch adds the squares of a tensor one after the other in float32: the norm of a
     million elements is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors are
-    cut into rows, whose norms are combined in float64; it takes the same time. A GPU adds in a
-    tree and does not need it.
+    cut into rows, whose norms are combined in float64, in the same time. A GPU adds in a tree and
+    does not need this.
     """
     on_cpu = parts[0].device.type == "cpu"
     long = [part for part in parts if part.numel() > _ROW] if on_cpu else []
@@ -162,19 +136,18 @@ def local_norm(parts: list[Tensor]) -> Tensor:
     if short:
         norms.append(norms_of(short))
 
-    norm = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
-    return norm
+    whole: Tensor = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
+    return whole
 
 
-def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
-    """Scale gradients in place so that their global norm is at most ``limit``.
+def clip(parts: list[Tensor], limit: float, norm: Tensor) -> None:
+    """Scale this rank's parts of gradients in place so that their global norm is at most ``limit``.
 
     As ``nn.utils.clip_grads_with_norm_``, which takes gradients of one mesh only. A norm on the
     host is compared first: gradients clearly below the limit are not written again.
     """
     if norm.device.type == "cpu" and norm.item() < 0.999 * limit:
         return
-    parts = [local(gradient) for gradient in gradients]
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     multiply_all(parts, factor.to(parts[0].device))
 
@@ -182,29 +155,22 @@ def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
 def keep_in_step(model: nn.Module) -> None:
     """Mark a sharded model, so that ``generate`` of transformers runs every layer on every rank.
 
-    Each rank has some of a layer's weights: none can run a layer without the others. A rank whose
-    texts end early then continues with empty steps until all have ended, and no rank drops a layer
-    alone. Without the mark transformers recognizes FSDP1 and its own Trainer's ZeRO-3 only, and
-    ranks would wait forever.
+    A rank whose texts end early then continues with empty steps until all have ended. Without the
+    mark transformers recognizes FSDP1 and its own Trainer's ZeRO-3 only, and ranks would wait
+    forever.
     """
     for module in model.modules():
         mark_sharded(module)
 
 
-def _canonical(name: str) -> str:
-    """Return a parameter's name without what compiling and activation checkpointing add."""
-    parts = [part for part in name.split(".") if part not in NAMES_OF_WRAPPERS]
-    return ".".join(parts)
-
-
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers by their names in the task's model.
 
-    A shared one is yielded under each of its names.
+    A shared tensor is yielded under each of its names. Names are without the parts that compiling
+    and activation checkpointing add.
     """
-    inner = unwrapped(model)
-    for path, module in inner.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
+    for path, module in unwrapped(model).named_modules(remove_duplicate=False):
+        names = [part for part in path.split(".") if part and part not in NAMES_OF_WRAPPERS]
         tensors: list[tuple[str, Tensor | None]] = [*own_parameters(module).items()]
         for key, buffer in own_buffers(module).items():
             if is_persistent(module, key):
@@ -212,7 +178,7 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
 
         for key, tensor in tensors:
             if tensor is not None:
-                yield _canonical(prefix + key), tensor
+                yield ".".join([*names, key]), tensor
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -222,13 +188,10 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
     """
     found = {}
     for name, tensor in canonical_state(model):
-        dtype = torch.float32 if _is_trained(tensor) else tensor.dtype
-        found[name] = (tuple(tensor.shape), dtype)
+        is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        widened = is_trained and tensor.is_floating_point()
+        found[name] = (tuple(tensor.shape), torch.float32 if widened else tensor.dtype)
     return found
-
-
-def _is_trained(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and tensor.requires_grad
 
 
 def hold_scalars_as_vectors(model: nn.Module) -> None:

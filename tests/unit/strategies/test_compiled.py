@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.strategies.compiled import compiled_as, graphs_of, remember_settings
+from trainer.strategies.compiled import compiled_as, remember_settings
 
 
 def double(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,15 +32,3 @@ def test_a_function_is_compiled_once_with_the_settings_of_its_model() -> None:
         assert torch.equal(compiled_as(model, double)(torch.ones(3)), torch.full((3,), 2.0))
     assert len(graphs) == 1
     assert compiled_as(nn.Linear(2, 2), double) is double
-
-
-def test_graphs_of_functions_are_not_the_models() -> None:
-    torch._dynamo.reset()
-    model = nn.Linear(2, 2)
-    remember_settings(model, {"backend": "eager"})
-    compiled_as(model, double)(torch.ones(3))
-    assert graphs_of(model) == 0
-    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
-    model(torch.ones(1, 2))
-    compiled_as(model, double)(torch.ones(3))
-    assert graphs_of(model) == 1
