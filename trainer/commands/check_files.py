@@ -86,7 +86,6 @@ class _Check:
     def read(self, words: Sequence[str]) -> None:
         """Sort the words of the command line into files and settings, and read the files."""
         typed = split_command_line(words)
-        self.add_problems(map(str, typed.problems))
         settings = [f"--{key}={text}" for key, text in typed.texts.items()]
         paths = [os.path.expanduser(word) for word in typed.words]
         for key in ("config", "accel_config", "deepspeed"):

@@ -46,19 +46,15 @@ def annotations_of(cls: Any) -> dict[str, Any]:
         raise ConfigError(
             Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)
         ) from None
-    return {name: hints.get(name, Any) for name in _arguments_of(cls)}
+    parameters = inspect.signature(cls).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind not in _VARIABLE]
+    return {name: hints.get(name, Any) for name in names}
 
 
 def is_made_from_fields(cls: Any) -> bool:
     """Return whether a class is a dataclass without an ``__init__`` written below its fields."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     return "__dataclass_fields__" in vars(owner)
-
-
-def _arguments_of(cls: Any) -> dict[str, inspect.Parameter]:
-    """Return the arguments that a class takes by name."""
-    parameters = inspect.signature(cls).parameters
-    return {name: given for name, given in parameters.items() if given.kind not in _VARIABLE}
 
 
 @functools.cache
@@ -70,8 +66,8 @@ def form_of(cls: Any, build: Build) -> TypeAdapter[Any]:
     """
     fields = {}
     for name, annotation in annotations_of(cls).items():
-        is_required = _arguments_of(cls)[name].default is inspect.Parameter.empty
-        presence: Any = Required if is_required else NotRequired
+        default = inspect.signature(cls).parameters[name].default
+        presence: Any = Required if default is inspect.Parameter.empty else NotRequired
         fields[name] = presence[_in_files(annotation, build)]
     make: Any = TypedDict
     form = make(cls.__name__, fields)

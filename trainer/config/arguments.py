@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import COMMAND_LINE, Origin, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .annotations import annotations_of
 from .train_config import DEFAULTS, GROUPS, TrainConfig
 
@@ -39,14 +39,12 @@ class Arguments:
         texts: the settings, by dotted key.
         files, switches: the options that are no settings.
         words: all others.
-        problems: what cannot be read.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     switches: set[str] = field(default_factory=set)
     words: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
 
 
 def split_command_line(argv: Sequence[str]) -> Arguments:
@@ -54,6 +52,9 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
 
     A key that is true or false may be alone, and then is true. ``--local_rank``, which the
     deepspeed launcher appends, is dropped: the environment has the same.
+
+    Raises:
+        ConfigError: a key has no value, or two.
     """
     arguments = Arguments()
     rest = list(argv)
@@ -88,18 +89,17 @@ def _read_option(word: str, rest: list[str], arguments: Arguments) -> None:
         if follows and not (key in _FLAGS and _ASSIGNMENT.match(rest[0])):
             text = rest.pop(0)
         elif needs_value:
-            arguments.problems.append(wrong_argument(f"needs a value: {name} VALUE", key))
-            return
+            raise wrong_argument(f"needs a value: {name} VALUE", key)
 
     earlier = arguments.texts.setdefault(key, text)
     if earlier != text:
-        rule = f"is given twice, as {earlier!r} and as {text!r}; keep one"
-        arguments.problems.append(wrong_argument(rule, key))
+        raise wrong_argument(f"is given twice, as {earlier!r} and as {text!r}; keep one", key)
 
 
-def wrong_argument(rule: str, key: str = "", value: object = None) -> Problem:
-    """Return the problem that an argument breaks a rule."""
-    return Problem(origin=Origin(COMMAND_LINE, key=key), rule=rule, value=value)
+def wrong_argument(rule: str, key: str = "", value: object = None) -> ConfigError:
+    """Return the error that an argument breaks a rule."""
+    origin = Origin(COMMAND_LINE, key=key)
+    return ConfigError(Problem(origin=origin, rule=rule, value=value))
 
 
 def help_text() -> str:

@@ -62,12 +62,11 @@ def load_config(argv: Sequence[str]) -> Loaded:
     path = files.pop("config", None)
     if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
         path = words.pop(0)
-    rule = "settings are written --key value or key=value"
-    problems = [*typed.problems, *(wrong_argument(rule, value=word) for word in words)]
-    try:
-        document = read_document(path, what="training config") if path else _NO_FILE
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *problems]) from None
+    if words:
+        raise wrong_argument("settings are written --key value or key=value", value=words[0])
+    document = Document(path=COMMAND_LINE, data={})
+    if path is not None:
+        document = read_document(path, what="training config")
 
     origins = _origins(document, typed.texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
@@ -76,9 +75,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
         check.record(
             key, f"a secret, which is not written down; give it again: --{key} VALUE", HIDDEN
         )
-    problems += check.problems
-    if config is None or problems:
-        raise ConfigError(problems)
+    if config is None or check.problems:
+        raise ConfigError(check.problems)
 
     return Loaded(
         config=config,
@@ -95,9 +93,6 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     for key, origin in origins.items():
         print(f"# {key}: {origin.place}")
     print(to_yaml(hidden(vars(config))), end="")
-
-
-_NO_FILE = Document(path=COMMAND_LINE, data={})
 
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
@@ -137,8 +132,8 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
         for key, text in loaded.texts.items()
         if key.startswith(prefix)
     }
-    place_of_task = origin_of(loaded.origins, "task").place
-    check = Validator(partial(origin_of, loaded.origins, otherwise=place_of_task))
+    source = loaded.config_file or "TrainConfig"
+    check = Validator(partial(origin_of, loaded.origins, otherwise=source))
     task = check.build(cls, settings, _TASK_SETTINGS, texts)
     if task is None:
         raise ConfigError(check.problems)

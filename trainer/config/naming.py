@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Origin, Problem, origin_of
 from ..plan import Plan
-from ..text import did_you_mean, is_secret
+from ..text import did_you_mean, hidden
 
 if TYPE_CHECKING:
     from .train_config import TrainConfig
@@ -49,7 +49,7 @@ def resolve_names(config: TrainConfig, plan: Plan | None, origins: Mapping[str, 
         origins: of the config's values, for messages.
 
     Raises:
-        ConfigError: a placeholder is unknown, a secret or too wide.
+        ConfigError: a placeholder is unknown or too wide.
     """
     values = _values(config, plan)
     template = _DEFAULT_NAME if config.run_name is None else config.run_name
@@ -95,8 +95,6 @@ class _Names(Formatter):
         self.path = path
 
     def get_field(self, name: str, args: object, values: Mapping[str, Any]) -> tuple[Any, str]:
-        if any(map(is_secret, name.split("."))):
-            raise ValueError(f"{{{name}}} is a secret, and is not written down")
         if name not in values:
             known = did_you_mean(name, values)
             raise ValueError(f"{{{name}}}: no such placeholder (double a literal brace); {known}")
@@ -131,7 +129,7 @@ def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
 
     Keys that a launch file may set, too, have the values that run.
     """
-    values = {key: value for key, value in _flat(vars(config)) if key not in _NO_VALUES}
+    values = {key: value for key, value in _flat(hidden(vars(config))) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
     for key in (*_FACTS, *_IN_PLAN.intersection(values)):
         # The rate as it is configured; the plan has it scaled as well.

@@ -79,18 +79,18 @@ def test_in_the_settings_of_a_task() -> None:
 def test_in_the_settings_of_a_language_task() -> None:
     from trainer.language import CausalLM
 
-    given = {
-        "data": "a.txt",
-        "model": "m",
-        "evaluation": "b.txt",
-        "tokenizer": "t",
-        "cache_dir": "c",
-    }
-    for key in given:
-        with pytest.raises(ConfigError, match=f"task_settings.{key}: 's3://a/b': is an address"):
-            CausalLM(**{**given, key: "s3://a/b"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"task_settings.data.1: 's3://a/b': is an address"):
-        CausalLM(data=["a.txt", "s3://a/b"], model="m")
+    words = ["--task", "m:T", "--epochs", "1", "--task_settings.data", "[a.txt, 's3://a/b']"]
+    loaded = load_config(
+        [*words, *(f"task_settings.{key}=s3://a" for key in ("model", "cache_dir"))]
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_settings(CausalLM, loaded.config.task_settings, loaded)
+    told = [line.split(": is an address")[0] for line in str(caught.value).splitlines()]
+    assert told == [
+        "command line: task_settings.model: 's3://a'",
+        "command line: task_settings.cache_dir: 's3://a'",
+        "command line: task_settings.data.1: 's3://a/b'",
+    ]
 
 
 @pytest.mark.parametrize(

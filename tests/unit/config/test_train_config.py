@@ -129,8 +129,7 @@ def test_all_problems_are_told_at_once(here: Path) -> None:
     Path("train.yaml").write_text(
         "tsk: a:B\nepohs: 3\nlr: -1\nwarmup_steps: 5\nmax_steps: 2\nbetas: [0.9, 2]\n"
     )
-    assert problems("--config=train.yaml", "--sead", "3", "word") == [
-        "command line: 'word': settings are written --key value or key=value",
+    assert problems("--config=train.yaml", "--sead", "3") == [
         "train.yaml: task: is required",
         "train.yaml:3: lr: -1: must be greater than 0",
         "train.yaml:6: betas.1: 2: must be less than 1",
@@ -138,9 +137,8 @@ def test_all_problems_are_told_at_once(here: Path) -> None:
         "train.yaml:2: epohs: 3: unknown key; did you mean 'epochs'?",
         "command line: sead: 3: unknown key; did you mean 'seed'?",
     ]
-    assert problems("--config=none.yaml", "--seed") == [
-        "none.yaml: the training config cannot be read: No such file or directory",
-        "command line: seed: needs a value: --seed VALUE",
+    assert problems("--config=none.yaml") == [
+        "none.yaml: the training config cannot be read: No such file or directory"
     ]
 
 
