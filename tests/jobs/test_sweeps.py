@@ -164,8 +164,9 @@ def test_the_command_of_a_wandb_agent(folder: Path) -> None:
 
 def test_another_runs_id_is_refused(tmp_path: Path) -> None:
     words = [*command("python", "single"), *DIGITS, "--trackers=[wandb]"]
-    environment = quiet(tmp_path, WANDB_API_KEY="", WANDB_RUN_ID="first", WANDB_NAME="by hand")
-    job = run([*words, "--max_steps=1"], tmp_path / "out", environment=environment).ok()
+    environment = quiet(tmp_path, WANDB_API_KEY="", WANDB_RUN_ID="first")
+    more = ["--max_steps=1", "--run_name=by hand"]
+    job = run([*words, *more], tmp_path / "out", environment=environment).ok()
     assert names_on_wandb(job.output_dir) | {"project": ""} == {
         "name": "by hand",
         "project": "",
