@@ -97,6 +97,7 @@ def choose_optimizer(
     section = request.optimizer
     if section is not None:
         name = both.agree("optimizer", Sourced(section.name, section.origin))
+        both.origins["optimizer"] = section.origin
         values = {key: both.take(key, section) for key in keys}
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
