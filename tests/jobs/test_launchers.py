@@ -83,7 +83,7 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     job = {
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1",
+        "MASTER_PORT": str(free_port()),
     }
     started = [
         subprocess.Popen(

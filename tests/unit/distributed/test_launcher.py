@@ -93,38 +93,26 @@ def test_plain_python(lines: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "line"),
+    "environment",
     [
-        (
-            {"WORLD_SIZE": "8"},
-            "WORLD_SIZE=8 is set, but not RANK: unset it to train in one process, or start several by",
-        ),
-        ({"RANK": "1"}, "RANK=1 is set, but not WORLD_SIZE: unset it"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "RANK and WORLD_SIZE=2 are set, but not MASTER_ADDR, the machine of rank 0",
-        ),
-        (
-            {"RANK": "3", "WORLD_SIZE": "2"},
-            "RANK=3 is set beside WORLD_SIZE=2: ranks go from 0 to 1",
-        ),
-        (
-            {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-            "LOCAL_RANK=2 is set beside LOCAL_WORLD_SIZE=2: ranks go from",
-        ),
-        (
-            {"RANK": "zero", "WORLD_SIZE": "1"},
-            "RANK='zero' is set, which must be a whole number; unset it, or",
-        ),
-        ({"RANK": "-1", "WORLD_SIZE": "1"}, "RANK='-1' is set"),
-        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' is set"),
-        ({"TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x' is set"),
+        {"WORLD_SIZE": "8"},
+        {"WORLD_SIZE": "8", "MASTER_ADDR": "node1"},
+        {"RANK": "1"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+        {"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+        {"RANK": "-1", "WORLD_SIZE": "1"},
+        {"PMI_SIZE": "16", "PMI_RANK": "15"},
+        {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "15"},
+        {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "15"},
     ],
 )
-def test_variables_that_cannot_be_right_are_named(environment: dict[str, str], line: str) -> None:
-    with pytest.raises(LaunchError) as caught:
+def test_variables_that_are_half_set_are_named(environment: dict[str, str]) -> None:
+    with pytest.raises(
+        LaunchError, match=r"do not know each other: RANK=.*; set all of them"
+    ) as caught:
         detect(environment, [SHELL])
-    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +121,6 @@ def test_variables_that_cannot_be_right_are_named(environment: dict[str, str], l
         {"WORLD_SIZE": "1"},
         {"RANK": "0"},
         {"RANK": "0", "WORLD_SIZE": "1"},
-        {"TORCHELASTIC_RESTART_COUNT": ""},
         {},
     ],
 )
@@ -209,7 +196,7 @@ BY_DEEPSPEED = [[PYTHON, "-u", "-m", "deepspeed.launcher.launch", "train.py"]]
     [
         (TORCHRUN, BY_TORCHRUN, "torchrun"),
         (DEEPSPEED, BY_DEEPSPEED, "deepspeed"),
-        (SRUN, [["slurmstepd: [4711.0]"]], "srun"),
+        (SRUN | HEAD, [["slurmstepd: [4711.0]"]], "srun"),
         (OPEN_MPI | HEAD, [["prted"]], "mpirun"),
         (HYDRA | HEAD, [["hydra_pmi_proxy"]], "mpirun"),
         # One starts through another: each says how many it started.
@@ -244,10 +231,11 @@ def test_machines_with_different_numbers_of_processes() -> None:
     last = {
         "SLURM_STEP_NUM_TASKS": "20",
         "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
+        "SLURM_STEP_NUM_NODES": "3",
         "SLURM_NODEID": "2",
     }
-    found = detect(SRUN | last | {"SLURM_PROCID": "19", "SLURM_LOCALID": "3"}, [])
-    assert (found.world_size, found.local_world_size, found.num_machines) == (20, 4, 3)
+    found = detect(SRUN | HEAD | last | {"SLURM_PROCID": "19", "SLURM_LOCALID": "3"}, [])
+    assert (found.world_size, found.local_world_size, found.num_machines) == (20, 0, 3)
 
 
 def test_ranks_of_an_unknown_launcher_leave_the_machine_open() -> None:
@@ -289,77 +277,21 @@ def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     return {name: os.environ[name] for name in names}
 
 
-def test_ranks_of_srun_connect_at_its_first_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = connected_by(SRUN, monkeypatch)
-    port = found.pop("MASTER_PORT")
+def test_ranks_of_srun_connect_at_the_address_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert found == ranks | {"MASTER_ADDR": "gpu03"} and 20000 <= int(port) < 32768
-    same = connected_by(
-        SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, monkeypatch
-    )
-    assert (same["RANK"], same["MASTER_PORT"]) == ("0", port)
-    assert connected_by(SRUN | {"SLURM_STEP_ID": "1"}, monkeypatch)["MASTER_PORT"] != port, (
-        "two steps at once"
-    )
-    assert connected_by(
-        SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}, monkeypatch
-    ) == ranks | {
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "29501",
-    }
-
-
-@pytest.mark.parametrize(
-    ("listed", "first"),
-    [
-        ("gpu03", "gpu03"),
-        ("gpu[03-07,12],cpu1", "gpu03"),
-        ("rack[1-2]node[08,09]", "rack1node08"),
-        ("a1,b[2-3]", "a1"),
-        ("gpu[7].site.org", "gpu7.site.org"),
-    ],
-)
-def test_first_machine_of_a_list(listed: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connected_by(SRUN | {"SLURM_STEP_NODELIST": listed}, monkeypatch)["MASTER_ADDR"] == first
+    assert connected_by(SRUN | HEAD, monkeypatch) == ranks | HEAD | {"MASTER_PORT": "29500"}
+    port = {"MASTER_PORT": "29501"}
+    assert connected_by(SRUN | HEAD | port, monkeypatch) == ranks | HEAD | port
+    with pytest.raises(LaunchError, match=r"by: srun.*MASTER_ADDR=''; set all of them"):
+        detect(SRUN, [])
 
 
 def test_mpirun_on_one_machine_connects_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "15"}
     found = connected_by(here, monkeypatch)
-    assert (found["MASTER_ADDR"], found["RANK"], found["LOCAL_WORLD_SIZE"]) == (
-        "127.0.0.1",
-        "15",
-        "16",
-    )
-    other = connected_by(here | {"PMIX_NAMESPACE": "prterun-gpu03-2@1"}, monkeypatch)
-    assert other["MASTER_PORT"] != found["MASTER_PORT"]
-
-
-@pytest.mark.parametrize(
-    ("environment", "line"),
-    [
-        (
-            OPEN_MPI,
-            "mpirun starts 16 processes (OMPI_COMM_WORLD_SIZE=16) that do not know each other; set MASTER_ADDR to the "
-            "machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH",
-        ),
-        (
-            {"PMI_SIZE": "16", "PMI_RANK": "15"},
-            "mpirun starts 16 processes (PMI_SIZE=16) that do not know each other; set RANK, LOCAL_RANK, WORLD_SIZE "
-            "and MASTER_ADDR, or start one torchrun per machine",
-        ),
-    ],
-)
-def test_processes_that_do_not_know_each_other(environment: dict[str, str], line: str) -> None:
-    with pytest.raises(LaunchError) as caught:
-        detect(environment, [])
-    assert str(caught.value) == line
-    assert (
-        detect(
-            environment | HEAD | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, []
-        ).world_size
-        == 16
-    )
+    assert (found["MASTER_ADDR"], found["RANK"]) == ("127.0.0.1", "15")
+    with pytest.raises(LaunchError, match="by: mpirun"):
+        detect(OPEN_MPI, [])
 
 
 def test_a_launcher_that_ends_is_gone_and_is_looked_at_once_a_second(
