@@ -1,28 +1,27 @@
 """Building a run: from a task and a config to live parts that are ready for the first step.
 
-``build`` is one straight function. Everything random happens in one order and under seeds that
-every layout shares, so the same run begins with the same weights everywhere.
+``build`` is one straight function, and each part of it returns its part of the run. Everything
+random happens in one order and under seeds that every layout shares, so the same run begins with
+the same weights everywhere. ``build_for_evaluation`` takes the same parts, and trains nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
-from .building.evaluation import UNNAMED, intervals_of, measured_sets, sizes_of
-from .building.length import (
-    epoch_end_notices,
-    last_step,
-    most_checkpoints,
-    profile_notices,
-    stop_step,
-)
+from .building.length import last_step, most_checkpoints, stop_step
 from .building.meta_model import MetaModel
 from .building.model import (
     build_model,
@@ -30,31 +29,33 @@ from .building.model import (
     held_in_evaluation,
     operations_per_token,
 )
-from .building.optimizer import build_optimizer, build_schedule
-from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
+from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
+from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, restore, store
 from .checkpoint.checksums import base_weights
-from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
-from .checkpoint.start import start_of_attempt
-from .checks.row import checks_of
+from .checkpoint.start import restart_notices, start_of_attempt
+from .checks.finite import not_finite, refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
-from .config.interval import Interval, checked_interval, interval_text
-from .config.naming import Names, resolve_names
+from .config.interval import checked_interval, interval_text
+from .config.naming import resolve_names
 from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
-from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
-from .hooks import Callback, Hooks
+from .errors import DEFAULT, CheckpointError, ConfigError, Origin, Problem, origin_of
+from .evaluator import UNNAMED, Evaluator, measured_sets, sizes_of
+from .hooks import Callback, Hooks, Unfinished
 from .launching import Launched, launch
 from .optim.ema import Average
+from .position import Position
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
-from .run import Run
+from .row import checks_of
+from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
 from .strategies.meta_device import is_on_meta
 from .task import Task, own_optimizer
 from .text import hidden, listed
@@ -70,7 +71,7 @@ def build(
 ) -> Run:
     """Build a run: data, model, optimizer and schedule, prepared under a strategy.
 
-    It claims the folder that ``config.output_dir`` names, and continues from a checkpoint where
+    It claims the folder that ``config.output_dir`` names, and continues from a checkpoint if
     ``config.resume`` asks for it. Collective: call it on every rank.
 
     Args:
@@ -85,280 +86,472 @@ def build(
     """
     origins = origins or {}
     if callbacks is None:
-        _refuse_callbacks_of_config(config, origins)
+        if config.callbacks:
+            rule = "has no effect: Trainer's loop calls them, and this is your own loop; remove it"
+            origin = origin_of(origins, "callbacks")
+            raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
         callbacks = checks_of(config)
     hooks = Hooks(callbacks)
-    run = begin_run(task, config, launched, hooks, origins)
+    launched = launched or _launch(task, config, origins)
 
-    with watched(lambda: (0, BUILDING, 0), advice=run.how_to_resume):
-        _build(run, hooks)
+    with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
+        setup = _connect(task, config, launched, origins, trains=True)
+        hooks.call("on_launch", Unfinished(setup))
+        setup, folder = _claim_folder(setup)
+        return _build(setup, folder, hooks)
+
+
+def build_for_evaluation(
+    task: Task,
+    config: TrainConfig,
+    weights: Path | None,
+    launched: Launched | None = None,
+    *,
+    origins: Mapping[str, Origin] | None = None,
+) -> Run:
+    """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
+
+    Nothing is written, and no folder is claimed. ``run.evaluate`` measures the model; ``run.close``
+    ends the run. Collective: call it on every rank.
+
+    Args:
+        task: what to measure.
+        config: as for a training. Its length and its folders make no difference.
+        weights: a folder of safetensors, or a checkpoint, whose moving average counts if there is
+            one; None for the values that the task's model begins with.
+        launched: the result of ``launch``; by default launched here, without files of its own.
+        origins: of the config's values, by key, for messages.
+
+    Raises:
+        ConfigError, LaunchError, DataError: on every rank.
+        CheckpointError: the weights are those of another model.
+    """
+    origins = origins or {}
+    folder_of_weights = None if weights is None else str(weights)
+    config = dataclasses.replace(config, keep_last=0, ema_decay=None, weights=folder_of_weights)
+    launched = launched or _launch(task, config, origins)
+
+    with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
+        setup = _connect(task, config, launched, origins, trains=False)
+        name = resolve_names(config, setup.plan, origins).run_name
+        directory = RunDirectory(config.output_dir, main=False)  # nothing is written
+        return _build(setup, Folder(name=name, directory=directory, start=Start()), Hooks([]))
+
+
+def _launch(task: Task, config: TrainConfig, origins: Mapping[str, Origin]) -> Launched:
+    return launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
+
+
+def _build(setup: Setup, folder: Folder, hooks: Hooks) -> Run:
+    """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
+    data = _read_data(setup, folder)
+    setup = dataclasses.replace(setup, plan=setup.plan.with_length(data.total_steps))
+    hooks.call("on_data", Unfinished(setup, folder, data))
+
+    model = _build_model(setup, folder)
+    so_far = Unfinished(setup, folder, data, model)
+    hooks.call("on_model", so_far, model.module)
+
+    optimizer, optimizer_facts = _build_optimizer(setup, model)
+    hooks.call("on_optimizer", so_far, optimizer)
+
+    prepared = _prepare(setup, folder, data, model, optimizer, optimizer_facts, hooks)
+    _load(setup, folder, prepared, finished=data.finished)
+    run = Run(
+        **vars(setup),
+        **vars(folder),
+        **vars(data),
+        **vars(prepared),
+        not_finite_at_start=_not_finite_at_start(setup, prepared.parts),
+        facts=_facts(setup, folder, data, prepared),
+    )
+    if setup.trains:
+        _announce(run)
     return run
 
 
-def _build(run: Run, hooks: Hooks) -> None:
-    """Give a run its parts, in the order of their seeds. Collective: call on every rank."""
-    connect(run)
-    hooks.on_launch(run)
-    start = _claim_folder(run)
-
-    read_data(run, start)
-    hooks.on_data(run)
-
-    model, meta_model = _build_model(run, start)
-    hooks.on_model(run, model)
-
-    optimizer = _build_optimizer(run, model, start)
-    hooks.on_optimizer(run, optimizer)
-
-    _prepare(run, model, optimizer)
-    _prepare_saves(run)
-    if meta_model is not None:
-        run.note(*meta_model.fill(run.parts(), run.agreement))
-    run.base_weights = base_weights(run.parts(), run.agreement)
-    run.load(start)
-    _find_values_that_are_not_finite(run, resumed=start.found is not None)
-    _announce(run)
+# -- the parts, in the order in which they are built -----------------------------------------------
 
 
-def _refuse_callbacks_of_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ``ConfigError`` for callbacks that a loop of one's own would not call."""
-    if config.callbacks:
-        origin = origin_of(origins, "callbacks")
-        rule = (
-            "has no effect: Trainer's loop calls them, and this is a loop of one's own; remove it"
-        )
-        raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
-
-
-def begin_run(
+def _connect(
     task: Task,
     config: TrainConfig,
-    launched: Launched | None,
-    hooks: Hooks,
+    launched: Launched,
     origins: Mapping[str, Origin],
-) -> Run:
-    """Return a run that has the parts of its launch alone.
-
-    Args:
-        launched: None to launch it here.
-    """
-    if launched is None:
-        launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
-    return Run(
+    *,
+    trains: bool,
+) -> Setup:
+    """Connect the ranks for decisions, and look at the machine. Collective: call on every rank."""
+    accelerator = launched.accelerator
+    agreement = Agreement(timedelta(minutes=config.timeout_minutes))
+    return Setup(
         task=task,
         config=config,
-        plan=launched.plan,
-        accelerator=launched.accelerator,
-        # One of its own: several trainings may share a launch.
-        strategy=type(launched.strategy)(launched.plan, launched.accelerator),
-        hooks=hooks,
-        callbacks=hooks.row,
-        task_facts=task_facts(task, config.task),  # now: some tasks change while they are trained
         origins=origins,
+        plan=launched.plan,
+        # One of its own: several trainings may share a launch.
+        strategy=type(launched.strategy)(launched.plan, accelerator),
+        agreement=agreement,
+        meter=Meter(accelerator.device),
+        # Asked for at each step; Accelerate's property costs 15 us.
+        is_main=bool(accelerator.is_main_process),
+        machine=machine(accelerator.device, agreement.gather),
+        task_facts=task_facts(task, config.task),
+        trains=trains,
+        position=Position(),
+        notices=[],
     )
 
 
-def connect(run: Run) -> None:
-    """Connect the ranks for decisions, and look at the machine. Collective: call on every rank."""
-    config, accelerator = run.config, run.accelerator
-    run.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
-    run.meter = Meter(accelerator.device)
-    run.machine = machine(accelerator.device, run.agreement.gather)
+def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
+    """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's.
 
+    Collective: call on every rank. The names are those of the main process: the environment of
+    another machine may differ.
 
-def _claim_folder(run: Run) -> Start:
-    """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's."""
-    names = _name(run)
-    config, agreement = run.config, run.agreement
-    at = run.origins.get("output_dir", DEFAULT)
-    run.directory = RunDirectory(names.output_dir, main=run.is_main, origin=at)
-    folder = run.directory.path / "checkpoints"
-
-    with run.directory.locked(agreement):
-        if agreement.distributed and config.keep_last:  # before anything in it is looked for
-            check_shared(run.directory.path, agreement)
-        asked_at = run.origins.get("resume", DEFAULT)
-        start = start_of_attempt(config.resume, folder, agreement, origin=asked_at)
-        run.directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
-    return start
-
-
-def _name(run: Run) -> Names:
-    """Resolve the names of the run and its folder, and keep them. Collective: call on every rank.
-
-    Those of the main process count: the environment of another machine may differ.
+    Returns:
+        The setup with the resolved names in its config, and the folder.
     """
+    agreement, origins = setup.agreement, setup.origins
     # A task that was made in Python has settings that its config does not name.
-    settings = {**run.task_facts["task_settings"], **run.config.task_settings}
-    config = dataclasses.replace(run.config, task_settings=settings)
-    of_ranks = run.agreement.gather(resolve_names(config, run.plan, run.origins))
-    names: Names = of_ranks[0]
+    settings = {**setup.task_facts["task_settings"], **setup.config.task_settings}
+    named = dataclasses.replace(setup.config, task_settings=settings)
+    names = agreement.gather(resolve_names(named, setup.plan, origins))[0]
+    config: TrainConfig = names.written_to(setup.config)
 
-    run.name = names.run_name
-    run.config = names.written_to(run.config)
-    return names
+    at = origins.get("output_dir", DEFAULT)
+    directory = RunDirectory(names.output_dir, main=setup.is_main, origin=at)
+    with directory.locked(agreement):
+        asked_at = origins.get("resume", DEFAULT)
+        checkpoints = directory.path / "checkpoints"
+        start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
+        directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
+    setup.note(*directory.notices)
+    folder = Folder(name=names.run_name, directory=directory, start=start)
+    return dataclasses.replace(setup, config=config), folder
 
 
-def read_data(run: Run, start: Start) -> None:
+def _read_data(setup: Setup, folder: Folder) -> RunData:
     """Build the data sets, and find out from them how long the run is. Collective."""
-    config, plan, agreement = run.config, run.plan, run.agreement
-
-    run.layout = Layout(
-        rank=run.accelerator.process_index,
+    config, plan, agreement, start = setup.config, setup.plan, setup.agreement, folder.start
+    layout = Layout(
+        rank=setup.strategy.accelerator.process_index,
         world_size=plan.world_size,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
     )
     pin_memory = plan.device == "cuda"
-    run.data, run.train_data = build_data(
-        run.task, config, run.layout, run.origins, pin_memory=pin_memory
-    )
-    run.steps_per_epoch = run.train_data.steps_per_epoch
-    run.total_steps = last_step(config, run.train_data, start)
-    run.eval_every = _interval(run, "eval_every")
-    run.save_every = _interval(run, "save_every")
-    run.plan = plan.with_length(run.total_steps)
+    data, train_data = build_data(setup.task, config, layout, setup.origins, pin_memory=pin_memory)
+    every = {}
+    for key in ("eval_every", "save_every", "stop_at"):
+        origin = origin_of(setup.origins, key)
+        every[key] = checked_interval(getattr(config, key), train_data.steps_per_epoch, origin)
 
-    run.train_data.items.total_steps = run.total_steps
-    keeps_checkpoints = config.keep_last > 0 or start.found is not None
-    run.sampled = sample_data(config, run.data, run.train_data, agreement, needed=keeps_checkpoints)
-    run.evaluation_sets = measured_sets(
-        run.task,
-        run.data,
-        run.layout,
+    total_steps = last_step(config, train_data, start)
+    train_data.items.total_steps = total_steps
+    sampled = sample_data(config, data, train_data, agreement, needed=_saves(setup, folder))
+    evaluation_sets = measured_sets(
+        setup.task,
+        data,
+        layout,
         batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-        every=intervals_of(run.data, run.eval_every, run.steps_per_epoch),
+        eval_every=every["eval_every"],
+        steps_per_epoch=train_data.steps_per_epoch,
         workers=config.workers,
         pin_memory=pin_memory,
         gather=agreement.gather,
     )
 
-    run.stop_at = stop_step(config, run.steps_per_epoch, start, run.origins)
-    has_ended = start.continues and start.step == run.last_step == run.directory.ended_at()
-    [run.finished, *_] = agreement.gather(has_ended)
-
-
-def _interval(run: Run, key: str) -> Interval | None:
-    """Return how often something is done; ``ConfigError`` for less than a step."""
-    origin = origin_of(run.origins, key)
-    return checked_interval(getattr(run.config, key), run.steps_per_epoch, origin)
-
-
-def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
-    """Build the model, not prepared yet, and what fills it if it is on the meta device."""
-    task, config = run.task, run.config
-    model, changes = build_model(task, config, run.plan)
-    run.note(*changes)
-    run.note(*epoch_end_notices(model, run.train_data, run.total_steps))
-    run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
-
-    source = task.pretrained(model) if is_on_meta(model) else None
-    run.model_file = ModelFile.of(
-        task.saved_part(model), export_dtypes(model, config.export_dtype, source)
+    stop_at = stop_step(config, every["stop_at"], start)
+    end = total_steps if stop_at is None else min(stop_at, total_steps)
+    has_ended = start.continues and start.step == end == folder.directory.ended_at()
+    return RunData(
+        data=data,
+        train_data=train_data,
+        total_steps=total_steps,
+        stop_at=stop_at,
+        eval_every=every["eval_every"],
+        save_every=every["save_every"],
+        finished=agreement.gather(has_ended)[0],
+        sampled=sampled,
+        evaluation_sets=evaluation_sets,
     )
-    run.note(*_export_notices(run))
-    check_storable(model)
+
+
+def _saves(setup: Setup, folder: Folder) -> bool:
+    """Return whether checkpoints are written or read."""
+    return setup.config.keep_last > 0 or folder.start.found is not None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """The model of a run as the task built it.
+
+    Args:
+        module: not prepared yet.
+        meta_model: fills the prepared model if it was built on the meta device.
+        model_file: which tensors are exported, and in which dtypes.
+        frozen_modes: modules that stay in evaluation mode.
+        reads_weights_later: whether the first values do not count, because files have others.
+    """
+
+    module: nn.Module
+    meta_model: MetaModel | None
+    model_file: ModelFile
+    frozen_modes: Sequence[nn.Module]
+    reads_weights_later: bool
+
+
+def _build_model(setup: Setup, folder: Folder) -> Model:
+    """Build the model, not prepared yet."""
+    task, config = setup.task, setup.config
+    module, changes = build_model(task, config, setup.plan)
+    setup.note(*changes)
+
+    source = task.pretrained(module) if is_on_meta(module) else None
+    dtypes = export_dtypes(module, config.export_dtype, source)
+    model_file = ModelFile.of(task.saved_part(module), dtypes)
+    rounded = model_file.most_of()
+    if setup.trains:
+        check_storable(module)
+        if rounded is not None:
+            name = str(rounded).removeprefix("torch.")
+            setup.note(f"the exported model is in {name}, checkpoints keep trained float32 weights")
 
     # Of a model whose part is saved, the files of the model hold the rest.
-    is_whole = run.model_file.names is None
-    run.reads_weights_later = is_whole and (start.found is not None or config.weights is not None)
-    resumes_whole = is_whole and start.found is not None
-    meta_model = MetaModel.of(model, task, config.seed, resumes=resumes_whole)
-
-    run.frozen_modes = held_in_evaluation(model)
-    return model, meta_model
-
-
-def _export_notices(run: Run) -> list[str]:
-    """Return a notice where the exported model is rounded."""
-    dtype = run.model_file.most_of()
-    if dtype is None:
-        return []
-    name = str(dtype).removeprefix("torch.")
-    reason = "as the files that it starts from; " if run.config.export_dtype == "auto" else ""
-    return [f"the exported model is in {name}, {reason}checkpoints keep what is trained in float32"]
-
-
-def _build_optimizer(run: Run, model: nn.Module, start: Start) -> Optimizer:
-    """Build the optimizer over the model that is not prepared yet."""
-    optimizer, run.optimizer_facts, notices = build_optimizer(run.task, run.config, model, run.plan)
-    run.note(*notices)
-    run.parameters = count_parameters(model)
-    run.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    run.operations = operations_per_token(model)
-    keeps_checkpoints = run.config.keep_last > 0 or start.found is not None
-    run.optimizer_form = OptimizerForm.of(
-        model, optimizer, saved=keeps_checkpoints, device=run.strategy.step_device
+    resumes = folder.start.found is not None
+    is_read = resumes or config.weights is not None
+    has_all = model_file.names is None and (resumes if setup.trains else is_read)
+    if source is not None and source.new and not setup.trains and not is_read:
+        names = listed(sorted(source.new))
+        raise CheckpointError(f"{source.folder}: does not hold this model: it lacks {names}")
+    return Model(
+        module=module,
+        meta_model=MetaModel.of(module, task, config.seed, resumes=has_all),
+        model_file=model_file,
+        frozen_modes=held_in_evaluation(module),
+        reads_weights_later=model_file.names is None and is_read,
     )
-    return optimizer
 
 
-def _prepare(run: Run, model: nn.Module, optimizer: Optimizer) -> None:
-    """Shard or wrap model and optimizer; build what follows the prepared ones."""
-    strategy, config = run.strategy, run.config
-    strategy.prepare(model, optimizer)
+def _build_optimizer(setup: Setup, model: Model) -> tuple[Optimizer, dict[str, Any]]:
+    """Build the optimizer, for an evaluation one that keeps nothing; return its facts, too."""
+    if not setup.trains:
+        return build_no_optimizer(model.module), {}
+    optimizer, reported, notices = build_optimizer(
+        setup.task, setup.config, model.module, setup.plan
+    )
+    setup.note(*notices)
+    return optimizer, reported
+
+
+def _prepare(
+    setup: Setup,
+    folder: Folder,
+    data: RunData,
+    model: Model,
+    optimizer: Optimizer,
+    optimizer_facts: Mapping[str, Any],
+    hooks: Hooks,
+) -> Prepared:
+    """Shard or wrap model and optimizer, and build the parts that follow them. Collective."""
+    strategy, config, module = setup.strategy, setup.config, model.module
+    parameters = count_parameters(module)
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    operations = operations_per_token(module)
+    form = OptimizerForm.of(
+        module, optimizer, saved=_saves(setup, folder), device=strategy.step_device
+    )
+    strategy.prepare(module, optimizer)
     strategy.verify()
-    run.agreement.limit_waits()
+    setup.agreement.limit_waits()
 
-    set_seed(seed_of(config.seed, run.layout.rank))  # dropout differs between batches
-    run.schedule, told = build_schedule(
-        run.task, config, run.plan, strategy.optimizer, run.total_steps
-    )
-    run.optimizer_facts |= told
-    run.note(*run.task.notices())
+    # Dropout differs between the batches of the ranks.
+    set_seed(seed_of(config.seed, data.train_data.layout.rank))
+    if setup.trains:
+        schedule, told = build_schedule(
+            setup.task, config, setup.plan, strategy.optimizer, data.total_steps
+        )
+        optimizer_facts = {**optimizer_facts, **told}
+    else:
+        schedule = LambdaLR(strategy.optimizer, lambda step: 1.0)
+    setup.note(*setup.task.notices())
 
     # Live views: taken once, they follow the weights.
-    run.averaged = []
+    averaged = []
     if config.ema_decay:
-        run.averaged = [shard for shard in strategy.shards() if shard.tensor.numel()]
-    live = [shard.tensor for shard in run.averaged]
-    run.average = Average(live, strategy.write_back, config.ema_decay)
+        averaged = [shard for shard in strategy.shards() if shard.tensor.numel()]
+    live = [shard.tensor for shard in averaged]
+    average = Average(live, strategy.write_back, config.ema_decay)
+
+    settings = {
+        **vars(config),
+        **setup.plan.as_dict(),
+        **setup.task_facts,
+        "train_samples": data.train_data.size,
+        "total_steps": data.total_steps,
+    }
+    averages = list(zip(averaged, average.average, strict=True))
+    parts = Parts(
+        position=setup.position,
+        spent=setup.meter.until_now,
+        strategy=strategy,
+        optimizer_form=form,
+        averages=averages if config.ema_decay else None,
+        schedule=schedule,
+        data=data.train_data,
+        sampled=data.sampled,
+        task=setup.task,
+        callbacks=hooks.row,
+        model_file=model.model_file,
+        settings=hidden(settings),
+        config=hidden(asdict(config)),
+        plan=setup.plan.as_dict(),
+        about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
+    )
+    saver = _saver(setup, folder, data, parts)
+
+    if model.meta_model is not None:
+        setup.note(*model.meta_model.fill(parts, setup.agreement))
+    checksum = base_weights(parts, setup.agreement)
+    if checksum is not None:
+        settings = {**parts.settings, "base_weights": checksum}
+        parts = dataclasses.replace(parts, settings=settings)
+
+    def before_save(run: Run) -> None:
+        hooks.call("on_save", run)
+        refuse_to_save(run)
+
+    return Prepared(
+        schedule=schedule,
+        average=average,
+        optimizer_facts=optimizer_facts,
+        parameters=parameters,
+        trainable=trainable,
+        operations=operations,
+        evaluator=Evaluator(
+            setup.task,
+            strategy,
+            setup.agreement,
+            sets=data.evaluation_sets,
+            position=setup.position,
+            train_data=data.train_data,
+            average=average,
+            frozen_modes=model.frozen_modes,
+        ),
+        parts=parts,
+        saver=saver,
+        callbacks=hooks.row,
+        before_save=before_save,
+    )
 
 
-def _prepare_saves(run: Run) -> None:
-    """Find out before the first step what would make every save fail."""
-    config = run.config
+def _saver(setup: Setup, folder: Folder, data: RunData, parts: Parts) -> Saver:
+    """Find out before the first step what would make every save fail. Collective."""
+    config, directory = setup.config, folder.directory
     policy = SavePolicy(
         keep_last=config.keep_last,
         keep_every=config.keep_every,
         on_save_error=config.on_save_error,
         in_background=config.save_in_background,
     )
-    run.saver = Saver(run.directory.path / "checkpoints", run.agreement, policy, run.say)
-    at_once = 0
-    if not run.finished:
-        at_once = most_checkpoints(config, run.save_every, run.total_steps)
-    run.note(*run.saver.prepare(run.parts(), at_once))
-    run.state_bytes = run.strategy.state_bytes()
+    say = partial(say_on_main, directory, setup.is_main)
+    saver = Saver(directory.path / "checkpoints", setup.agreement, policy, say)
+    at_once = most_checkpoints(config, data.save_every, data.total_steps)
+    setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
+    return saver
 
 
-def _find_values_that_are_not_finite(run: Run, *, resumed: bool) -> None:
-    """Note the buffers and frozen parameters that are not finite at the start (a mask of -inf).
+def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -> None:
+    """Set the run to its checkpoint, or begin with the config's weights. Collective.
 
-    Checkpoints say it; one of an earlier version does not, and may hold statistics that a step
-    with NaN has spoilt.
+    Raises:
+        ConfigError: the configuration changes the numbers of the run, and that is not allowed.
+        CheckpointError: the checkpoint holds another model, or what no run has saved.
     """
-    if run.not_finite_at_start is not None or run.config.keep_last == 0:
-        return
+    config, start, parts = setup.config, folder.start, prepared.parts
+    for damaged in start.passed_over:
+        setup.note(f"passed over {damaged.path.name}: {damaged.problem}")
 
-    mine = run.parts().not_finite("buffer", "frozen")
-    of_ranks = run.agreement.gather(mine)
-    run.not_finite_at_start = sorted({name for names in of_ranks for name in names})
-    if resumed and run.not_finite_at_start:
-        names = listed(run.not_finite_at_start)
-        run.note(f"the checkpoint holds values that are not finite: {names}")
+    if start.found is not None:
+        counters, changes = restore.load(
+            parts, start.found, allow_change=config.allow_config_change
+        )
+        setup.meter.before = counters.pop("spent", setup.meter.before)
+        for name, value in counters.items():
+            setattr(setup.position, name, value)
+        setup.note(f"resumed from {start.found.path}", *changes)
+        if start.continues:
+            prepared.saver.last_step = parts.step
+    elif start.continues:
+        setup.note(f"resume: auto: {folder.directory.path} holds no checkpoint: starts at step 0")
+    if setup.trains:
+        setup.note(*restart_notices())
+
+    if start.found is None and config.weights is not None:
+        setup.note(*restore.load_weights(parts, Path(config.weights), setup.agreement))
+    if start.continues and not finished:
+        setup.agreement.run_on_main(lambda: store.set_aside(start.passed_over))
+        folder.directory.cut_rows(parts.step)
+
+
+def _not_finite_at_start(setup: Setup, parts: Parts) -> list[str]:
+    """Return the buffers and frozen parameters that are not finite before the first step (a mask).
+
+    Collective: call on every rank.
+    """
+    if not setup.config.keep_last:
+        return []
+    of_ranks = setup.agreement.gather(not_finite(parts, "buffer", "frozen"))
+    return sorted({name for names in of_ranks for name in names})
+
+
+def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
+    """Return the content of plan.json: everything that is known of a run before its first step."""
+    every: Any = {
+        name: interval_text(chosen.every) for name, chosen in data.evaluation_sets.items()
+    }
+    state_bytes = setup.agreement.gather(setup.strategy.state_bytes())
+    return facts(
+        setup.plan,
+        **prepared.optimizer_facts,
+        run_name=folder.name,
+        model_class=type(setup.strategy.model).__name__,
+        distributed_type=str(setup.strategy.accelerator.distributed_type).rsplit(".", 1)[-1],
+        machine=setup.machine,
+        seed=setup.config.seed,
+        callbacks=hidden(setup.config.callbacks),
+        **setup.task_facts,
+        task_folder=task_folder(setup.task),
+        train_samples=data.train_data.size,
+        evaluation_samples=sizes_of(data.data),
+        evaluation_every=every.get(UNNAMED, every) if every else None,
+        steps_per_epoch=data.train_data.steps_per_epoch,
+        total_steps=data.total_steps,
+        stop_at=data.stop_at,
+        parameters=prepared.parameters,
+        trainable_parameters=prepared.trainable,
+        state_bytes_per_rank=max(state_bytes),
+        output_dir=str(folder.directory.path),
+        checkpoint_bytes=prepared.saver.bytes,
+        notices=[*setup.plan.notices, *setup.notices],
+    )
 
 
 def _announce(run: Run) -> None:
     """Write config.yaml and plan.json, and print the banner."""
-    run.note(*run.directory.notices)
-    run.facts = _facts(run)
     if run.finished:
         run.directory.main = False  # every file stays as it is
-        run.say(_finished_text(run))
+        text = f"finished already at step {run.step}; nothing to do"
+        if run.last_step < run.total_steps:
+            text = (
+                f"stop_at {run.config.stop_at} has ended this run already, at step {run.step} of "
+                f"{run.total_steps}; raise it or leave it out to continue"
+            )
+        run.say(text)
         return
 
-    # Where a launch file replaces a default of the task, the config leaves the key out: as the
+    # If a launch file replaces a default of the task, the config leaves the key out: as the
     # config's own value it would contradict the file when it is read again.
     defaults = [key for key, origin in run.origins.items() if origin.is_default]
     replaced = [key for key in defaults if not run.plan.origin(key).is_default]
@@ -366,50 +559,3 @@ def _announce(run: Run) -> None:
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.directory.write_json("plan.json", run.facts)
     run.say(banner(run.facts))
-
-
-def _evaluation_every(run: Run) -> str | dict[str, str] | None:
-    """Return how often evaluation sets are measured: by name for several, None without any."""
-    if not run.evaluation_sets:
-        return None
-    texts = {name: interval_text(chosen.every) for name, chosen in run.evaluation_sets.items()}
-    return texts.get(UNNAMED, texts)
-
-
-def _finished_text(run: Run) -> str:
-    """Return that there is nothing to do, and what ended the run."""
-    if run.last_step < run.total_steps:
-        return (
-            f"stop_at {run.config.stop_at} has ended this run already, at step {run.step} of "
-            f"{run.total_steps}; raise it or leave it out to continue"
-        )
-    return f"finished already at step {run.step}; nothing to do"
-
-
-def _facts(run: Run) -> dict[str, object]:
-    """Return what plan.json holds: everything that is known of a run before its first step."""
-    state_bytes = run.agreement.gather(run.state_bytes)
-    return facts(
-        run.plan,
-        **run.optimizer_facts,
-        run_name=run.name,
-        model_class=type(run.model).__name__,
-        distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
-        machine=run.machine,
-        seed=run.config.seed,
-        callbacks=hidden(run.config.callbacks),
-        **run.task_facts,
-        task_folder=task_folder(run.task),
-        train_samples=run.train_data.size,
-        evaluation_samples=sizes_of(run.data),
-        evaluation_every=_evaluation_every(run),
-        steps_per_epoch=run.steps_per_epoch,
-        total_steps=run.total_steps,
-        stop_at=run.stop_at,
-        parameters=run.parameters,
-        trainable_parameters=run.trainable,
-        state_bytes_per_rank=max(state_bytes),
-        output_dir=str(run.directory.path),
-        checkpoint_bytes=run.saver.bytes,
-        notices=[*run.plan.notices, *run.notices],
-    )

@@ -6,7 +6,7 @@ users add. ``row.py`` puts them into one row, in the order in which they are cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,7 @@ class StepInfo:
         samples: samples consumed by all ranks.
         loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
-        update: what the optimizer step gave; None where an evaluation is made up, and no step was
-            made.
+        update: the outcome of the optimizer step.
         shares: what each of this rank's micro-batches added to ``loss``, on the device.
         reported: what ``training_step`` returned beside the loss, as sums of this rank.
         is_last: whether training ends with this step. Set by ``Stopping``.
@@ -49,7 +48,7 @@ class StepInfo:
     samples: int
     loss: Tensor
     grad_norm: Tensor
-    update: StepResult | None = None
+    update: StepResult
     shares: Sequence[Tensor] = ()
     reported: WeightedSums | None = None
     is_last: bool = False
@@ -57,12 +56,32 @@ class StepInfo:
     evaluation: dict[str, float] | None = None
 
 
+class Unfinished:
+    """A run that is being built, as hooks see it: the parts that exist, by their names in ``Run``.
+
+    Args:
+        parts: the records that ``build`` has made so far.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        for part in self._parts:
+            if hasattr(part, name):
+                return getattr(part, name)
+        raise AttributeError(f"run.{name} is not built yet when this event is called")
+
+
 class Callback:
     """A hook of a run. Subclass it and override the methods that you need.
 
-    Every method runs on every rank; one that writes guards itself with ``run.is_main``. What is not
-    overridden is not called. Yours come after the built-in ones; only the one that saves comes
-    after them, so that their state is in the checkpoint.
+    Every method runs on every rank. A method that writes files asks ``run.is_main`` first. Yours
+    come after the built-in hooks. Only the hook that saves comes after yours, so that their state
+    is in the checkpoint.
+
+    ``on_launch``, ``on_data``, ``on_model`` and ``on_optimizer`` are called while the run is built:
+    their ``run`` has only the parts that exist by then (``Unfinished``).
 
     Attributes:
         every: ``on_step`` is called at every ``every``-th optimizer step, and at the last.
@@ -70,26 +89,32 @@ class Callback:
 
     every: int = 1
 
-    def on_launch(self, run: Run) -> None:
-        """Look at a run whose ranks are connected, before anything is read, built or written."""
+    def on_launch(self, run: Any) -> None:
+        """Look at a run whose ranks are connected, before anything is read, built or written.
 
-    def on_data(self, run: Run) -> None:
-        """Look at the data that the task built (``run.data``), before its model is built."""
+        ``run`` has ``task``, ``config``, ``plan``, ``strategy``, ``agreement`` and ``note``.
+        """
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_data(self, run: Any) -> None:
+        """Look at the data that the task built (``run.data``), before its model is built.
+
+        ``run`` has also its ``name`` and ``directory``, ``train_data`` and ``total_steps``.
+        """
+
+    def on_model(self, run: Any, model: nn.Module) -> None:
         """Look at the model as the task built it, before a strategy wraps or shards it."""
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Any, optimizer: Optimizer) -> None:
         """Look at the fresh optimizer, before a strategy wraps or shards the model."""
 
     def on_start(self, run: Run) -> None:
         """Look at a run that is ready, before its first step; it may have been resumed."""
 
     def on_window(self, run: Run, window: Window) -> None:
-        """Look at the micro-batches of a step, which are fetched, before the first forward pass."""
+        """Look at the micro-batches of a step before the first forward pass."""
 
     def before_update(self, run: Run) -> None:
-        """Look at a step whose gradients are all there, before they are clipped and applied."""
+        """Look at the gradients of a step before they are clipped and applied."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Look at one optimizer step. ``run.stop()`` ends training; any rank may ask alone."""
@@ -104,13 +129,14 @@ class Callback:
         """
 
     def summary(self) -> Mapping[str, Any]:
-        """Return what summary.json holds of it, the same on every rank."""
+        """Return entries for summary.json, the same on every rank."""
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps of it: JSON with tensors in it, the same on every rank.
+        """Return the state that a checkpoint keeps: JSON with tensors, the same on every rank.
 
-        Asked for once before the first step as well, so that what cannot be saved is known then.
+        It is asked for once before the first step as well: a state that cannot be saved ends the
+        run there.
         """
         return {}
 
@@ -122,8 +148,22 @@ class Callback:
         return ()
 
 
+EVENTS = (
+    "on_launch",
+    "on_data",
+    "on_model",
+    "on_optimizer",
+    "on_start",
+    "on_window",
+    "before_update",
+    "on_step",
+    "on_save",
+    "on_end",
+)
+
+
 class Hooks:
-    """A row of hooks, called in order; a hook is called only for the events that it overrides.
+    """A row of hooks. A hook is called only for the events that it overrides.
 
     Args:
         row: the hooks in the order of their calls.
@@ -131,71 +171,27 @@ class Hooks:
 
     def __init__(self, row: Sequence[Callback]) -> None:
         self.row = list(row)
-        self._launch = self._that_override("on_launch")
-        self._data = self._that_override("on_data")
-        self._model = self._that_override("on_model")
-        self._optimizer = self._that_override("on_optimizer")
-        self._start = self._that_override("on_start")
-        self._window = self._that_override("on_window")
-        self._update = self._that_override("before_update")
-        self._step = self._that_override("on_step")
-        self._save = self._that_override("on_save")
-        self._end = self._that_override("on_end")
+        self._overriding: dict[str, list[Callback]] = {}
+        for event in EVENTS:
+            empty = getattr(Callback, event)  # the other hooks would only cost a call a step
+            self._overriding[event] = [
+                hook for hook in row if getattr(type(hook), event) is not empty
+            ]
 
-    def _that_override(self, event: str) -> list[Callback]:
-        """Return the hooks that override an event: the others would only cost a call a step."""
-        empty: Callable[..., Any] = getattr(Callback, event)
-        return [hook for hook in self.row if getattr(type(hook), event) is not empty]
-
-    def after(self, hook: Callback) -> Hooks:
-        """Return the part of the row behind one of its hooks."""
-        return Hooks(self.row[self.row.index(hook) + 1 :])
-
-    def on_launch(self, run: Run) -> None:
-        for hook in self._launch:
-            hook.on_launch(run)
-
-    def on_data(self, run: Run) -> None:
-        for hook in self._data:
-            hook.on_data(run)
-
-    def on_model(self, run: Run, model: nn.Module) -> None:
-        for hook in self._model:
-            hook.on_model(run, model)
-
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        for hook in self._optimizer:
-            hook.on_optimizer(run, optimizer)
-
-    def on_start(self, run: Run) -> None:
-        for hook in self._start:
-            hook.on_start(run)
-
-    def on_window(self, run: Run, window: Window) -> None:
-        for hook in self._window:
-            hook.on_window(run, window)
-
-    def before_update(self, run: Run) -> None:
-        for hook in self._update:
-            hook.before_update(run)
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call the hooks that override an event other than ``on_step``."""
+        for hook in self._overriding[event]:
+            getattr(hook, event)(*arguments)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        step = info.step
-        for hook in self._step:
+        """Call the hooks that are due at a step."""
+        for hook in self._overriding["on_step"]:
             # An earlier hook of the row decides whether the step is the last one.
-            if hook.every == 1 or info.is_last or step % hook.every == 0:
+            if hook.every == 1 or info.is_last or info.step % hook.every == 0:
                 hook.on_step(run, info)
 
-    def on_save(self, run: Run) -> None:
-        for hook in self._save:
-            hook.on_save(run)
-
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        for hook in self._end:
-            hook.on_end(run, summary)
-
     def summary(self) -> dict[str, Any]:
-        """Return what the hooks add to summary.json."""
+        """Return the entries that the hooks add to summary.json."""
         found: dict[str, Any] = {}
         for hook in self.row:
             found |= hook.summary()

@@ -87,13 +87,13 @@ class Trainer:
         """Train, one optimizer step at a time. Collective: iterate on every rank, in lockstep."""
         run, strategy = self.run, self.run.strategy
         run.train_mode()
-        self.hooks.on_start(run)
+        self.hooks.call("on_start", run)
         if run.stopping:  # a signal came before the first step
             return
 
         for window in run.meter.waiting("data", run.windows()):
             total_weight = self._begin_total_weight(window)
-            self.hooks.on_window(run, window)
+            self.hooks.call("on_window", run, window)
 
             # Forward and backward: each loss carries its share of the mean over the global batch.
             losses = StepLosses()
@@ -106,7 +106,7 @@ class Trainer:
                 losses.add(loss, share, values, weight=micro.weight, counts=micro.counts)
 
             # Clip, step, zero; then schedule, moving average and the position in the data.
-            self.hooks.before_update(run)
+            self.hooks.call("before_update", run)
             with run.meter.part("optimizer"):
                 update = strategy.finish_step()
             run.advance(window, skipped=update.skipped)
@@ -200,13 +200,15 @@ class Trainer:
         run.meter.memory.enter("ending")
         run.directory.write_json("summary.json", summary)
         run.say(summary_text(summary, model))
-        self.hooks.on_end(run, summary)
+        self.hooks.call("on_end", run, summary)
         meet_at_the_end(run.agreement.close)
 
     def _summary(self) -> dict[str, Any]:
         """Return what summary.json holds. Collective: call on every rank."""
         run = self.run
-        stopped_by = Signals(run.stop_signal).name if run.stop_signal else run.stop_reason or None
+        stopped_by = (
+            Signals(run.stop_signal).name if run.stop_signal else run.position.stop_reason or None
+        )
         spent = run.meter.summary(
             run.agreement.gather, run.operations, run.plan.world_size, run.plan.precision["compute"]
         )

@@ -16,9 +16,9 @@ from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
 from ..distributed.agreement import Agreement
 from ..errors import DataError, Origin
+from ..evaluator import UNNAMED, place_of, sets_of, sizes_of
 from ..task import Data, EvaluationSet, Task
 from ..text import listed
-from .evaluation import UNNAMED, place_of, sets_of, sizes_of
 from .returned import data_of
 
 if TYPE_CHECKING:

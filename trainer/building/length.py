@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import pairwise
-
-from torch import nn
 
 from ..checkpoint import Start
-from ..config.interval import Interval, checked_interval
-from ..config.train_config import TrainConfig, profiled_steps
+from ..config.interval import Interval
+from ..config.train_config import TrainConfig
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
-from ..errors import ConfigError, Origin, Problem, origin_of
-from ..text import listed
-from .model import held_in_evaluation
+from ..errors import ConfigError, Origin, Problem
 
 
 def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
@@ -39,17 +33,17 @@ def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
 
 def stop_step(
     config: TrainConfig,
-    steps_per_epoch: int | None,
+    until: Interval | None,
     start: Start,
-    origins: Mapping[str, Origin],
 ) -> int | None:
     """Return the step at which ``stop_at`` ends this run; None without it.
+
+    Args:
+        until: the interval that ``stop_at`` stands for.
 
     Raises:
         ConfigError: the checkpoint to begin with is behind that step already.
     """
-    origin = origin_of(origins, "stop_at")
-    until = checked_interval(config.stop_at, steps_per_epoch, origin)
     if until is None:
         return None
     _refuse_end_before(start, until.first_step, "stop_at", config.stop_at)
@@ -74,52 +68,3 @@ def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_ste
     if config.keep_every:
         count += total_steps // config.keep_every
     return count
-
-
-def profile_notices(steps: str | None, begin: int, end: int) -> list[str]:
-    """Return a notice where this run makes none of the steps that are to be profiled.
-
-    The first step of a process is never traced.
-
-    Args:
-        steps: the config's ``profile_steps``.
-        begin, end: optimizer steps before and after this run.
-    """
-    if steps is None:
-        return []
-    first = profiled_steps(steps)[0]
-    if begin + 1 < first <= end:
-        return []
-    return [
-        f"profile_steps {steps}: nothing is traced: this run begins at step {begin}, ends at {end}"
-    ]
-
-
-def epoch_end_notices(model: nn.Module, data: TrainData, total_steps: int) -> list[str]:
-    """Return a notice where the short last step of an epoch gives a rank one example.
-
-    ``BatchNorm1d`` cannot take one row while it trains.
-    """
-    in_evaluation = held_in_evaluation(model)
-    norms = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.BatchNorm1d) and module not in in_evaluation
-    ]
-    reached = data.steps_per_epoch is not None and total_steps >= data.steps_per_epoch
-    if not norms or not reached or data.size is None or data.drop_last:
-        return []
-
-    layout = data.layout
-    if layout.micro_batch_size == 1:
-        return []
-    block = data.size % layout.global_batch_size % (layout.micro_batch_size * layout.world_size)
-    ends = [block * rank // layout.world_size for rank in range(layout.world_size + 1)]
-    sizes = [end - begin for begin, end in pairwise(ends)]
-    if 1 not in sizes:
-        return []
-    return [
-        f"the last step of an epoch gives rank {sizes.index(1)} one example, which {listed(norms)} "
-        "(BatchNorm1d) cannot take as one row while it trains: "
-        "set drop_last: true, or another batch size"
-    ]

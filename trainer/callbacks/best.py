@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..building.evaluation import set_of_metric
 from ..errors import CheckpointError, TrainerError
+from ..evaluator import set_of_metric
 from ..hooks import Callback, StepInfo
 from ..reporting.directory import json_text
 from ..run import Run

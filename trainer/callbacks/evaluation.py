@@ -1,14 +1,10 @@
-"""Evaluations during training."""
+"""When a run is evaluated: a trial before the first step, and each set when it is due."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
-
-from ..building.evaluation import UNNAMED
-from ..hooks import Callback, Hooks, StepInfo
+from ..errors import ConfigError, Origin
+from ..evaluator import best_metric_problem
+from ..hooks import Callback, StepInfo
 from ..run import Run
 from .log import Log
 
@@ -16,48 +12,24 @@ from .log import Log
 class Evaluation(Callback):
     """Measures each evaluation set when it is due, and all of them at the end of training.
 
-    A run that a signal ends has no time for it: what it must have is its checkpoint. Sets that were
-    due then are pending, and are made up first when the run is resumed.
+    A run that a signal ends has no time for an evaluation: its checkpoint comes first. A set that
+    was due then is measured at its next due step after the run was resumed.
 
     Args:
-        log: gives the numbers of the last step, where a signal during the evaluation made it that.
-
-    Attributes:
-        behind: the hooks behind this one in the row, which see an evaluation that is made up.
-        pending: the names of the sets to make up.
+        log: gives the numbers of the last step, if a signal during the evaluation made it the last.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.behind = Hooks([])
-        self.pending: list[str] = []
-
-    def on_start(self, run: Run) -> None:
-        """Make up the evaluation that a signal left no time for."""
-        names = [name for name in self.pending if name in run.evaluation_sets]
-        if not names:
-            return
-
-        metrics = run.evaluate(names)
-        if metrics:
-            self.pending = []
-            self.behind.on_step(run, _step_of(run, metrics))
-        if run.stopping:
-            run.close_evaluation()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Fill ``info.evaluation`` where it is due. Collective: call on every rank."""
-        self.pending = []
-        regular = []
+        """Fill ``info.evaluation`` if a set is due. Collective: call on every rank."""
+        due = []
         for name, chosen in run.evaluation_sets.items():
-            if chosen.is_due_at(info.step):
-                regular.append(name)
-        due = list(run.evaluation_sets) if info.is_last else regular
-        if due:
-            if not run.stop_signal:
-                info.evaluation = run.evaluate(due) or None
-            if run.stop_signal and info.evaluation is None:
-                self.pending = regular
+            if info.is_last or (chosen.every is not None and chosen.every.is_due_at(info.step)):
+                due.append(name)
+        if due and not run.stop_signal:
+            info.evaluation = run.evaluate(due) or None
 
         # A signal that came during the evaluation makes this step the last one.
         if run.stop_signal and not info.is_last:
@@ -65,25 +37,41 @@ class Evaluation(Callback):
             if info.metrics is None:
                 info.metrics = self._log.measure(run, info)
         if info.is_last:
-            run.close_evaluation()
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"pending": self.pending} if self.pending else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pending = state.get("pending", [])
-        # Older versions, which knew a single set only, wrote true.
-        self.pending = [UNNAMED] if pending is True else list(pending)
+            run.evaluator.close()
 
 
-def _step_of(run: Run, metrics: dict[str, float]) -> StepInfo:
-    """Return the step that the run is at, with its evaluation alone: nothing was trained."""
-    nothing = torch.zeros(())
-    return StepInfo(
-        step=run.step,
-        epoch=run.train_data.epochs_at(run.samples),
-        samples=run.samples,
-        loss=nothing,
-        grad_norm=nothing,
-        evaluation=metrics,
-    )
+class SanityEvaluation(Callback):
+    """Evaluates one batch of each set before the first step, so that an error shows at once.
+
+    The trial enters the task's code and the reduction over the ranks, and looks for ``best_metric``
+    among the values. It changes no number of the run, and its values are shown nowhere: those of
+    one batch mean little, and may be NaN.
+
+    Args:
+        best_metric: of the config, or None.
+        origin: of ``best_metric``, for messages.
+    """
+
+    def __init__(self, best_metric: str | None, origin: Origin) -> None:
+        self.best_metric = best_metric
+        self.origin = origin
+
+    def on_start(self, run: Run) -> None:
+        """Raise the error that the evaluation raises. Collective: call on every rank.
+
+        Raises:
+            ConfigError: the task does not measure ``best_metric``.
+        """
+        names: list[str] = []
+        if run.evaluation_sets:
+            # Said before the trial, so that the origin of an error below this line is clear.
+            names_of_sets = ", ".join(run.evaluation_sets)
+            sets = f" of {names_of_sets}" if names_of_sets else ""
+            run.say(f"sanity evaluation: one batch{sets} (sanity_evaluation: false leaves it out)")
+            with run.meter.paused("evaluation"):
+                names = list(run.evaluator.try_out())
+
+        if self.best_metric is not None:
+            problem = best_metric_problem(self.best_metric, names, self.origin)
+            if problem is not None:
+                raise ConfigError(problem)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..config.plain import plain
-from ..hooks import Callback, StepInfo
+from ..hooks import Callback, StepInfo, Unfinished
 from ..reporting.card import plain_card
 from ..run import Run
 from ..text import HIDDEN, printable
@@ -73,7 +73,7 @@ class HubPush(Callback):
         self._arrived: dict[str | None, Upload] = {}  # the last one in each branch
         self._said: set[str] = set()
 
-    def on_launch(self, run: Run) -> None:
+    def on_launch(self, run: Unfinished) -> None:
         """Say what will be pushed where, and what is in the way. No server is asked."""
         branches = "each best model, and the last one in its branch 'last'"
         if self._best is None:
@@ -159,7 +159,7 @@ class HubPush(Callback):
         copy = run.directory.path / _FOLDER / f"{source.name}-{step}"
         upload = Upload(source=source, copy=copy, branch=branch, message=message, step=step)
         try:
-            card = plain_card(self.repo, str(run.facts["task"]), run.parts().run, evaluation)
+            card = plain_card(self.repo, str(run.facts["task"]), run.parts.run, evaluation)
             copy_for_upload(source, copy, _private_of(run), card)
             self._say_once(run, unknown_base_model(source, copy))
         except (NotUploaded, OSError) as error:

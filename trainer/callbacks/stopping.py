@@ -20,11 +20,11 @@ class Stopping(Callback):
         """Set ``info.is_last``. Collective, but no step waits for it (``distributed/votes.py``)."""
         signal = run.agreement.poll(run.strategy.fingerprint)
         if signal is not None:
-            run.stopping = True
-            run.stop_signal = signal
+            run.position.stopping = True
+            run.position.stop_signal = signal
         info.is_last = run.stopping or run.step >= run.last_step
         self._note_stop_at(run)
 
     def _note_stop_at(self, run: Run) -> None:
         if run.last_step <= run.step < run.total_steps:
-            run.stop_reason = f"stop_at {run.config.stop_at}"
+            run.position.stop_reason = f"stop_at {run.config.stop_at}"

@@ -17,7 +17,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from ..config.fingerprint import fingerprint
 from ..config.naming import file_name_part
 from ..errors import ConfigError, Origin, Problem
-from ..hooks import Callback, StepInfo
+from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
 from ..text import did_you_mean, is_secret
 from .tracker_faults import TolerantTracker
@@ -50,7 +50,7 @@ class Tracking(Callback):
         self.wandb_settings: WandbSettings | None = None  # on the main process
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
 
-    def on_data(self, run: Run) -> None:
+    def on_data(self, run: Unfinished) -> None:
         """Look at W&B's variables, once the folder is this run's and before anything is trained."""
         if run.config.run_name is not None:
             for name in self.names:
@@ -59,7 +59,7 @@ class Tracking(Callback):
         if "wandb" in self.names and not run.finished:
             run.agreement.run_on_main(lambda: self._read_wandb_variables(run))
 
-    def _read_wandb_variables(self, run: Run) -> None:
+    def _read_wandb_variables(self, run: Unfinished) -> None:
         self.wandb_settings = WandbSettings.of(run.config, os.environ)
         check_run_id(run.directory, os.environ)
         run.note(*self.wandb_settings.notices)

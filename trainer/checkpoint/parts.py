@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..data.batches import Layout, TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
+from ..position import Position
 from ..strategies import Shard, Strategy
 from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
@@ -30,21 +31,21 @@ class StatefulCallback(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The live parts of a training at one step.
+    """A view of the live parts of a training, which a checkpoint is made of and set from.
 
     Args:
-        step: optimizer steps done.
-        counters: other values that ``state.json`` keeps by these names and ``load`` gives back.
+        position: of the run: its step, and the counters that ``state.json`` keeps.
+        spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
         averages: the moving averages of the shards that this rank owns; None where none is kept.
         sampled: what is known of the training set from some of its samples.
         settings: all that is known of the run by key, of which the fingerprint takes what decides
             the numbers.
         config, plan: for people who read ``state.json``.
-        run: for the model card.
+        about: the facts of the run for the model card.
     """
 
-    step: int
-    counters: Mapping[str, Any]
+    position: Position
+    spent: Callable[[], Mapping[str, float]]
     strategy: Strategy
     optimizer_form: OptimizerForm
     averages: Sequence[tuple[Shard, Tensor]] | None
@@ -57,7 +58,22 @@ class Parts:
     settings: Mapping[str, Any]
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
-    run: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Return the optimizer steps done."""
+        return self.position.step
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """Return the values that ``state.json`` keeps by these names and ``load`` gives back."""
+        return {**self.position.counters, "spent": self.spent()}
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Return the facts of the run until now, for the model card."""
+        return {**self.about, "step": self.step, **self.counters}
 
     @property
     def layout(self) -> Layout:
@@ -163,46 +179,6 @@ class Parts:
             total += sum(buffer.nbytes for _, buffer in self.strategy.buffers())
         return total
 
-    @torch.no_grad()
-    def not_finite(
-        self, *kinds: str, pieces: Iterable[tuple[Key, Tensor]] | None = None
-    ) -> list[str]:
-        """Return the names of what this rank would write, and of its buffers, with NaN or infinity.
-
-        A parameter is called by its name, others with their kind before it (``buffer
-        1.running_mean``).
-
-        Args:
-            kinds: look at these kinds alone; by default at all.
-            pieces: what ``pieces()`` returned, where the caller has it already.
-
-        Raises:
-            CheckpointError: as ``pieces``.
-        """
-        if pieces is None:
-            pieces = self.pieces()
-
-        named_on_device = defaultdict[torch.device, list[tuple[str, Tensor]]](list)
-        for key, tensor in (*pieces, *self._own_buffers()):
-            if not tensor.is_floating_point():
-                continue
-            if kinds and key.kind not in kinds:
-                continue
-            name = key.name
-            if key.kind != "parameter":
-                name = f"{key.kind} {key.name}"
-            named_on_device[tensor.device].append((name, tensor))
-
-        found: list[str] = []
-        for named in named_on_device.values():
-            found.extend(_names_of_not_finite(named))
-        return list(dict.fromkeys(found))  # rank 0's buffers are among the pieces as well
-
-    def _own_buffers(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield this rank's buffers: each rank has its own until they are averaged and written."""
-        for name, buffer in self.strategy.buffers():
-            yield Key("buffer", name), buffer
-
 
 def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
     """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
@@ -232,28 +208,3 @@ def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
 def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tuple[Key, Tensor]:
     """Return elements ``low`` to ``high`` of a shard's values under their key."""
     return Key(kind, shard.name, shard.start + low), values[low:high]
-
-
-def _names_of_not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Return the names of the tensors with NaN or infinity; all tensors are on one device.
-
-    A sum shows such values at a fifteenth of the cost of looking at each, and the device is waited
-    for once. Tensors whose sum is not finite, which may have overflowed only, are looked at again,
-    and waited for once more.
-    """
-    sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
-    finite = sums.isfinite().tolist()
-
-    doubtful = []
-    for item, has_finite_sum in zip(named, finite, strict=True):
-        if not has_finite_sum:
-            doubtful.append(item)
-    if not doubtful:
-        return []
-
-    all_finite = torch.stack([tensor.float().isfinite().all() for _, tensor in doubtful]).tolist()
-    found = []
-    for (name, _), is_finite in zip(doubtful, all_finite, strict=True):
-        if not is_finite:
-            found.append(name)
-    return found

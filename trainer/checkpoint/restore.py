@@ -80,8 +80,6 @@ def load(
     samples, of_data = _restore_data(parts, position)
     parts.task.load_state_dict(decode(state["task"], tensor_of))
     states = dict(state["callbacks"])
-    if state.get("evaluation_owed"):  # as checkpoints of before 2026-11-24 call it
-        states["Evaluation"] = {"pending": True}
     for name, callback in parts.named_callbacks().items():
         if name in states:
             callback.load_state_dict(decode(states[name], tensor_of))

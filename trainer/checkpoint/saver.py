@@ -144,7 +144,6 @@ class Saver:
         Collective: call on every rank.
 
         Raises:
-            TrainerError: a value is NaN or infinite: such a checkpoint must not replace a good one.
             CheckpointError: this save or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
@@ -156,20 +155,14 @@ class Saver:
         pieces: list[tuple[Key, Tensor]] = []
         files: Mapping[str, bytes] = {}
         user_tensors: Mapping[str, Tensor] = {}
-        not_finite = problem = ""
+        problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
-            not_finite = _first_not_finite(parts, pieces)
-            if parts.rank == 0 and not not_finite:
+            if parts.rank == 0:
                 files, user_tensors = self._begin(parts)
         except (TrainerError, OSError) as error:
             problem = str(error)
-        found = self.agreement.gather((not_finite, problem))
-
-        everywhere_not_finite = [name for name, _ in found if name]
-        if everywhere_not_finite:
-            self._refuse_not_finite(parts.step, everywhere_not_finite[0])
-        problems = [text for _, text in found]
+        problems = self.agreement.gather(problem)
         if any(problems):
             self._fail(problems)
             return
@@ -202,14 +195,6 @@ class Saver:
         if card:
             files["extras/README.md"] = card.encode()
         return files, user_tensors
-
-    def _refuse_not_finite(self, step: int, name: str) -> None:
-        """Raise because of a value that is NaN or infinite. Collective: call on every rank."""
-        self.agreement.run_on_main(partial(store.clean, self.folder))
-        raise TrainerError(
-            f"step {step}: {name} holds values that are not finite: no checkpoint of it is "
-            "written, those before are kept; lower lr, set max_grad_norm, or look at the data"
-        )
 
     def finish(self) -> None:
         """Wait for the save in flight. Collective: call on every rank.
@@ -278,12 +263,3 @@ class Saver:
         if self.policy.on_save_error == "stop":
             raise CheckpointError(f"{text}; set on_save_error: continue to train without it")
         self.say(f"note: {text}; the ones before are kept")
-
-
-def _first_not_finite(parts: Parts, pieces: list[tuple[Key, Tensor]]) -> str:
-    """Return a name with NaN or infinity that was finite when training began; empty for none."""
-    from_the_start = parts.counters["not_finite_at_start"]
-    for name in parts.not_finite(pieces=pieces):
-        if name not in from_the_start:
-            return name
-    return ""

@@ -1,16 +1,37 @@
-"""Losses and gradients that are not finite: found at their step, with the rank and the samples."""
+"""The rule about numbers that are not finite (NaN, infinity). Nothing about them is elsewhere.
+
+- The gradient of a step: its global norm, the same on every rank, shows it. ``step_if_finite``
+  makes no optimizer step. Then ``FiniteNumbers`` ends the run (``on_nan: stop``), or says so and
+  goes on (``skip``). DeepSpeed and the scaler of fp16 leave such a step out by themselves. The
+  scaler may do so 31 times in a row, until its scale fits.
+- The loss of a step whose gradient is finite ends the run when the step is logged or saved.
+- The buffers of a step that was left out get their values back: ``SkippedBuffers``.
+- A checkpoint with such values is refused, because it would push out the good ones:
+  ``refuse_to_save``. Buffers and frozen parameters that were so before the first step (a mask of
+  -inf) may stay so.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..data.batches import TrainData, parts_of_rank
+from ..checkpoint import Parts
+from ..checkpoint.ranges import Key
+from ..data.batches import TrainData, Window, parts_of_rank
 from ..data.indexed import IndexedData
+from ..errors import CheckpointError
 from ..hooks import Callback, StepInfo
+from ..private.torch import mark_stepped, reads_found_inf
 from ..run import Run
+from ..strategies.buffers import BuffersBefore
 from ..text import listed
 
 _SHOWN = 8  # samples in a message
@@ -19,11 +40,8 @@ _SHOWN = 8  # samples in a message
 class FiniteNumbers(Callback):
     """Ends the run at a gradient or loss that is not finite, or reports that it was left out.
 
-    The global norm of the gradient shows it, which is the same on every rank: all act at the same
-    step, without a vote. On a GPU it is read one step late, so that no step waits for the device,
-    and at once where a step is logged, evaluated or saved; what the weights do meanwhile is in
-    ``strategies/finite.py``. A loss without a value whose gradient has one is found when it is
-    logged or saved.
+    All ranks act at the same step, without a vote. On a GPU the norm is read one step late, so that
+    no step waits for the device, and at once if a step is logged, evaluated or saved.
 
     Args:
         on_nan: ``stop``, or ``skip`` such steps: they change neither weights nor the optimizer's
@@ -38,29 +56,31 @@ class FiniteNumbers(Callback):
         self._pending: _Step | None = None
 
     def on_start(self, run: Run) -> None:
-        run.strategy.on_nan = self.on_nan
+        run.strategy.step_rule = partial(step_if_finite, on_nan=self.on_nan)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        # fp16's scaler looked for itself, and skips until its scale fits.
-        if 0 < run.skipped_in_a_row < self.patience:
+        if 0 < run.skipped_in_a_row < self.patience:  # the scaler of fp16 looked for itself
             return
 
-        to_judge = [self._pending] if self._pending is not None else []
-        current = _Step(run, info)
-        is_shown = info.metrics is not None or info.evaluation is not None
         is_saved = info.is_last or run.saves_at(info.step)
+        is_shown = info.metrics is not None or info.evaluation is not None
+        before, current = self._pending, _Step(run, info)
+        self._pending = None
+        if before is not None:
+            self._judge(run, before)
         if info.grad_norm.is_cuda and not is_shown and not is_saved:
-            self._pending = current  # judged at the next step, so that no step waits for the device
-        else:
-            self._pending = None
-            to_judge.append(current)
+            self._pending = current
+            return
+        self._judge(run, current)
 
-        for step in to_judge:
-            self._judge(run, step)
-
-        loss = 0.0 if info.metrics is None else info.metrics["loss"]
-        if self.on_nan == "stop" and not math.isfinite(loss):
-            run.fail(f"step {info.step}: {current.cause(run)}")
+        if self.on_nan == "stop":
+            loss = 0.0
+            if info.metrics is not None:
+                loss = info.metrics["loss"]
+            elif is_saved and run.config.keep_last:
+                loss = run.agreement.sum(float(info.loss))
+            if not math.isfinite(loss):
+                run.fail(f"step {info.step}: {current.cause(run)}")
 
     def _judge(self, run: Run, step: _Step) -> None:
         if math.isfinite(step.norm()):
@@ -73,12 +93,12 @@ class FiniteNumbers(Callback):
             run.fail(text)
         if self.in_a_row == self.patience:
             run.fail(f"{text}; {self.in_a_row} steps in a row were left out")
-        run.skipped_steps += 1
+        run.position.skipped_steps += 1
         run.say(f"note: {text}; the step is left out")
 
 
 class _Step:
-    """What is needed to describe a step later; its norm is on its way to the host."""
+    """A step that is judged later: its norm is on its way to the host."""
 
     def __init__(self, run: Run, info: StepInfo) -> None:
         self.number = info.step
@@ -95,31 +115,25 @@ class _Step:
             self._arrived.record()
 
     def norm(self) -> float:
-        """Return the global norm of the gradient; a GPU is waited for."""
+        """Return the global norm of the gradient. The host waits for a GPU."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return float(self._norm)
 
     def cause(self, run: Run) -> str:
-        """Return on which rank and samples the loss was lost. Collective: call on every rank."""
-        losses = [float(loss) for loss in self.shares]
+        """Return the rank and the samples whose loss is not finite. Collective."""
         samples = samples_of(run.train_data, self.begin, self.end)
         mine = []
-        for loss, numbers in zip(losses, samples, strict=True):
+        for loss, numbers in zip(map(float, self.shares), samples, strict=True):
             if not math.isfinite(loss):
                 mine.append((loss, numbers))
 
-        of_ranks = run.agreement.gather(mine)
-        ranks = [rank for rank, lost in enumerate(of_ranks) if lost]
-        if not ranks:
-            return "the gradient is not finite, though the losses of all ranks are"
-        first, *others = ranks
-        loss, numbers = of_ranks[first][0]
-        named = listed([str(number) for number in numbers], _SHOWN)
-        more = ""
-        if others:
-            more = f", and others on rank {listed([str(rank) for rank in others])}"
-        return f"the loss on rank {first} is {loss}, of samples {named} of Data.train{more}"
+        for rank, lost in enumerate(run.agreement.gather(mine)):
+            if lost:
+                loss, numbers = lost[0]
+                named = listed([str(number) for number in numbers], _SHOWN)
+                return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
+        return "the gradient is not finite, though the losses of all ranks are"
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:
@@ -132,3 +146,100 @@ def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]
         _, parts = next(data.samples(begin))
         return parts
     return list(parts_of_rank(range(begin, end), data.layout))
+
+
+class SkippedBuffers(Callback):
+    """Puts the buffers back if a step is left out (``on_nan: skip``).
+
+    The batch of such a step must not stay in the running statistics of a BatchNorm.
+    """
+
+    def on_start(self, run: Run) -> None:
+        self._buffers = BuffersBefore(run.model)
+
+    def on_window(self, run: Run, window: Window) -> None:
+        self._buffers.take()
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        self._buffers.put_back(info.update.left_out)
+
+
+# -- the optimizer's step --------------------------------------------------------------------------
+
+
+def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
+    """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
+
+    A fused optimizer on a GPU reads the outcome on its device, so that the host does not wait. The
+    other optimizers would have to wait in each step. They do so for ``skip`` only: with ``stop``
+    they make the step, and the run ends before anything of it is written.
+
+    Args:
+        optimizer: steps the parameters that ``norm`` belongs to.
+        norm: the global norm of the gradient, a scalar, the same on every rank.
+    """
+    if norm.is_cuda and reads_found_inf(optimizer):
+        step_by_flag(optimizer, norm)
+    elif (norm.is_cuda and on_nan == "stop") or math.isfinite(norm.item()):
+        optimizer.step()
+    else:
+        mark_stepped(optimizer)
+
+
+def step_by_flag(optimizer: Any, norm: Tensor) -> None:
+    """Step a fused optimizer, which reads on its device whether the norm is finite."""
+    optimizer.grad_scale = None
+    optimizer.found_inf = norm.isfinite().logical_not().float()
+    optimizer.step()
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def refuse_to_save(run: Run) -> None:
+    """Raise ``TrainerError`` if a value that a checkpoint would hold is not finite.
+
+    Collective: call on every rank.
+    """
+    if not run.config.keep_last:
+        return
+    mine: list[str] = []
+    with contextlib.suppress(CheckpointError):  # the save will raise it, on all ranks
+        mine = [name for name in not_finite(run.parts) if name not in run.not_finite_at_start]
+    for names in run.agreement.gather(mine[:1]):
+        for name in names:
+            run.fail(
+                f"step {run.step}: {name} holds values that are not finite: no checkpoint of it is "
+                "written, those before are kept"
+            )
+
+
+@torch.no_grad()
+def not_finite(parts: Parts, *kinds: str) -> list[str]:
+    """Return the names of this rank's tensors of a checkpoint, and buffers, with such values.
+
+    A parameter is called by its name, others with their kind before it (``buffer mean``). A sum
+    shows such a value at a fifteenth of the cost of looking at each, and may overflow: a tensor
+    whose sum is not finite is looked at again.
+
+    Args:
+        kinds: look at these kinds alone; by default at all.
+
+    Raises:
+        CheckpointError: as ``Parts.pieces``.
+    """
+    on_device = defaultdict[torch.device, list[tuple[str, Tensor]]](list)
+    # Each rank has its own buffers until they are averaged and written.
+    buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
+    for key, tensor in (*parts.pieces(), *buffers):
+        if tensor.is_floating_point() and (not kinds or key.kind in kinds):
+            name = key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
+            on_device[tensor.device].append((name, tensor))
+
+    found = []
+    for named in on_device.values():
+        sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
+        for (name, tensor), is_finite in zip(named, sums.isfinite().tolist(), strict=True):
+            if not is_finite and not bool(tensor.float().isfinite().all()):
+                found.append(name)
+    return found

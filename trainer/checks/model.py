@@ -5,16 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import LaunchError
-from ..hooks import Callback
+from ..hooks import Callback, Unfinished
 from ..private.torch import has_accumulation_hooks
-from ..run import Run
 from ..strategies.tensors import WRAPPERS
 
 
 class SupportedModel(Callback):
     """Looks at a model that a task has built."""
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Unfinished, model: nn.Module) -> None:
         """Raise ``LaunchError`` where a strategy would lose or double a part of the model."""
         for path, module in model.named_modules():
             name = path or type(module).__name__

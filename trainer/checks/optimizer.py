@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from ..hooks import Callback
-from ..run import Run
+from ..hooks import Callback, Unfinished
 from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 class DivisibleOptimizer(Callback):
     """Tries a fresh optimizer on small tensors, whole and divided."""
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` if it cannot step this rank's parts of the parameters."""
+    def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
+        """Raise ``ConfigError`` where it cannot step what it will be given. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

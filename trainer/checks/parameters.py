@@ -95,7 +95,7 @@ def _looked_at(run: Run) -> Sequence[tuple[str, Tensor | None]]:
     If a part of the model is saved, only that part: the task says that the rest stays as it is.
     """
     named = run.strategy.temporary_parameters()
-    saved = run.model_file.names
+    saved = run.parts.model_file.names
     if saved is None:
         return named
     return [(name, parameter) for name, parameter in named if name in saved]

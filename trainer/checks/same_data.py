@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..data.alike import check_same_beginning
 from ..data.batches import Window
-from ..hooks import Callback
+from ..hooks import Callback, Unfinished
 from ..run import Run
 
 
@@ -14,7 +14,7 @@ class SameData(Callback):
     def __init__(self) -> None:
         self._compared = False
 
-    def on_data(self, run: Run) -> None:
+    def on_data(self, run: Unfinished) -> None:
         """Raise ``DataError`` where a rank has another data set. Collective."""
         run.sampled.check_same_on_all_ranks()
 

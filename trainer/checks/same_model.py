@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from ..checkpoint.optimizer_state import settings
 from ..distributed.agreement import Agreement
 from ..errors import LaunchError
-from ..hooks import Callback
-from ..run import Run
+from ..hooks import Callback, Unfinished
 from ..strategies.tensors import canonical_state
 from .differences import Facts, described, differences, flat
 
@@ -36,10 +35,10 @@ class SameModel(Callback):
     def __init__(self) -> None:
         self._model: nn.Module | None = None
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Unfinished, model: nn.Module) -> None:
         self._model = model
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
         """Raise ``LaunchError`` where a rank has built something else. Collective."""
         assert self._model is not None, "on_model comes first"
         check_model(

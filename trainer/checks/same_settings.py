@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..errors import ConfigError, Origin, Problem
-from ..hooks import Callback
-from ..run import Run
+from ..hooks import Callback, Unfinished
 from .differences import described, differences, flat
 
 # Of a plan: where values come from, how the processes were started, and notices of one machine.
@@ -14,7 +13,7 @@ _MAY_DIFFER = ("files", "origins", "notices", "launcher")
 class SameSettings(Callback):
     """Compares config, plan and the task's settings between ranks, before anything is built."""
 
-    def on_launch(self, run: Run) -> None:
+    def on_launch(self, run: Unfinished) -> None:
         """Raise ``ConfigError`` where a rank has other settings. Collective."""
         if not run.agreement.distributed:
             return

@@ -37,8 +37,8 @@ from .evaluated_model import EvaluatedModel, find_model
 from .usage import local_path, local_text, usage_error
 
 if TYPE_CHECKING:
-    from ..building.evaluation import MeasuredSet
     from ..config.load import Loaded
+    from ..evaluator import MeasuredSet
     from ..run import Run
     from ..task import Task
 
@@ -82,7 +82,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     launched = launch_as(loaded, task, config)
     model = _of_main(model)
 
-    from ..evaluation_builder import build_for_evaluation
+    from ..builder import build_for_evaluation
 
     weights: Path | None = model.weights
     if model.run is None:
@@ -90,7 +90,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         if own is not None:  # its own files are read by the task, in whatever form they are
             task, weights = own, None
     run = build_for_evaluation(task, config, weights, launched, origins=loaded.origins)
-    run.step, run.samples = model.step, model.samples
+    run.position.step, run.position.samples = model.step, model.samples
     sets = _chosen_sets(run, args.sets)
     out = _out_file(args, model)
     run.agreement.run_on_main(lambda: _check_writable(args.predictions, out))
@@ -348,7 +348,7 @@ def _notices(task: Task, model: EvaluatedModel) -> list[str]:
     return notices
 
 
-def _chosen_sets(run: Run, names: str | None) -> dict[str, MeasuredSet]:
+def _chosen_sets(run: Run, names: str | None) -> Mapping[str, MeasuredSet]:
     """Return the evaluation sets to measure, by name.
 
     Args:
@@ -396,7 +396,7 @@ def _banner(run: Run, model: EvaluatedModel, sets: Mapping[str, MeasuredSet]) ->
 
 def _sizes_text(run: Run, sets: Mapping[str, MeasuredSet]) -> str:
     """Return how many examples are measured, of each set where they have names."""
-    from ..building.evaluation import sizes_of
+    from ..evaluator import sizes_of
 
     sizes = sizes_of(run.data)
     texts = []
@@ -413,7 +413,7 @@ def _batch_size(run: Run) -> int:
 
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the file of the values says about how they were measured. Collective."""
-    from ..building.evaluation import sizes_of
+    from ..evaluator import sizes_of
 
     state_bytes = run.agreement.gather(run.strategy.state_bytes())
     return {

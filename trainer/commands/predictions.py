@@ -27,7 +27,7 @@ from .usage import usage_error
 if TYPE_CHECKING:
     import pyarrow
 
-    from ..building.evaluation import MeasuredSet
+    from ..evaluator import MeasuredSet
     from ..run import Run
 
 INDEX = "index"  # the column with the place of an example in its data set

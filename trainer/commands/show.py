@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
     args, words = parser.parse_known_args(argv)
 
-    from ..building.evaluation import sets_of
+    from ..evaluator import sets_of
 
     loaded = load_config(words)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer

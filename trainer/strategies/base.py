@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
@@ -33,7 +33,6 @@ from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
 from .buffers import sync
 from .compiled import remember_settings
-from .finite import step_if_finite
 from .meta_device import allocate, replace_in_optimizer
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
@@ -125,7 +124,8 @@ class Strategy(ABC):
             the same on every rank. 0 if the engine makes sure of the order.
         writes: how often the engine itself has written to parameters, outside of its optimizer
             step.
-        on_nan: what is done about a gradient that is not finite. "" if nothing looks at it.
+        step_rule: steps an optimizer whose gradients have a norm; ``checks/finite.py`` sets a rule
+            that looks whether the norm is finite.
     """
 
     held = ""
@@ -138,7 +138,7 @@ class Strategy(ABC):
         self.prepared_optimizer: Any
         self.fingerprint = 0
         self.writes = 0
-        self.on_nan = ""
+        self.step_rule: Callable[..., None] = _step
         self._divisions: Divisions | None = None  # of the gradients, from the first step on
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class Strategy(ABC):
         return StepResult(grad_norm=norm, skipped=skipped)
 
     def step_if_finite(self, norm: Tensor) -> None:
-        """Step the optimizer unless ``on_nan`` leaves the step out: ``finite.step_if_finite``."""
-        step_if_finite(self.optimizer, norm, self.on_nan)
+        """Step the optimizer by ``step_rule``."""
+        self.step_rule(self.optimizer, norm)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
@@ -506,3 +506,8 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
     if dtype is not None:
         model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
+
+
+def _step(optimizer: Optimizer, norm: Tensor) -> None:
+    """Step the optimizer, whatever the norm of its gradients is."""
+    optimizer.step()

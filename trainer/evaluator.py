@@ -1,0 +1,402 @@
+"""Evaluation: the sets of ``Data.evaluation``, and their values over all ranks.
+
+``Evaluator`` measures whole sets, tries one batch of each before the first step, and surrounds code
+that computes with the model as an evaluation does. The batches are made in ``data/evaluation.py``,
+and ``callbacks/evaluation.py`` says when a set is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .config.interval import Interval, check_interval, interval_of
+from .data import rng
+from .data.batches import Layout, TrainData, is_stream, sized
+from .data.evaluation import EvaluationBatches
+from .data.now import Now, at, current
+from .errors import DataError, Origin, Problem
+from .losses import weighted
+from .metrics import WeightedSums, agreed
+from .strategies.buffers import restored_buffers
+from .task import Data, EvaluationSet, Task
+from .text import kind_of, listed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .distributed.agreement import Agreement
+    from .metrics import Metric
+    from .optim.ema import Average
+    from .position import Position
+    from .strategies import Strategy
+
+UNNAMED = ""  # the name of a single set
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredSet:
+    """An evaluation set of a run. Iterate it for ``(batch, examples)``.
+
+    Every rank gets as many batches, in the order of the data. A batch of 0 examples does not count.
+
+    Args:
+        name: as in ``Data.evaluation``; "" for a single set.
+        batches: those of this rank.
+        every: how often the set is measured; None: at the end of training.
+        evaluation_step: returns the metrics of one batch.
+        build_metrics: makes torchmetrics by name.
+        has_own_step: whether ``evaluation_step`` is not the task's. Then it may leave out some of
+            the task's torchmetrics.
+        counts_examples: whether a mean of ``evaluation_step`` is over the examples of its batch.
+    """
+
+    name: str
+    batches: EvaluationBatches
+    every: Interval | None
+    evaluation_step: Callable[[nn.Module, Any], Mapping[str, Any]]
+    build_metrics: Callable[[], Mapping[str, Metric]]
+    has_own_step: bool
+    counts_examples: bool
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        return iter(self.batches)
+
+    @property
+    def prefix(self) -> str:
+        """Return the beginning of the names of the set's values."""
+        return prefix_of(self.name)
+
+
+class Evaluator:
+    """Measures the prepared model of a run. Every method is collective: call it on every rank.
+
+    Args:
+        sets: the evaluation sets of the run, by name.
+        position: of the run; an evaluation writes its values and a signal to stop into it.
+        train_data: tells the epoch and the length of the run.
+        average: the moving average of the weights, which is measured if one is kept.
+        frozen_modes: the modules that stay in evaluation mode while the model is trained.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        strategy: Strategy,
+        agreement: Agreement,
+        *,
+        sets: Mapping[str, MeasuredSet],
+        position: Position,
+        train_data: TrainData,
+        average: Average,
+        frozen_modes: Collection[nn.Module],
+    ) -> None:
+        self.sets = sets
+        self._task = task
+        self._strategy = strategy
+        self._agreement = agreement
+        self._position = position
+        self._train_data = train_data
+        self._average = average
+        self._frozen_modes = frozen_modes
+
+    def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
+        """Measure whole sets: as ``Run.evaluate``."""
+        measured: dict[str, float] = {}
+        chosen = self._chosen(names)
+        with self.evaluating():
+            for evaluation_set in chosen:
+                values = self._measure(evaluation_set, evaluation_set, until_signal=True)
+                if values is None:
+                    return {}
+                measured |= values
+
+        # All values of a set are of one evaluation. Those of a set that is gone are dropped.
+        others = [name for name in self.sets if self.sets[name] not in chosen]
+        newest = {}
+        for metric, value in self._position.last_evaluation.items():
+            if set_of_metric(metric, others) is not None:
+                newest[metric] = value
+        self._position.last_evaluation = newest | measured
+        return measured
+
+    @contextmanager
+    def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
+        """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
+        moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
+        self._strategy.sync_buffers()
+        self._strategy.model.eval()
+        with self._average.applied(), at(moment), torch.no_grad():
+            yield
+        self.train_mode()
+        self._strategy.settle()
+
+    def try_out(self) -> dict[str, float]:
+        """Evaluate the first batch of each set, and change nothing.
+
+        Random numbers, buffers, modes of modules and positions of streams are afterwards as they
+        were. The values mean little. Their names are those of an evaluation.
+        """
+        found: dict[str, float] = {}
+        model = self._strategy.model
+        with _unchanged(model, compiled=self._strategy.plan.compile), torch.no_grad():
+            model.eval()
+            for evaluation_set in self.sets.values():
+                with at(self._moment_of(evaluation_set)):
+                    first = evaluation_set.batches.first()
+                found |= self._measure(evaluation_set, [first]) or {}
+        self._strategy.settle()
+        return found
+
+    def train_mode(self) -> None:
+        """Put the model into training mode, except for the frozen modes."""
+        self._strategy.model.train()
+        for module in self._frozen_modes:
+            module.training = False
+
+    def close(self) -> None:
+        """End the loading processes of all sets."""
+        for evaluation_set in self.sets.values():
+            evaluation_set.batches.close()
+
+    def _chosen(self, names: Collection[str] | str | None) -> list[MeasuredSet]:
+        """Return the sets of these names, all for None, in the order of the task's data.
+
+        Raises:
+            DataError: there is no set at all, or none of such a name.
+        """
+        if not self.sets:
+            raise DataError(f"{place_of(UNNAMED)} is None: there is nothing to measure on")
+        wanted = [names] if isinstance(names, str) else names
+        for name in wanted or ():
+            if name not in self.sets:
+                known = listed(list(self.sets))
+                raise DataError(f"Data.evaluation has no set {name!r}; its sets are {known}")
+        return [chosen for name, chosen in self.sets.items() if wanted is None or name in wanted]
+
+    def _measure(
+        self,
+        chosen: MeasuredSet,
+        batches: Iterable[tuple[Any, int]],
+        *,
+        until_signal: bool = False,
+    ) -> dict[str, float] | None:
+        """Return the values of a set over these batches of all ranks.
+
+        Args:
+            until_signal: return None if a signal comes in between.
+        """
+        accelerator = self._strategy.accelerator
+        objects = chosen.build_metrics()
+        sums = WeightedSums({name: m.to(accelerator.device) for name, m in objects.items()})
+        with at(self._moment_of(chosen)):
+            for batch, examples in batches:
+                values = self._values_of(chosen, self._strategy.to_device(batch), examples)
+                sums.add(values, counts=examples > 0)
+                if until_signal and self._is_ended_by_signal():
+                    return None
+
+            of_ranks = self._agreement.gather((sums.layout(), sums.named))
+            if chosen.has_own_step:
+                sums.keep({name for _, named in of_ranks for name in named})
+            reduced = sums.reduce(accelerator, agreed(layout for layout, _ in of_ranks))
+            means = self._task.summarize(reduced)
+        return {f"{chosen.prefix}{name}": float(value) for name, value in means.items()}
+
+    def _values_of(self, chosen: MeasuredSet, batch: Any, examples: int) -> Mapping[str, Any]:
+        """Return the values of one batch on the device."""
+        model = self._strategy.model
+        if not chosen.counts_examples:
+            return chosen.evaluation_step(model, batch)
+        # The loader knows the number of examples. The first tensor of a batch need not begin with
+        # them, so the default weight is not asked.
+        return weighted(self._task.training_step(model, batch), float(examples))
+
+    def _moment_of(self, evaluation_set: MeasuredSet) -> Now:
+        """Return the moment that ``trainer.now()`` tells while a set is measured."""
+        data, position = self._train_data, self._position
+        return Now(
+            step=position.step,
+            epoch=data.epochs_at(position.samples),
+            samples=position.samples,
+            total_steps=data.items.total_steps,
+            evaluation_set=evaluation_set.name,
+            seed=data.seed,
+        )
+
+    def _is_ended_by_signal(self) -> bool:
+        """Return whether a signal has come during the evaluation."""
+        position = self._position
+        if position.stop_signal:  # it came before, and this evaluation is wanted all the same
+            return False
+        position.stop_signal = self._agreement.poll_evaluation()
+        position.stopping = position.stopping or position.stop_signal > 0
+        return position.stop_signal > 0
+
+
+@contextmanager
+def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
+    """Restore generators, buffers and modes of modules after the block.
+
+    Args:
+        model: prepared.
+        compiled: whether the model is compiled. Then it runs uncompiled in the block: torch
+            compiles a second shape in another way than the first, and the training must have the
+            first.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    states = rng.read()
+    with ExitStack() as block:
+        block.enter_context(restored_buffers(model))
+        if compiled:  # torch's compiler takes a second to import
+            block.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+    rng.write(states)
+    for module, training in modes:
+        module.training = training
+
+
+# -- the sets of a task ----------------------------------------------------------------------------
+
+
+def prefix_of(name: str) -> str:
+    """Return the beginning of the names of a set's values: ``eval/``, or ``eval/clean/``."""
+    return f"eval/{name}/" if name else "eval/"
+
+
+def place_of(name: str) -> str:
+    """Return the place of a set in a task's data, for messages."""
+    return f"Data.evaluation[{name!r}]" if name else "Data.evaluation"
+
+
+def sets_of(data: Data) -> dict[str, EvaluationSet]:
+    """Return the sets to measure on, by name: none, a single one named "", or several.
+
+    Raises:
+        DataError: a name, an interval or a set is none.
+    """
+    given = data.evaluation
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or 0 in given:  # a mapping with the key 0 is a data set
+        given = {UNNAMED: given}
+    elif not given:
+        raise DataError("Data.evaluation holds no set: give some by name, or None")
+    else:
+        for name in given:
+            if not isinstance(name, str) or not name.strip() or "/" in name:
+                rule = "the name of a set must be text without a slash: metrics are eval/name/loss"
+                raise DataError(f"Data.evaluation: {name!r}: {rule}")
+    return {name: _checked(name, given[name]) for name in given}
+
+
+def _checked(name: str, given: Any) -> EvaluationSet:
+    """Return a set as an ``EvaluationSet``, or raise ``DataError``."""
+    chosen = given if isinstance(given, EvaluationSet) else EvaluationSet(given)
+    place = place_of(name)
+    if isinstance(chosen.items, EvaluationSet) or chosen.items is None:
+        raise DataError(f"{place} holds {kind_of(chosen.items)} instead of a data set")
+    if chosen.every is not None:
+        try:
+            check_interval(chosen.every)
+        except ValueError as error:
+            raise DataError(f"{place}: every: {chosen.every!r}: {error}") from None
+    return chosen
+
+
+def sizes_of(data: Data) -> int | dict[str, int | None] | None:
+    """Count the samples to measure on: 0 without a set, None for a stream, by name for several.
+
+    Raises:
+        DataError: a set is empty.
+    """
+    sizes: dict[str, int | None] = {}
+    for name, chosen in sets_of(data).items():
+        field = place_of(name).removeprefix("Data.")
+        sizes[name] = None if is_stream(chosen.items) else sized(chosen.items, field)
+
+    if not sizes:
+        return 0
+    return sizes[UNNAMED] if list(sizes) == [UNNAMED] else sizes
+
+
+def measured_sets(
+    task: Task,
+    data: Data,
+    layout: Layout,
+    *,
+    batch_size: int,
+    eval_every: Interval | None = None,
+    steps_per_epoch: int | None = None,
+    **loading: Any,
+) -> dict[str, MeasuredSet]:
+    """Return the sets of a run by name, with the settings that task and config give to all of them.
+
+    Args:
+        batch_size: samples of one rank in one batch.
+        eval_every: of the config, for sets without an interval of their own.
+        steps_per_epoch: of the training set; None for a stream.
+        loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
+
+    Raises:
+        DataError: a name is wrong, or the interval of a set is shorter than a step.
+    """
+    task_has_own_step = type(task).evaluation_step is not Task.evaluation_step
+    task_has_own_weight = type(task).weight is not Task.weight
+
+    measured = {}
+    for name, chosen in sets_of(data).items():
+        every = eval_every
+        if chosen.every is not None:
+            try:
+                every = interval_of(chosen.every, steps_per_epoch)
+            except ValueError as error:
+                raise DataError(f"{place_of(name)}: every: {chosen.every!r}: {error}") from None
+
+        collate = chosen.collate or data.collate
+        has_own_step = chosen.evaluation_step is not None
+        measured[name] = MeasuredSet(
+            name=name,
+            batches=EvaluationBatches(
+                chosen.items,
+                layout,
+                batch_size=batch_size,
+                collate=collate,
+                name=place_of(name),
+                **loading,
+            ),
+            every=every,
+            evaluation_step=chosen.evaluation_step or task.evaluation_step,
+            build_metrics=chosen.build_metrics or task.build_metrics,
+            has_own_step=has_own_step,
+            counts_examples=not (has_own_step or task_has_own_step or task_has_own_weight),
+        )
+    return measured
+
+
+def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
+    """Return the name of the set that has a metric such as ``eval/clean/loss``; None if none has.
+
+    Args:
+        names: of the sets.
+    """
+    return next((name for name in names if metric.startswith(prefix_of(name))), None)
+
+
+def best_metric_problem(metric: str, known: Collection[str], origin: Origin) -> Problem | None:
+    """Return the problem with ``best_metric``; None if the task measures it.
+
+    Args:
+        known: the names of all values that an evaluation gives.
+        origin: of the key.
+    """
+    if metric in known:
+        return None
+    rule = "the task measures nothing: its Data has no evaluation set"
+    if known:
+        rule = f"the task measures no such value; it measures {listed(list(known))}"
+    return Problem(origin=origin, value=metric, rule=rule)
