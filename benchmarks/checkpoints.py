@@ -199,8 +199,10 @@ def begin(one: Trainer, step: int) -> None:
         shutil.rmtree(one.run.saver.folder)
         one.run.saver.folder.mkdir()
     one.run.accelerator.wait_for_everyone()
-    one.run.step, one.run.saver.last_step = step, None
-    one.run.samples = one.run.train_data.restore({"samples": step * one.run.plan.global_batch_size})
+    one.run.saver.last_step = None
+    position = {"samples": step * one.run.plan.global_batch_size}
+    one.run.position.step = step
+    one.run.position.samples = one.run.train_data.restore(position)
 
 
 def measure(
@@ -210,7 +212,7 @@ def measure(
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
         pass
-    parts = one._parts()
+    parts = one.run.parts
     pieces = [*parts.pieces(), *parts.buffer_pieces()]
     mine = [tensor.detach().clone() for _, tensor in pieces if tensor.dim()]
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
@@ -251,7 +253,7 @@ def measure(
         checks.append(seconds(partial(discover.verify, info, one.agreement)))
 
         def load() -> None:
-            restore.load(one._parts(), info, allow_change=True)
+            restore.load(one.run.parts, info, allow_change=True)
 
         def as_new() -> None:
             one.strategy.optimizer.state.clear()

@@ -44,7 +44,7 @@ RUNS = {
 }
 COMMON = ["--log_every", "1", "--warmup_steps", "2", "--keep_last", "9", "--mixed_precision", "no"]
 SETTINGS = {"digits": [], "llama": ["--task_settings.max_bytes", "300000"]}
-CHANGES_WITH_THE_CODE = ("versions", "plan", "config", "spent", "evaluation_owed")
+CHANGES_WITH_THE_CODE = ("versions", "plan", "config", "spent", "not_finite_at_start")
 
 
 def train(strategy: str, folder: Path, words: list[str]) -> None:

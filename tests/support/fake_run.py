@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainer import StepInfo
+from trainer.strategies.base import StepResult
 
 
 def step_info(step: int = 1, **values: Any) -> StepInfo:
@@ -19,7 +20,9 @@ def step_info(step: int = 1, **values: Any) -> StepInfo:
         "loss": torch.tensor(1.0),
         "grad_norm": torch.tensor(1.0),
     }
-    return StepInfo(step=step, **given | values)
+    given |= values
+    update = StepResult(grad_norm=given["grad_norm"])
+    return StepInfo(step=step, **{"update": update, **given})
 
 
 class TwoRanks:

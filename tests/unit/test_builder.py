@@ -1,18 +1,31 @@
-"""Building a run: who looks at what, and when; runs that have ended; runs without checks."""
+"""Building a run: its parts and the hooks between them, finished runs, evaluation alone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brought_tasks import Plain
+from brought_tasks import Numbers, Plain
+from evaluated import Sign
 from one_process import checkpoint, fit, losses
 from resuming import Odd
 from torch import nn
 
-from trainer import Callback, ConfigError, Run, StepInfo, TrainConfig, Trainer, build
-from trainer.checks.row import checks_of
+from trainer import (
+    Callback,
+    ConfigError,
+    Data,
+    EvaluationSet,
+    Run,
+    StepInfo,
+    TrainConfig,
+    Trainer,
+    build,
+)
+from trainer.builder import build_for_evaluation
+from trainer.row import checks_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -29,7 +42,11 @@ class Events(Callback):
         self.seen: list[tuple[str, list[str]]] = []
 
     def note(self, event: str, run: Run) -> None:
-        there = [name for name in ("directory", "data", "schedule", "facts") if hasattr(run, name)]
+        there = [
+            name
+            for name in ("plan", "directory", "data", "reads_weights_later", "schedule")
+            if hasattr(run, name)
+        ]
         self.seen.append((event, there))
 
     def on_launch(self, run: Run) -> None:
@@ -52,10 +69,10 @@ def test_hooks_look_at_each_part_before_the_next_one_is_built(tmp_path: Path) ->
     events = Events()
     run = build(Plain(), config_in(tmp_path), callbacks=[events])
     assert events.seen == [
-        ("launch", []),
-        ("data", ["directory", "data"]),
-        ("model", ["directory", "data"]),
-        ("optimizer", ["directory", "data"]),
+        ("launch", ["plan"]),
+        ("data", ["plan", "directory", "data"]),
+        ("model", ["plan", "directory", "data", "reads_weights_later"]),
+        ("optimizer", ["plan", "directory", "data", "reads_weights_later"]),
     ]
     assert (run.step, run.total_steps, run.finished) == (0, 2, False)
     assert (tmp_path / "config.yaml").exists() and (tmp_path / "plan.json").exists()
@@ -144,3 +161,64 @@ def test_without_checks_a_run_has_the_same_bits(tmp_path: Path) -> None:
         found.append((bits.seen, losses(folder), model))
     assert found[0] == found[1]
     assert len(found[0][0]) == 8
+
+
+class Several(Plain):
+    """Two sets of 10 and 3 samples; the second has an interval of its own."""
+
+    def build_data(self) -> Data:
+        noisy = EvaluationSet(Numbers(3, seed=2), every=3)
+        return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
+
+
+def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(Plain(), config_in(tmp_path / "one", eval_every=3))
+    plan = json.loads((tmp_path / "one" / "plan.json").read_text())
+    assert plan["evaluation_samples"] == 10
+    assert plan["evaluation_every"] == "every 3 steps and at the end"
+
+    build(Several(), config_in(tmp_path / "two", eval_every="1/4 epoch"))
+    plan = json.loads((tmp_path / "two" / "plan.json").read_text())
+    assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
+    assert plan["evaluation_every"]["clean"] == "every 2 steps and at the end"
+    shown = "clean: 10 samples, every 2 steps and at the end; noisy: 3 samples, every 3 steps"
+    assert shown in capsys.readouterr().out
+
+
+# -- a run that is evaluated and never trained -----------------------------------------------------
+
+
+def evaluating(folder: Path, weights: Path | None, **settings: Any) -> Run:
+    config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(folder), **settings)
+    return build_for_evaluation(Sign(), config, weights)
+
+
+def test_no_gradient_and_no_state_is_kept_and_no_weight_moves(tmp_path: Path) -> None:
+    run = evaluating(tmp_path / "run", None)
+    trainable = [p.numel() for p in run.model.parameters() if p.requires_grad]
+    assert trainable == [2], "the bias of the last layer, for engines that need one"
+
+    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    run.evaluate()
+    assert not run.optimizer.state
+    assert [p for p in run.model.parameters() if p.grad is not None] == []
+    for name, tensor in run.model.state_dict().items():
+        assert tensor.equal(before[name]), name
+    run.close()
+    assert not (tmp_path / "run").exists(), "nothing is written"
+
+
+def test_an_evaluation_has_a_folders_weights_whatever_the_config_names(tmp_path: Path) -> None:
+    config = TrainConfig(task="evaluated:Sign", max_steps=2, lr=0.1, output_dir=str(tmp_path / "a"))
+    training = Trainer(Sign(), config)
+    training.fit()
+    trained = {name: tensor.clone() for name, tensor in training.run.model.state_dict().items()}
+    expected = training.run.evaluate()
+
+    names = {"run_name": "{experiment}-{lr}"}
+    run = evaluating(tmp_path / "b", tmp_path / "a" / "model", lr=0.5, **names)
+    assert run.name == "Sign-0.5"
+    for name, tensor in run.model.state_dict().items():
+        assert tensor.equal(trained[name]), name
+    assert run.evaluate() == expected
+    run.close()

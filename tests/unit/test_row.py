@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trainer.checks
 from trainer import Callback, ConfigError, TrainConfig
-from trainer.callbacks.evaluation import Evaluation
-from trainer.row import row_of
+from trainer.row import checks_of, row_of
 
 PLAIN = [
     "Clock",
@@ -84,12 +86,17 @@ def test_added_hooks_come_behind_all_others_but_the_one_that_saves() -> None:
     assert names(Mine()) == [*PLAIN[:-2], "Mine", *PLAIN[-2:]]
 
 
-def test_an_evaluation_that_is_made_up_is_shown_to_the_hooks_behind_it() -> None:
-    mine = Mine()
-    whole = row(mine)
-    [evaluation] = [hook for hook in whole if isinstance(hook, Evaluation)]
-    assert evaluation.behind.row == whole[whole.index(evaluation) + 1 :]
-    assert mine in evaluation.behind.row
+def test_every_check_is_in_the_row_once_and_no_run_shares_one() -> None:
+    hooks = []
+    for path in Path(trainer.checks.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and "Callback" in map(ast.unparse, node.bases):
+                hooks.append(node.name)
+    whole = names(on_nan="skip")
+    assert [whole.count(name) for name in hooks] == [1] * len(hooks)
+    config = TrainConfig(task="m:T", max_steps=4)
+    one, other = checks_of(config), checks_of(config)
+    assert not [check for check in one if check in other]
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_built() -> None:

@@ -85,9 +85,9 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
-<- checkpoint, building <- measuring, reporting <- run <- hooks <- checks, callbacks <- builder, row
-<- evaluation_builder, loop <- script, language <- commands
+errors, text, plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
+<- evaluator <- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- row <- builder
+<- loop <- script, language <- commands
 """
 
 

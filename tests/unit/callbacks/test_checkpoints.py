@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from fake_run import fake_run, step_info
 
 from trainer.callbacks.checkpoints import SaveCheckpoints
-from trainer.errors import CheckpointError, TrainerError
+from trainer.errors import CheckpointError
 
 
 def saving_run(
@@ -21,9 +20,6 @@ def saving_run(
     save_error: str = "",
     finish_error: str = "",
     export_error: str = "",
-    on_nan: str = "stop",
-    keep_last: int = 1,
-    skipped_in_a_row: int = 0,
 ) -> Any:
     """A run that saves every fourth step, and notes what is called; calls may fail."""
 
@@ -32,26 +28,19 @@ def saving_run(
         if error:
             raise CheckpointError(error)
 
-    def fail(text: str) -> None:
-        raise TrainerError(text)
-
     return fake_run(
         saves_at=lambda step: step % 4 == 0,
         save=lambda: call("save", save_error),
         export=lambda folder: call(f"export {folder.name}", export_error),
         saver=SimpleNamespace(finish=lambda: call("finish", finish_error)),
         meter=SimpleNamespace(paused=lambda name: contextlib.nullcontext()),
-        agreement=SimpleNamespace(sum=lambda value: value),
         directory=SimpleNamespace(path=Path("run")),
-        config=SimpleNamespace(on_nan=on_nan, keep_last=keep_last),
-        skipped_in_a_row=skipped_in_a_row,
-        fail=fail,
     )
 
 
-def calls_at(step: int, *, is_last: bool = False, loss: float = 1.0, **settings: Any) -> list[str]:
+def calls_at(step: int, *, is_last: bool = False, **settings: Any) -> list[str]:
     calls: list[str] = []
-    info = step_info(step, is_last=is_last, loss=torch.tensor(loss))
+    info = step_info(step, is_last=is_last)
     SaveCheckpoints().on_step(saving_run(calls, **settings), info)
     return calls
 
@@ -63,25 +52,6 @@ def test_a_checkpoint_is_saved_where_it_is_due_without_waiting_for_it() -> None:
 
 def test_the_last_step_is_saved_in_any_case_and_waited_for() -> None:
     assert calls_at(5, is_last=True) == ["save", "finish"]
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_nothing_is_saved_of_a_loss_that_is_not_finite(loss: float) -> None:
-    calls: list[str] = []
-    info = step_info(4, loss=torch.tensor(loss))
-    with pytest.raises(TrainerError, match=f"^step 4: the loss is {loss}$"):
-        SaveCheckpoints().on_step(saving_run(calls), info)
-    assert calls == []
-    assert calls_at(3, loss=loss) == [], "looked at in saving steps only"
-
-
-@pytest.mark.parametrize(
-    "settings", [{"on_nan": "skip"}, {"skipped_in_a_row": 1}, {"keep_last": 0}]
-)
-def test_the_loss_of_a_step_that_changed_no_weight_does_not_matter(
-    settings: dict[str, Any],
-) -> None:
-    assert calls_at(4, loss=float("nan"), **settings) == ["save"]
 
 
 @pytest.mark.parametrize("failing", ["save_error", "finish_error"])

@@ -18,11 +18,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from trainer import Callback, Run, StepInfo
-from trainer.building.evaluation import UNNAMED
 from trainer.callbacks import hub
-from trainer.callbacks.evaluation import Evaluation
 from trainer.callbacks.hub import HubPush, Upload
-from trainer.hooks import Hooks
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 BEST = {"eval_every": 1, "best_metric": "eval/loss", "push_to_hub": "anna/odd"}
@@ -163,22 +160,6 @@ def test_an_upload_that_does_not_end_is_given_up(tmp_path: Path, uploads: Upload
     assert uploads.ended == uploads.begun == [Upload()], "nothing else is begun afterwards"
     assert "has not arrived after 0 s at the end of the run" in log_of(tmp_path)
     assert log_of(tmp_path).count("upload it with: hf upload anna/odd") == 2
-
-
-class MadeUp(Callback):
-    """Shows the row behind it an evaluation before its first step, as one that was made up."""
-
-    def on_data(self, run: Run) -> None:
-        assert isinstance(run.hooks, Hooks)
-        evaluation = next(hook for hook in run.hooks.row if isinstance(hook, Evaluation))
-        evaluation.pending = [UNNAMED]
-
-
-def test_a_best_model_of_an_evaluation_that_is_made_up_is_pushed(
-    tmp_path: Path, uploads: Uploads
-) -> None:
-    fit(tmp_path, Evaluated(), MadeUp(), **BEST)
-    assert uploads.pushed[0] == best_at(0, 3) and len(uploads.pushed) == 5
 
 
 def test_a_folder_that_cannot_be_copied_ends_no_run(

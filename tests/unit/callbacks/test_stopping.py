@@ -10,6 +10,7 @@ import pytest
 from fake_run import fake_run, step_info
 
 from trainer.callbacks.stopping import Stopping
+from trainer.position import Position
 
 
 def run_at(
@@ -25,10 +26,8 @@ def run_at(
         step=step,
         total_steps=10,
         last_step=stop_at or 10,
-        stop_reason="",
         config=SimpleNamespace(stop_at=stop_at),
-        stopping=False,
-        stop_signal=0,
+        position=Position(),
         agreement=SimpleNamespace(poll=poll),
         strategy=SimpleNamespace(fingerprint=7),
     )
@@ -39,7 +38,7 @@ def test_training_ends_with_the_last_step(step: int, is_last: bool) -> None:
     run, info = run_at(step, None, fingerprints := []), step_info(step)
     Stopping().on_step(run, info)
     assert info.is_last == is_last
-    assert not run.stopping, "nobody asked for a stop"
+    assert not run.position.stopping, "nobody asked for a stop"
     assert fingerprints == [7], "what a rank did is compared at each step"
 
 
@@ -47,8 +46,8 @@ def test_training_ends_with_the_last_step(step: int, is_last: bool) -> None:
 def test_a_stop_that_the_ranks_agreed_on_makes_this_step_the_last(answer: int) -> None:
     run, info = run_at(3, answer, []), step_info(3)
     Stopping().on_step(run, info)
-    assert info.is_last and run.stopping
-    assert run.stop_signal == answer, "0 where code asked"
+    assert info.is_last and run.position.stopping
+    assert run.position.stop_signal == answer, "0 where code asked"
 
 
 def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule() -> None:
@@ -56,12 +55,12 @@ def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule() -> None:
         run, info = run_at(step, None, [], stop_at=4), step_info(step)
         Stopping().on_step(run, info)
         assert info.is_last == (step == 4)
-        assert run.stop_reason == ("stop_at 4" if step == 4 else "")
+        assert run.position.stop_reason == ("stop_at 4" if step == 4 else "")
 
     resumed = run_at(4, None, [], stop_at=4)
     Stopping().on_start(resumed)
-    assert resumed.stop_reason == "stop_at 4", "also where a resumed run makes no step"
+    assert resumed.position.stop_reason == "stop_at 4", "also where a resumed run makes no step"
 
     done = run_at(10, None, [], stop_at=10)
     Stopping().on_step(done, step_info(10))
-    assert done.stop_reason == "", "the end of the schedule is no early end"
+    assert done.position.stop_reason == "", "the end of the schedule is no early end"

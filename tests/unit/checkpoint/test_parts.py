@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import fit
-from read_backs import ReadBacks
 from resuming import Odd
 
 from trainer import Callback, Run, StepInfo
@@ -52,37 +51,9 @@ class Second(Callback):
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_what_a_rank_writes_is_known_before_the_first_step(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Odd(), Second(), Second(), max_steps=2)
-    parts = trainer.parts()
+    parts = trainer.parts
     written = [*parts.pieces(), *parts.buffer_pieces()]
     state_values = [tensor for key, tensor in written if key.kind == "optimizer.step"]
     total = sum(tensor.nbytes for _, tensor in written)
     assert parts.bytes() == total - sum(tensor.nbytes for tensor in state_values)
     assert [name for name in parts.named_callbacks() if "Second" in name] == ["Second", "Second#2"]
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
-    parts = trainer.parts()
-    assert parts.not_finite() == []
-
-    model = trainer.model
-    model.scale.data.fill_(3e38)  # its sum with itself would be infinite: it is looked at again
-    assert parts.not_finite() == []
-
-    model.scale.data.fill_(float("nan"))
-    model.frozen.weight.data[0, 0] = float("inf")
-    assert parts.not_finite() == ["scale", "frozen frozen.weight"]
-    assert parts.not_finite("frozen", "buffer") == ["frozen frozen.weight"]
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_values_that_are_not_finite_are_read_back_together(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
-    parts = trainer.parts()
-    trainer.model.scale.data.fill_(float("nan"))
-    trainer.model.frozen.weight.data[0, 0] = float("inf")
-    pieces = list(parts.pieces())
-    with ReadBacks() as seen:
-        assert len(parts.not_finite(pieces=pieces)) == 2
-    assert seen.count == 0

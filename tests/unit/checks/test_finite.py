@@ -1,8 +1,9 @@
-"""Steps that are left out where a device decides, and samples by their numbers."""
+"""The rule about numbers that are not finite: steps, losses, buffers and checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,22 +11,34 @@ import torch
 from brought_tasks import Numbers, Plain
 from fake_run import TwoRanks, fake_run, step_info
 from one_process import fit
+from resuming import Odd
 from torch import nn
 
 from trainer import Data, TrainerError
-from trainer.checks.finite import FiniteNumbers, samples_of
+from trainer.checks.finite import (
+    FiniteNumbers,
+    SkippedBuffers,
+    not_finite,
+    samples_of,
+    step_by_flag,
+    step_if_finite,
+)
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
-from trainer.strategies.finite import step_by_flag, step_if_finite
+from trainer.strategies.base import StepResult
 
 fresh = pytest.mark.usefixtures("fresh_accelerate")
+NAN = torch.tensor(float("nan"))
 
 
-def stepped(**settings: Any) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+# -- the optimizer's step --------------------------------------------------------------------------
+
+
+def stepped() -> tuple[nn.Parameter, torch.optim.Optimizer]:
     """A parameter and a fused AdamW that has stepped it once."""
     parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = torch.optim.AdamW([parameter], fused=True, **settings)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
     parameter.grad = torch.tensor([0.5, -0.5])
     step_by_flag(optimizer, torch.tensor(0.7))
     return parameter, optimizer
@@ -38,9 +51,9 @@ def test_a_fused_step_looks_at_the_flag_on_its_device() -> None:
     for norm in (float("nan"), float("inf")):
         parameter.grad = torch.tensor([norm, 1.0])
         step_by_flag(optimizer, torch.tensor(norm))
-    assert all(map(torch.equal, before, (parameter, *optimizer.state[parameter].values()))), (
-        "moments and count as well"
-    )
+    after = (parameter, *optimizer.state[parameter].values())
+    assert all(map(torch.equal, before, after)), "moments and count as well"
+
     other, plain = stepped()
     for one, stepper in (
         (parameter, lambda: step_by_flag(optimizer, torch.tensor(1.0))),
@@ -52,16 +65,49 @@ def test_a_fused_step_looks_at_the_flag_on_its_device() -> None:
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
-def test_on_the_cpu_no_optimizer_steps_with_what_is_not_finite(on_nan: str) -> None:
+def test_on_the_cpu_no_optimizer_steps_with_a_norm_that_is_not_finite(on_nan: str) -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     parameter.grad = torch.ones(2)
-    step_if_finite(optimizer, torch.tensor(float("inf")), on_nan)
+    step_if_finite(optimizer, torch.tensor(float("inf")), on_nan=on_nan)
     assert parameter.tolist() == [1.0, 1.0]
-    step_if_finite(optimizer, torch.tensor(1.0), on_nan)
+    step_if_finite(optimizer, torch.tensor(1.0), on_nan=on_nan)
     assert parameter.tolist() == [0.0, 0.0]
-    step_if_finite(optimizer, torch.tensor(float("inf")), "")
-    assert parameter.tolist() == [-1.0, -1.0], "a loop that does not look gets what it asked for"
+
+
+class OnGPU(torch.Tensor):
+    """A norm that says it is on a GPU, and whose value nobody may wait for."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def item(self) -> Any:
+        raise AssertionError("the host waits")
+
+
+class Optimizer:
+    def __init__(self, *, fused: bool = False) -> None:
+        self._step_supports_amp_scaling = fused
+        self.steps = 0
+        self.found_inf: Any = None
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def test_on_a_gpu_the_host_waits_for_skip_without_a_fused_optimizer_only() -> None:
+    norm = NAN.clone().as_subclass(OnGPU)
+    fused, plain = Optimizer(fused=True), Optimizer()
+    step_if_finite(fused, norm, on_nan="skip")
+    assert fused.steps == 1 and torch.equal(fused.found_inf, torch.tensor(1.0).as_subclass(OnGPU))
+    step_if_finite(plain, norm, on_nan="stop")
+    assert plain.steps == 1, "the run ends before anything of it is written"
+    with pytest.raises(AssertionError, match="the host waits"):
+        step_if_finite(plain, norm, on_nan="skip")
+
+
+# -- the run ---------------------------------------------------------------------------------------
 
 
 def test_samples_of_a_step_are_those_of_its_window() -> None:
@@ -73,87 +119,133 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
     assert samples_of(data, 19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
 
 
-NAN = torch.tensor(float("nan"))
-
-
-def run_of_two(lost_by_the_other: list[Any], skipped_in_a_row: int = 0) -> Any:
-    """Return rank 0 of two, at the third step of eight samples; ``fail`` raises."""
+def judge(
+    on_nan: str,
+    lost: list[Any],
+    *,
+    in_a_row: int = 0,
+    saves: bool = False,
+    keep_last: int = 1,
+    **values: Any,
+) -> Any:
+    """Judge the third step of eight samples on rank 0 of two; return the run."""
     cut = Layout(rank=0, world_size=2, micro_batch_size=4, accumulation_steps=1)
 
     def fail(text: str) -> None:
         raise TrainerError(text)
 
-    return fake_run(
-        agreement=TwoRanks(lambda mine: lost_by_the_other),
+    agreement: Any = TwoRanks(lambda mine: lost)
+    agreement.sum = lambda value: value
+    run = fake_run(
+        agreement=agreement,
         train_data=IndexedData(Numbers(64), cut, seed=3),
         step_began=16,
-        skipped_steps=0,
-        skipped_in_a_row=skipped_in_a_row,
-        saves_at=lambda step: False,
+        position=SimpleNamespace(skipped_steps=0),
+        skipped_in_a_row=in_a_row,
+        config=SimpleNamespace(keep_last=keep_last),
+        saves_at=lambda step: saves,
         fail=fail,
     )
-
-
-def judge(on_nan: str, lost: list[Any], skipped_in_a_row: int = 0, **values: Any) -> Any:
-    run = run_of_two(lost, skipped_in_a_row)
     info = step_info(3, **{"shares": [torch.tensor(1.0)], **values})
     FiniteNumbers(on_nan).on_step(run, info)
     return run
 
 
+OTHER = [(float("nan"), [5, 7])]
+
+
 def test_a_lost_loss_is_named_with_rank_and_samples() -> None:
     expected = r"^step 3: the loss on rank 1 is nan, of samples 5, 7 of Data\.train$"
     with pytest.raises(TrainerError, match=expected):
-        judge("stop", [(float("nan"), [5, 7])], grad_norm=NAN)
+        judge("stop", OTHER, grad_norm=NAN)
 
-
-def test_the_samples_of_this_rank_are_those_of_its_micro_batch() -> None:
-    own = epoch_order(64, 3, 0)[16:20].tolist()
-    with pytest.raises(TrainerError) as error:
-        judge("stop", [(float("inf"), [5])], shares=[NAN], grad_norm=NAN)
-    text = ", ".join(map(str, own))
-    assert f"rank 0 is nan, of samples {text} of Data.train, and others on rank 1" in str(
-        error.value
-    )
-
-
-def test_a_gradient_may_be_lost_though_no_loss_is() -> None:
+    own = ", ".join(map(str, epoch_order(64, 3, 0)[16:20].tolist()))
+    with pytest.raises(TrainerError, match=f"rank 0 is nan, of samples {own} of Data.train"):
+        judge("stop", OTHER, shares=[NAN], grad_norm=NAN)
     with pytest.raises(TrainerError, match="the gradient is not finite, though the losses of all"):
         judge("stop", [], grad_norm=NAN)
 
 
-def test_a_logged_loss_without_a_value_ends_the_run_though_its_gradient_has_one() -> None:
-    lost = [(float("nan"), [5])]
+@pytest.mark.parametrize("where", [{"metrics": {"loss": float("nan")}}, {"saves": True}])
+def test_a_loss_whose_gradient_is_finite_ends_the_run_when_it_is_logged_or_saved(
+    where: dict[str, Any],
+) -> None:
     with pytest.raises(TrainerError, match=r"^step 3: the loss on rank 1 is nan"):
-        judge("stop", lost, metrics={"loss": float("nan")})
-    assert judge("skip", lost, metrics={"loss": float("nan")}).said == []
+        judge("stop", OTHER, loss=NAN, **where)
+    assert judge("skip", OTHER, loss=NAN, **where).said == []
+    assert judge("stop", OTHER, loss=NAN, saves=True, keep_last=0).said == []
+    assert judge("stop", OTHER, loss=NAN).said == []
 
 
 def test_a_step_that_is_left_out_is_counted_and_reported() -> None:
-    run = judge("skip", [(float("nan"), [5])], grad_norm=NAN)
-    assert run.skipped_steps == 1
+    run = judge("skip", OTHER, grad_norm=NAN)
+    assert run.position.skipped_steps == 1
     [line] = run.said
     assert line.startswith("note: step 3: the loss on rank 1 is nan")
     assert line.endswith("; the step is left out")
 
 
 def test_steps_that_the_fp16_scaler_skips_are_its_own_until_it_skips_too_many() -> None:
-    assert judge("stop", [], skipped_in_a_row=31, grad_norm=NAN).said == []
+    assert judge("stop", [], in_a_row=31, grad_norm=NAN).said == []
     with pytest.raises(TrainerError, match=r"^step 3: "):
-        judge("stop", [], skipped_in_a_row=32, grad_norm=NAN)
-
-
-class LosesAll(Plain):
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        return super().training_step(model, batch) * float("inf")
-
-    def build_data(self) -> Data:
-        return Data(train=Numbers(240))
+        judge("stop", [], in_a_row=32, grad_norm=NAN)
 
 
 @fresh
 def test_a_run_that_skips_every_step_ends(tmp_path: Path) -> None:
+    class LosesAll(Plain):
+        def training_step(self, model: nn.Module, batch: Any) -> Any:
+            return super().training_step(model, batch) * float("inf")
+
+        def build_data(self) -> Data:
+            return Data(train=Numbers(240))
+
     with pytest.raises(
         TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"
     ):
         fit(tmp_path, LosesAll(), max_steps=50, on_nan="skip", save_every=None)
+
+
+@pytest.mark.parametrize(
+    ("norm", "skipped", "stays"),
+    [
+        (1.0, False, False),
+        (float("nan"), False, True),
+        (float("inf"), False, True),
+        (1.0, True, True),
+    ],
+)
+def test_statistics_follow_a_batch_only_if_its_step_was_made(
+    norm: float, skipped: bool, stays: bool
+) -> None:
+    model = nn.BatchNorm1d(2)
+    run, hook = fake_run(model=model), SkippedBuffers()
+    hook.on_start(run)
+    window: Any = object()
+    hook.on_window(run, window)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.tensor([[1.0, 2.0], [3.0, 8.0]]))
+
+    update = StepResult(grad_norm=torch.tensor(norm), skipped=skipped)
+    hook.on_step(run, step_info(update=update))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]) == stays
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@fresh
+def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
+    parts = trainer.parts
+    assert not_finite(parts) == []
+
+    model = trainer.model
+    model.scale.data.fill_(3e38)  # its sum with itself would be infinite: it is looked at again
+    assert not_finite(parts) == []
+
+    model.scale.data.fill_(float("nan"))
+    model.frozen.weight.data[0, 0] = float("inf")
+    assert not_finite(parts) == ["scale", "frozen frozen.weight"]
+    assert not_finite(parts, "frozen", "buffer") == ["frozen frozen.weight"]

@@ -49,7 +49,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def run(engine: Engine) -> Any:
-    return fake_run(strategy=engine, model_file=ModelFile())
+    return fake_run(strategy=engine, parts=SimpleNamespace(model_file=ModelFile()))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from torch import nn
 
 import trainer
 from trainer import ConfigError, DataError, TrainConfig, TrainerError
+from trainer.builder import build_for_evaluation
 from trainer.commands import predictions
 from trainer.commands.predictions import (
     JsonLines,
@@ -23,7 +24,6 @@ from trainer.commands.predictions import (
     file_of_set,
     write_predictions,
 )
-from trainer.evaluation_builder import build_for_evaluation
 from trainer.run import Run
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

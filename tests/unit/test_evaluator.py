@@ -1,0 +1,419 @@
+"""Evaluation: the sets of a task, their values over all batches, and a trial that changes nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from brought_tasks import Numbers, Plain
+from from_launcher import configured
+from layouts import DrawingStream, layout
+from one_process import log_of, rows
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from trainer import (
+    ConfigError,
+    Data,
+    DataError,
+    EvaluationSet,
+    Run,
+    Task,
+    TrainConfig,
+    Trainer,
+    build,
+)
+from trainer.config.interval import interval_of
+from trainer.data import rng
+from trainer.errors import Origin
+from trainer.evaluator import (
+    _unchanged,
+    best_metric_problem,
+    measured_sets,
+    set_of_metric,
+    sets_of,
+    sizes_of,
+)
+
+fresh = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def run_of(folder: Path, task: Task, **settings: Any) -> Run:
+    """Build a run that evaluates batches of four."""
+    given = {"max_steps": 4, "micro_batch_size": 8, "evaluation_batch_size": 4, **settings}
+    config = TrainConfig(task="brought_tasks:Plain", output_dir=str(folder), **given)
+    return build(task, config)
+
+
+# -- the sets of a task ----------------------------------------------------------------------------
+
+
+def data(evaluation: Any) -> Data:
+    return Data(train=Numbers(8), evaluation=evaluation)
+
+
+def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
+    numbers = Numbers(3)
+    noisy = EvaluationSet(numbers, every="1/4 epoch")
+    assert sets_of(data(None)) == {}
+    assert sets_of(data(numbers)) == {"": EvaluationSet(numbers)}
+    assert sets_of(data(noisy)) == {"": noisy}
+    several = sets_of(data({"clean": numbers, "noisy": noisy}))
+    assert several == {"clean": EvaluationSet(numbers), "noisy": noisy}
+    by_number = {0: "a", 1: "b"}
+    assert sets_of(data(by_number)) == {"": EvaluationSet(by_number)}, "rows by number"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({}, "Data.evaluation holds no set: give some by name, or None"),
+        ({"a/b": [1]}, "Data.evaluation: 'a/b': the name of a set must be text without a slash"),
+        ({" ": [1]}, "Data.evaluation: ' ': the name of a set must be text without a slash"),
+        ({1: [1]}, "Data.evaluation: 1: the name of a set must be text"),
+        ({"a": None}, "Data.evaluation['a'] holds None instead of a data set"),
+        ({"a": EvaluationSet([1], every=0.25)}, "Data.evaluation['a']: every: 0.25: must be "),  # type: ignore[arg-type]
+        ({"a": EvaluationSet([1], every=0)}, "Data.evaluation['a']: every: 0: must be "),
+        ({"a": [1], "b": []}, "Data.evaluation['b'] is empty"),
+        ({"a": object()}, "Data.evaluation['a'] is a object, without length and indexing"),
+        ({"a": {"train": [1], "test": [2]}}, "Data holds several data sets (train, test)"),
+    ],
+)
+def test_values_that_are_no_evaluation_set(evaluation: Any, told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        sizes_of(data(evaluation))
+    assert str(caught.value).startswith(told)
+
+
+def test_sizes_are_a_number_or_a_number_for_each_name() -> None:
+    assert sizes_of(data(None)) == 0
+    assert sizes_of(data(Numbers(3))) == 3
+    assert sizes_of(data(DrawingStream())) is None
+    assert sizes_of(data({"a": Numbers(3), "b": DrawingStream()})) == {"a": 3, "b": None}
+
+
+def step(model: Any, batch: Any) -> Any:
+    return {"mine": 1}
+
+
+def test_a_set_takes_from_task_and_config_the_settings_that_it_does_not_have() -> None:
+    task = Plain()
+    own = EvaluationSet(Numbers(2), every="1/2 epoch", collate=len, evaluation_step=step)
+    given = data({"a": Numbers(3), "b": own})
+    hundred = interval_of(100, None)
+    sets = measured_sets(task, given, layout(), batch_size=2, eval_every=hundred, steps_per_epoch=9)
+    assert [found.prefix for found in sets.values()] == ["eval/a/", "eval/b/"]
+    assert [found.every for found in sets.values()] == [hundred, interval_of("1/2 epoch", 9)]
+    assert sets["a"].evaluation_step == task.evaluation_step and sets["b"].evaluation_step is step
+    assert [found.has_own_step for found in sets.values()] == [False, True]
+    assert [found.counts_examples for found in sets.values()] == [True, False]
+    assert list(sets["b"]) == [(2, 2)], "(batch, examples), by its own collate"
+    with pytest.raises(DataError, match=r"^Data\.evaluation\['b'\]: every: '1/2 epoch': a stream"):
+        measured_sets(task, given, layout(), batch_size=2)
+
+
+def test_the_set_of_a_metric() -> None:
+    assert set_of_metric("eval/loss", [""]) == ""
+    assert set_of_metric("eval/clean/recall/3", ["noisy", "clean"]) == "clean"
+    assert set_of_metric("eval/loss", ["noisy", "clean"]) is None
+    origin = Origin("a.yaml", line=3, key="best_metric")
+    assert best_metric_problem("eval/f1", ["eval/f1"], origin) is None
+    problem = best_metric_problem("eval/f", ["eval/f1", "eval/loss"], origin)
+    rule = "the task measures no such value; it measures eval/f1, eval/loss"
+    assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule}"
+
+
+# -- the values ------------------------------------------------------------------------------------
+
+
+@fresh
+def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path) -> None:
+    modes = []
+
+    class Held(Plain):
+        def build_model(self) -> nn.Module:
+            model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
+            model[1].eval()
+            return model
+
+        def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            modes.append((model.training, torch.is_grad_enabled()))
+            return {"at": batch["at"].double()}
+
+    run = run_of(tmp_path, Held())
+    assert run.evaluate() == {"eval/at": 4.5}, "the mean over ten samples in batches of 4, 4 and 2"
+    assert modes == [(False, False)] * 3
+    assert [module.training for module in run.model.modules()] == [True, True, False]
+    assert run.last_evaluation == {"eval/at": 4.5}
+
+
+@fresh
+def test_the_default_evaluation_is_the_mean_loss_over_all_examples(tmp_path: Path) -> None:
+    def with_table(items: Sequence[Any]) -> Any:
+        return {"table": torch.ones(3, 1), **default_collate(items)}
+
+    class Tables(Plain):
+        """Its batches begin with a tensor that has no row for each example."""
+
+        def build_data(self) -> Data:
+            return replace(super().build_data(), collate=with_table)
+
+    run = run_of(tmp_path, Tables())
+    items = run.data.evaluation
+    whole = {name: torch.stack([item[name] for item in items]) for name in ("x", "y")}
+    with torch.no_grad():
+        expected = float(run.task.training_step(run.model, whole))
+    assert run.evaluate()["eval/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+class Several(Plain):
+    """Two sets of 10 and 3 samples; the second has a step, metrics and an interval of its own."""
+
+    def build_data(self) -> Data:
+        noisy = EvaluationSet(Numbers(3, seed=2), every=3, evaluation_step=self.measure)
+        return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
+
+    def measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"at": batch["at"].double(), "recall": (torch.ones(2), torch.ones(2))}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {**metrics, "count": float(len(metrics))}
+
+
+@fresh
+def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path, Several())
+    of_noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
+    noisy = {f"eval/noisy/{name}": value for name, value in of_noisy.items()}
+    assert run.evaluate(["noisy"]) == noisy == run.evaluate("noisy")
+    assert list(run.evaluate()) == ["eval/clean/loss", "eval/clean/count", *noisy]
+    with pytest.raises(DataError, match=r"has no set 'claen'; its sets are clean, noisy"):
+        run.evaluate(["claen"])
+
+    # The newest values of each set are kept, all of one evaluation.
+    old = {"eval/clean/loss": 0.5, "eval/clean/old": 1.0, "eval/gone/loss": 2.0}
+    run.position.last_evaluation = old
+    run.evaluate(["noisy"])
+    assert run.last_evaluation == {"eval/clean/loss": 0.5, "eval/clean/old": 1.0, **noisy}
+    run.evaluate(["clean"])
+    assert set(run.last_evaluation) == {"eval/clean/loss", "eval/clean/count", *noisy}
+
+
+@fresh
+def test_a_set_with_its_own_step_has_the_torchmetrics_of_the_task_that_it_names(
+    tmp_path: Path,
+) -> None:
+    class Measured(Plain):
+        def build_data(self) -> Data:
+            own = {"mean": EvaluationSet(Numbers(3), evaluation_step=self.mean)}
+            whole = EvaluationSet(
+                Numbers(3), build_metrics=lambda: {"sum": torchmetrics.SumMetric()}
+            )
+            return Data(train=Numbers(64), evaluation={"both": Numbers(3), **own, "sum": whole})
+
+        def build_metrics(self) -> dict[str, Any]:
+            return {"sum": torchmetrics.SumMetric(), "mean": torchmetrics.MeanMetric()}
+
+        def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            return {"sum": batch["at"].double()}
+
+        def mean(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            return {"mean": batch["at"].double()}
+
+    values = run_of(tmp_path, Measured()).evaluate()
+    assert math.isnan(values.pop("eval/both/mean")), "a task's own step that forgets one shows it"
+    assert values == {"eval/both/sum": 3.0, "eval/mean/mean": 1.0, "eval/sum/sum": 3.0}
+
+
+class Blind(Plain):
+    """Has no evaluation set."""
+
+    def build_data(self) -> Data:
+        return Data(train=Numbers(64))
+
+
+@fresh
+def test_without_a_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is None: there is nothing to measure on"):
+        run_of(tmp_path, Blind()).evaluate()
+
+
+# -- the trial before the first step ---------------------------------------------------------------
+
+LINE = "sanity evaluation: one batch"
+CLOCKS = ("samples_per_second", "seconds", "eta_seconds", "peak_memory_bytes")
+
+
+class Drawing(Numbers):
+    """Its items draw from all global generators."""
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        item = super().__getitem__(at)
+        noise = random.gauss(0, 1) + float(np.random.normal()) + float(torch.randn(()))
+        return {**item, "x": item["x"] + noise}
+
+
+class Reading:
+    """A stream that goes on where it was left, and whose state can be set."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = Numbers(self.size, seed=3)
+        while self.read < self.size:
+            self.read += 1
+            yield numbers[self.read - 1]
+        self.read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restless(Plain):
+    """Changes all that an evaluation could: it draws, trains BatchNorm, leaves another mode."""
+
+    def build_data(self) -> Data:
+        once = iter([Numbers(7, seed=4)[at] for at in range(7)])
+        sets = {
+            "drawn": Drawing(10, seed=1),
+            "stream": Reading(11),
+            "once": once,
+            "stepped": EvaluationSet(Numbers(10, seed=2), evaluation_step=self.in_training_mode),
+        }
+        return Data(train=Drawing(64), evaluation=sets)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.3), super().build_model())
+
+    def in_training_mode(self, model: nn.Module, batch: Any) -> Any:
+        model.train()
+        random.random()
+        np.random.random()
+        return {"error": (model(batch["x"]) - batch["y"]).abs().squeeze(-1)}
+
+
+def four_steps(folder: Path, **settings: Any) -> TrainConfig:
+    return replace(configured(folder), max_steps=4, **settings)
+
+
+def shown(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl without clocks and memory."""
+    return [{key: row[key] for key in row if key not in CLOCKS} for row in rows(folder)]
+
+
+@fresh
+def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) -> None:
+    for name, sanity in (("with", True), ("without", False)):
+        config = four_steps(tmp_path / name, sanity_evaluation=sanity, save_every=2)
+        Trainer(Restless(), config).fit()
+
+    with_it, without = tmp_path / "with", tmp_path / "without"
+    assert shown(with_it) == shown(without)
+    assert len(shown(with_it)[-1]) == 3 + 4, "an evaluation of four sets"
+    files = sorted(path.relative_to(without) for path in without.rglob("*.safetensors"))
+    assert len(files) > 2
+    for file in files:
+        assert (with_it / file).read_bytes() == (without / file).read_bytes(), file
+    assert log_of(with_it).count(f"{LINE} of drawn, stream, once, stepped") == 1
+    assert LINE not in log_of(without)
+
+
+@fresh
+def test_generators_buffers_modes_streams_and_loaders_are_afterwards_as_before(
+    tmp_path: Path,
+) -> None:
+    run = Trainer(Restless(), four_steps(tmp_path, workers=1)).run
+    run.train_mode()
+    run.model[1].eval()  # type: ignore[index]
+    states = rng.read()
+    buffers = [buffer.clone() for buffer in run.model.buffers()]
+    modes = [module.training for module in run.model.modules()]
+
+    ends = ("drawn/loss", "stream/loss", "once/loss", "stepped/error")
+    assert set(run.evaluator.try_out()) == {f"eval/{end}" for end in ends}
+    after = rng.read()
+    for name, state in states.items():
+        assert torch.equal(state.view(torch.uint8), after[name].view(torch.uint8)), name
+    assert all(map(torch.equal, buffers, run.model.buffers()))
+    assert [module.training for module in run.model.modules()] == modes
+    assert run.data.evaluation["stream"].read == 0
+    assert run.last_evaluation == {}
+    kept = [measured.batches._kept_loader for measured in run.evaluation_sets.values()]
+    assert kept == [None] * 4, "no loading process stays"
+
+
+def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        compiled.append([tuple(value.shape) for value in inputs])
+        return graph.forward
+
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    model = Doubling()
+    model.compile(backend=backend)
+    with _unchanged(model, compiled=True), torch.no_grad():
+        model(torch.ones(4, 2))
+    assert compiled == []
+    model(torch.ones(3, 2))
+    assert compiled == [[(3, 2)]], "for the shape of the training"
+
+
+@fresh
+def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) -> None:
+    class Broken(Plain):
+        def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
+            raise KeyError("labels")
+
+    with pytest.raises(KeyError, match="labels"):
+        Trainer(Broken(), four_steps(tmp_path)).fit()
+    assert log_of(tmp_path).endswith(f"{LINE} (sanity_evaluation: false leaves it out)\n")
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+    class Empty(Plain):
+        def build_data(self) -> Data:
+            return Data(train=Numbers(64), evaluation={"none": iter(())})
+
+    with pytest.raises(DataError, match=r"^Data\.evaluation\['none'\] gave nothing: an empty"):
+        Trainer(Empty(), four_steps(tmp_path, overwrite=True)).fit()
+
+
+@fresh
+@pytest.mark.parametrize(
+    ("task", "rule"),
+    [
+        (Plain(), "the task measures no such value; it measures eval/loss"),
+        (Blind(), "the task measures nothing: its Data has no evaluation set"),
+    ],
+)
+def test_a_wrong_best_metric_is_found_before_the_first_step(
+    tmp_path: Path, task: Plain, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Trainer(task, four_steps(tmp_path, best_metric="eval/los")).fit()
+    assert str(caught.value) == f"TrainConfig: best_metric: 'eval/los': {rule}"
+
+
+@fresh
+def test_the_trial_is_made_on_resume_as_well_and_not_for_a_finished_run(tmp_path: Path) -> None:
+    Trainer(Plain(), replace(four_steps(tmp_path, save_every=2), max_steps=2)).fit()
+    for _ in range(2):
+        Trainer(Plain(), four_steps(tmp_path, resume="auto")).fit()
+    assert log_of(tmp_path).count(LINE) == 2, "at the start, and when it was resumed"
