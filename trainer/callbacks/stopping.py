@@ -22,7 +22,7 @@ class Stopping(Callback):
         if signal is not None:
             run.position.stopping = True
             run.position.stop_signal = signal
-        info.is_last = run.stopping or run.step >= run.last_step
+        info.is_last = run.position.stopping or run.step >= run.last_step
         self._note_stop_at(run)
 
     def _note_stop_at(self, run: Run) -> None:

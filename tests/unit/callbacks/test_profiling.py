@@ -29,12 +29,3 @@ def test_the_steps_asked_for_are_in_the_trace_and_the_table(tmp_path: Path) -> N
 def test_a_profile_ends_with_the_run(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=5, profile_steps="5-20")
     assert traced_calls(tmp_path, "Optimizer.step") == 1
-
-
-def test_a_notice_tells_of_steps_that_the_run_does_not_have(tmp_path: Path) -> None:
-    """Of a run whose length only its data determine."""
-    fit(tmp_path, max_steps=None, epochs=1, profile_steps="20-22")
-    assert (
-        "note: profile_steps 20-22: nothing is traced: this run begins at step 0, ends at 3"
-        in log_of(tmp_path)
-    )

@@ -121,7 +121,7 @@ class Ruins(Callback):
             r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr",
         ),
         ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
-        ({"at": 6, "lost": "value"}, 6, r"step 6: the loss is nan"),
+        ({"at": 6, "lost": "value"}, 6, r"step 6: the loss on rank 0 is nan"),
         (
             {"at": 6, "lost": "gradient"},
             6,
