@@ -47,38 +47,39 @@ class Reconciler(Findings):
         """Return the value of the training config, or its default."""
         return Sourced(getattr(self.config, key), self.origin_of(key))
 
-    def agree(self, key: str, requested: Sourced[Any] | None) -> Any:
-        """Return the launch files' value of a key, else the config's. Record a disagreement."""
+    def agree(
+        self, key: str, requested: Sourced[Any] | None, default: Sourced[Any] | None = None
+    ) -> Any:
+        """Return the launch files' value of a key, else the config's. Record a disagreement.
+
+        Args:
+            default: that DeepSpeed takes; it counts if neither the config nor a task has a value.
+        """
         configured = getattr(self.config, key, None)
+        as_in_json = list(configured) if isinstance(configured, tuple) else configured
+        is_given = self.is_given(key)
+        if requested is None and default is not None and default.value != as_in_json:
+            if not (is_given or self.is_task_default(key)):
+                self.notice(default, f"DeepSpeed's default holds, {default.value}")
+                requested = default
         if requested is None:
             return configured
-        if self.is_given(key) and _as_in_json(configured) not in (None, requested.value):
+        if is_given and as_in_json not in (None, requested.value):
             self.disagree(requested, self.configured(key))
-        elif not self.is_given(key):
+        elif not is_given:
             self.origins[key] = requested.origin
         return requested.value
+
+    def take(self, key: str, section: Section | None) -> Any:
+        """Return the value of a key that a section of a DeepSpeed JSON may have."""
+        if section is None:
+            return getattr(self.config, key)
+        return self.agree(key, section.values.get(key), section.defaults.get(key))
 
     def disagree(self, requested: Sourced[Any], configured: Sourced[Any]) -> None:
         """Record that two places give different values of a key."""
         rule = f"disagrees with {requested.value!r} at {requested.origin}; keep one of the two"
         self.refuse(configured, rule)
-
-    def take(self, key: str, section: Section) -> Any:
-        """Return the section's value, else the config's, else the default that DeepSpeed takes."""
-        found = section.values.get(key)
-        default = section.defaults.get(key)
-        is_open = not self.is_given(key) and not self.is_task_default(key)
-        if found is None and default is not None and is_open:
-            configured = getattr(self.config, key, None)
-            if _as_in_json(default.value) != _as_in_json(configured):
-                self.origins[key] = section.origin
-                self.notice(default, f"DeepSpeed's default holds, {default.value}")
-                return default.value
-        return self.agree(key, found)
-
-
-def _as_in_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def choose_optimizer(
@@ -91,24 +92,22 @@ def choose_optimizer(
     Args:
         built_by: the method by which the task builds an optimizer of its own, if it does.
     """
-    keys = ("lr", "weight_decay", "betas", "eps", "momentum")
-    values: dict[str, Any] = {key: getattr(config, key) for key in keys}
     name: str = config.optimizer or "adamw"
     section = request.optimizer
     if section is not None:
         name = both.agree("optimizer", Sourced(section.name, section.origin))
         both.origins["optimizer"] = section.origin
-        values = {key: both.take(key, section) for key in keys}
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.refuse(Sourced(section.typed.value, section.origin), rule)
 
-    lr = float(values["lr"])
-    if name == "sgd":
-        return name, {key: values[key] for key in ("momentum", "weight_decay")}, lr
-    if name in OPTIMIZERS:
-        return name, {key: values[key] for key in ("betas", "eps", "weight_decay")}, lr
-    return name, _class_settings(name, lr, values["weight_decay"], both), lr
+    lr = float(both.take("lr", section))
+    decay = both.take("weight_decay", section)
+    if name not in OPTIMIZERS:
+        return name, _class_settings(name, lr, decay, both), lr
+    keys = ("momentum",) if name == "sgd" else ("betas", "eps")
+    settings = {key: both.take(key, section) for key in keys}
+    return name, {**settings, "weight_decay": decay}, lr
 
 
 def _class_settings(name: str, lr: float, decay: float, both: Reconciler) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def launch(
         origins or {},
         optimizer_built_by=optimizer_built_by,
     )
-    is_stage_0 = request is not None and request.stage_0
-    check_environment(plan, launcher, deepspeed_file=is_stage_0)
+    check_environment(plan, launcher)
 
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
     heartbeat.start(timedelta(minutes=config.timeout_minutes))
@@ -135,31 +134,20 @@ def read_request_of(
     return read_deepspeed_file(deepspeed)
 
 
-def check_environment(plan: Plan, launcher: Launcher, *, deepspeed_file: bool = False) -> None:
-    """Compare the variables that Accelerate obeys with the plan: a stray one would change the run.
-
-    Args:
-        deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its
-            variable, whatever runs.
-
-    Raises:
-        LaunchError: a variable asks for another run.
-    """
-    runs_deepspeed = deepspeed_file or bool(plan.deepspeed)
-    allowed = {
-        "USE_DEEPSPEED": ["true"] if runs_deepspeed else [],
-        "USE_FSDP": ["true"] if plan.fsdp else [],
-    }
-    if launcher.name != "accelerate":  # which makes these from its file and flags
-        allowed["MIXED_PRECISION"] = [plan.mixed_precision]
-        if plan.rehearsal and plan.deepspeed:
-            allowed["MIXED_PRECISION"].append("fp16")  # rehearsed in bf16
-        allowed["GRADIENT_ACCUMULATION_STEPS"] = ["1", str(plan.accumulation_steps)]
-        allowed["DYNAMO_BACKEND"] = [str(plan.dynamo.get("backend", "no")).lower()]
-
-    for name, values in allowed.items():
+def check_environment(plan: Plan, launcher: Launcher) -> None:
+    """Raise LaunchError if a stray variable of Accelerate asks for another run than the plan."""
+    if launcher.name == "accelerate":  # its variables are made from its file and flags
+        return
+    precisions = (plan.mixed_precision, "fp16" if plan.rehearsal and plan.deepspeed else "no")
+    for name, values in {
+        "USE_DEEPSPEED": ("true",) if plan.deepspeed else (),
+        "USE_FSDP": ("true",) if plan.fsdp else (),
+        "MIXED_PRECISION": precisions,
+        "GRADIENT_ACCUMULATION_STEPS": ("1", str(plan.accumulation_steps)),
+        "DYNAMO_BACKEND": (str(plan.dynamo.get("backend")).lower(),),
+    }.items():
         found = os.environ.get(f"ACCELERATE_{name}", "").lower()
-        if found not in ("", "no", "false", "0", *values):
+        if found not in ("", "no", "false", *values):
             raise LaunchError(
                 f"ACCELERATE_{name}={found} is set, but the training config and the launch files "
                 "do not say so; unset it, or write it there"
@@ -275,15 +263,14 @@ def _accelerator(plan: Plan) -> Accelerator:
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
-    kinds = {"single": ("NO",), "ddp": ("MULTI_CPU", "MULTI_GPU"), "fsdp": ("FSDP",)}
     kind = accelerator.distributed_type.value
-    found = {
-        "strategy": plan.strategy if kind in kinds.get(plan.strategy, ("DEEPSPEED",)) else kind,
+    expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
+    for key, value in {
+        "strategy": plan.strategy if kind.startswith(expected) else kind,
         "world_size": accelerator.num_processes,
         "device": accelerator.device.type,
         "mixed_precision": accelerator.mixed_precision,
-    }
-    for key, value in found.items():
-        if getattr(plan, key) != value:
-            planned = getattr(plan, key)
+    }.items():
+        planned = getattr(plan, key)
+        if planned != value:
             raise LaunchError(f"{key}: asked for {planned}, but Accelerate runs {value}")

@@ -153,7 +153,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
     assert made.notices == (
         "ds.json:23: scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
         "ds.json:23: scheduler.params.cos_min_ratio: DeepSpeed's default holds, 0.0001",
-        "ds.json:21: warmup_steps: the warm-up of 1000 steps is longer than the run: "
+        "ds.json:23: warmup_steps: the warm-up of 1000 steps is longer than the run: "
         "the rate never reaches its full value",
     )
     said = plan(

@@ -55,10 +55,15 @@ class _Parallelism(BaseModel):
 
 
 class _Dynamo(BaseModel):
-    dynamo_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = None
-    dynamo_use_fullgraph: bool | None = None
-    dynamo_use_dynamic: bool | None = None
-    dynamo_use_regional_compilation: bool | None = None
+    """Arguments of Accelerate's TorchDynamoPlugin, under the keys of a file."""
+
+    backend: Annotated[str, Lower] = Field("no", alias="dynamo_backend")
+    mode: Literal["default", "reduce-overhead", "max-autotune"] | None = Field(
+        None, alias="dynamo_mode"
+    )
+    fullgraph: bool | None = Field(None, alias="dynamo_use_fullgraph")
+    dynamic: bool | None = Field(None, alias="dynamo_use_dynamic")
+    use_regional_compilation: bool | None = Field(None, alias="dynamo_use_regional_compilation")
 
 
 _NO_FLAGS: Entries = {}
@@ -88,7 +93,11 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     use_cpu = "cpu" in overrides or top.use_cpu
     world = _processes(kind, top.num_processes, entries[TOP_LEVEL], check)
     copies = _copies(kind.value, entries["parallelism_config"], world, check)
-    dynamo, dynamo_origin = _dynamo(entries, check)
+    # Older files give the backend at the top level, and Accelerate reads that first.
+    compiler = {**entries["dynamo_config"], **entries[TOP_LEVEL]}
+    dynamo = read_values(_Dynamo, compiler, check).model_dump(exclude_none=True)
+    if dynamo["backend"] == "no":
+        dynamo = {}
 
     request: Request | None = None
     origin = kind.origin
@@ -111,7 +120,10 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         num_machines=top.num_machines,
         use_cpu=use_cpu,
         dynamo=dynamo,
-        origins={**request.origins, **dynamo_origin},
+        origins={
+            **request.origins,
+            **({"dynamo": compiler["dynamo_backend"].origin} if dynamo else {}),
+        },
         notices=tuple(check.notices),
         files=request.files if doc is None else (doc.path, *request.files),
     )
@@ -196,31 +208,6 @@ def _copies(
         rule = f"{copies} groups of {shards} are not the number of processes, {world.value}"
         check.refuse(entries["parallelism_config_dp_shard_size"], rule)
     return found.meaning(copies) if copies > 1 else None
-
-
-def _dynamo(
-    entries: dict[str, Entries], check: Findings
-) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the arguments of Accelerate's TorchDynamoPlugin, and the origin of the backend."""
-    from accelerate.utils import DynamoBackend
-
-    section = read_values(_Dynamo, entries["dynamo_config"], check)
-    # Older files give the backend at the top level, and Accelerate reads that first.
-    backend = {**entries["dynamo_config"], **entries[TOP_LEVEL]}.get("dynamo_backend")
-    name = "no" if backend is None else str(backend.value).lower()
-    names = [kind.value.lower() for kind in DynamoBackend]
-    if backend is not None and name not in names:
-        check.refuse(backend, f"must be one of {', '.join(names)}")
-    if backend is None or name == "no":
-        return {}, {}
-    arguments = {
-        "mode": section.dynamo_mode,
-        "fullgraph": section.dynamo_use_fullgraph,
-        "dynamic": section.dynamo_use_dynamic,
-        "use_regional_compilation": section.dynamo_use_regional_compilation,
-    }
-    given = {key: value for key, value in arguments.items() if value is not None}
-    return {"backend": name, **given}, {"dynamo": backend.origin}
 
 
 def _check_machines(entries: Entries, machines: int, check: Findings, origin: Origin) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ...config.documents import Document
 from ...errors import Sourced
 from ...private.python import arguments_of
-from ..findings import Findings, M
+from ..findings import Findings, M, keys_at
 
 # The values of a section, by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
@@ -51,8 +51,8 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> dict[
 
 def read_values(model: type[M], entries: Entries, check: Findings) -> M:
     """Return those entries that a model has, and its defaults if they do not fit."""
-    fields = model.model_fields
-    values = {name: entry.value for name, entry in entries.items() if name in fields}
+    keys = keys_at(model, ())
+    values = {name: entry.value for name, entry in entries.items() if name in keys}
     read = check.read(model, values, lambda path: entries[path[0]].origin)
     return read or model()
 

@@ -158,17 +158,15 @@ def _precision(
     data: Mapping[str, Any], read: Any, doc: Document, check: Findings
 ) -> Sourced[str] | None:
     """Return the requested precision: ``no`` if one is switched off and none is left open."""
-    on = [name for name in ("fp16", "bf16") if getattr(read, name).enabled]
-    off = [name for name in ("fp16", "bf16") if "enabled" in data.get(name, {})]
-    found = [Sourced(name, doc.origin((name, "enabled"))) for name in on]
-    if len(found) > 1:
+    switches = {name: data[name].get("enabled") for name in ("fp16", "bf16") if name in data}
+    on = [name for name in switches if getattr(read, name).enabled]
+    off = [name for name, switch in switches.items() if switch is False]
+    found = [Sourced(name, doc.origin((name, "enabled"))) for name in on or off]
+    if len(on) > 1:
         check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
-    if found:
+    if on:
         return found[0]
-    is_open = any(name in data and name not in off for name in ("fp16", "bf16"))
-    if is_open or not off:
-        return None
-    return Sourced("no", doc.origin((off[0], "enabled")))
+    return found[0].meaning("no") if off and None not in switches.values() else None
 
 
 def _engine_config(data: dict[str, Any], doc: Document) -> dict[str, Any]:

@@ -15,22 +15,26 @@ from ..findings import Findings, Upper
 from .accelerate_keys import Entries, read_values
 
 
-class _Section(BaseModel):
-    """The arguments that a file may set, each with the prefix ``fsdp_`` there."""
+class _Plugin(BaseModel):
+    """Arguments of the plugin, under the keys of a file."""
 
-    fsdp_version: Annotated[Literal["1", "2"], Field(coerce_numbers_to_str=True)] = "1"
-    fsdp_offload_params: bool = False
-    fsdp_auto_wrap_policy: Annotated[
+    fsdp_version: Literal["1", "2"] = "1"  # Accelerate's default
+    cpu_offload: bool = Field(False, alias="fsdp_offload_params")
+    auto_wrap_policy: Annotated[
         Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], Upper
-    ] = "NO_WRAP"
-    fsdp_transformer_layer_cls_to_wrap: list[str] | str | None = None
-    fsdp_min_num_params: Annotated[int, Field(ge=0)] = 100_000_000
-    fsdp_activation_checkpointing: bool = False
-    fsdp_activation_checkpointing_offload: bool = False
-    fsdp_ignored_modules: str | list[str] = []
-    fsdp_state_dict_type: Annotated[
+    ] = Field("NO_WRAP", alias="fsdp_auto_wrap_policy")
+    transformer_cls_names_to_wrap: list[str] | str | None = Field(
+        None, alias="fsdp_transformer_layer_cls_to_wrap"
+    )
+    min_num_params: int = Field(100_000_000, alias="fsdp_min_num_params", ge=0)
+    activation_checkpointing: bool = Field(False, alias="fsdp_activation_checkpointing")
+    activation_checkpointing_offload: bool = Field(
+        False, alias="fsdp_activation_checkpointing_offload"
+    )
+    ignored_modules: str | list[str] = Field([], alias="fsdp_ignored_modules")
+    state_dict_type: Annotated[
         Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"], Upper
-    ] = "SHARDED_STATE_DICT"
+    ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")
 
 
 # Whether FSDP1's sharding strategies, and their numbers, free parameters after the forward pass.
@@ -55,45 +59,35 @@ def read_fsdp(
         version = entries["fsdp_version"]
         entries = {**entries, "fsdp_version": version.meaning(str(version.value))}
         origin = version.origin
-    section = read_values(_Section, entries, check)
-    if section.fsdp_version == "1":
+    plugin = read_values(_Plugin, entries, check)
+    if plugin.fsdp_version == "1":
         check.notices.append(f"{origin.place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
-    offloads_activations = section.fsdp_activation_checkpointing_offload
-    if offloads_activations and not section.fsdp_activation_checkpointing:
+    if plugin.activation_checkpointing_offload and not plugin.activation_checkpointing:
         offloaded = entries["fsdp_activation_checkpointing_offload"]
         check.refuse(offloaded, "needs fsdp_activation_checkpointing: true")
 
-    classes = section.fsdp_transformer_layer_cls_to_wrap
-    if isinstance(classes, str):
-        classes = [name.strip() for name in classes.split(",")]
-    is_local = section.fsdp_state_dict_type == "LOCAL_STATE_DICT"  # of FSDP1
-    values = {
+    values: dict[str, Any] = {
+        **plugin.model_dump(),
         "fsdp_version": 2,
-        "reshard_after_forward": _reshard_after_forward(entries, section.fsdp_version, check),
-        "cpu_offload": section.fsdp_offload_params,
-        "auto_wrap_policy": section.fsdp_auto_wrap_policy,
-        "transformer_cls_names_to_wrap": classes,
-        "min_num_params": section.fsdp_min_num_params,
-        "activation_checkpointing": section.fsdp_activation_checkpointing,
-        "activation_checkpointing_offload": offloads_activations,
-        "ignored_modules": section.fsdp_ignored_modules,
-        "state_dict_type": "SHARDED_STATE_DICT" if is_local else section.fsdp_state_dict_type,
+        "reshard_after_forward": _reshard_after_forward(entries, plugin.fsdp_version, check),
         "cpu_ram_efficient_loading": False,
         "backward_prefetch": "NO_PREFETCH",
     }
-    if section.fsdp_auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
+    if plugin.state_dict_type == "LOCAL_STATE_DICT":  # of FSDP1
+        values["state_dict_type"] = "SHARDED_STATE_DICT"
+    classes = plugin.transformer_cls_names_to_wrap
+    if plugin.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
         values["transformer_cls_names_to_wrap"] = None
+    elif isinstance(classes, str):
+        values["transformer_cls_names_to_wrap"] = [name.strip() for name in classes.split(",")]
     origins = {}
-    named = {
-        "transformer_cls_names_to_wrap": entries.get("fsdp_transformer_layer_cls_to_wrap"),
-        "ignored_modules": entries.get("fsdp_ignored_modules"),
-        "dp_replicate_size": copies,
-    }
-    for argument, entry in named.items():
+    for name, field in _Plugin.model_fields.items():
+        entry = entries.get(field.alias or name)
         if entry is not None:
-            origins[f"fsdp.{argument}"] = entry.origin
+            origins[f"fsdp.{name}"] = entry.origin
     if copies is not None:
         values["dp_replicate_size"] = copies.value
+        origins["fsdp.dp_replicate_size"] = copies.origin
     return values, origins
 
 

@@ -38,7 +38,7 @@ class _AnyOptimizer(_Params):
 
 
 class _Adam(_AnyOptimizer):
-    betas: tuple[_Fraction, _Fraction] = (0.9, 0.999)
+    betas: Annotated[list[_Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     eps: _Rate = 1e-8
     adam_w_mode: bool = True
     amsgrad: Literal[False] = False

@@ -200,7 +200,6 @@ MISTAKES = [
         f"{SIZES}dp_replicate_size: 2: needs distributed_type: FSDP; write that, or remove it",
     ),
     (f"{DDP}dynamo_config:\n  dynamo_mode: fastest", "dynamo_mode: 'fastest': must be 'default', "),
-    (f"{DDP}dynamo_config:\n  dynamo_backend: fast", "dynamo_backend: 'fast': must be one of no, "),
     (
         f"num_machines: 2\n{ZERO}  zero_stage: 3",
         "a.yaml:2: deepspeed_config.deepspeed_multinode_launcher: several machines need standard: "

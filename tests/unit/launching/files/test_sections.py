@@ -90,5 +90,6 @@ def test_settings_and_defaults_are_those_of_the_class(cls: Any, model: Any) -> N
     for parameter in parameters:
         field = model.model_fields[parameter.name]
         if parameter.default is not parameter.empty and field.annotation is not Any:
-            same = parameter.default in (field.default, None)
+            given = parameter.default
+            same = (list(given) if isinstance(given, tuple) else given) in (field.default, None)
             assert same or parameter.name == "warmup_max_lr", parameter
