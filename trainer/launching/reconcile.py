@@ -176,7 +176,4 @@ def _take_scheduler(chosen: dict[str, Any], section: Section, both: Reconciler, 
 
     if section.name == "cosine":
         chosen["final_lr_ratio"] = both.take("final_lr_ratio", section)
-    elif config.final_lr_ratio and section.name == "linear":
-        rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
-        both.refuse(both.configured("final_lr_ratio"), rule)
     return lr

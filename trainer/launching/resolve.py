@@ -124,19 +124,11 @@ def resolve(
 
 
 def check_partitions(request: Request, world: int) -> None:
-    """Raise LaunchError if groups with a copy of the parameters do not divide the processes."""
-    zero = request.deepspeed.get("zero_optimization", {})
-    for key, size in (
-        (
-            "deepspeed.zero_optimization.zero_hpz_partition_size",
-            zero.get("zero_hpz_partition_size"),
-        ),
-        ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size")),
-    ):
-        if size and world % size:
-            raise LaunchError(
-                f"{request.origins[key]}: {size}: must divide the number of processes, {world}"
-            )
+    """Raise LaunchError if groups with a copy of the model each do not divide the processes."""
+    copies = request.fsdp.get("dp_replicate_size", 1)
+    if world % copies:
+        origin = request.origins["fsdp.dp_replicate_size"]
+        raise LaunchError(f"{origin}: {copies}: must divide the number of processes, {world}")
 
 
 def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
@@ -255,10 +247,7 @@ def _accumulation(
         return global_batch // unit
 
     product = f"micro_batch_size {micro} x world_size {world}"
-    relation = "a multiple of"
-    if accumulation is not None:
-        product += f" x accumulation_steps {accumulation}"
-        relation = "equal to"
-    rule = f"must be {relation} {product} = {unit}; change one of them"
+    relation = "a multiple of" if accumulation is None else f"{accumulation} times"
+    rule = f"must be {relation} {product} = {micro * world}"
     origin = origins.get("global_batch_size", DEFAULT.named("global_batch_size"))
     raise ConfigError(Problem(origin=origin, value=global_batch, rule=rule))

@@ -213,12 +213,6 @@ KEEP = "keep one of the two"
             f"{SAID}: epochs: 2: disagrees with 500 at ds.json:23 "
             f"(scheduler.params.total_num_steps); {KEEP}",
         ),
-        (
-            with_scheduler("WarmupDecayLR"),
-            {"final_lr_ratio": 0.1},
-            f"{SAID}: final_lr_ratio: 0.1: WarmupDecayLR at ds.json:21 (scheduler) ends at 0; "
-            "remove one of the two",
-        ),
     ],
 )
 def test_sections_that_disagree(asks: Request, settings: dict[str, Any], line: str) -> None:

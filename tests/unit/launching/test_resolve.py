@@ -143,16 +143,6 @@ def test_ddp_without_a_launcher() -> None:
     assert refusal(lambda: plan(request("ddp"), launcher=launched(1, "python"))) == line
 
 
-def test_a_second_partition_that_does_not_divide_the_processes() -> None:
-    origins = {"deepspeed.zero_optimization.zero_hpz_partition_size": origin("ds.json:4 (hpz)")}
-    zero = {"stage": 3, "zero_hpz_partition_size": 16}
-    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
-    assert (
-        refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
-    )
-    assert plan(asks, world=32).strategy == "zero3"
-
-
 def test_groups_that_do_not_divide_the_processes() -> None:
     origins = {"fsdp.dp_replicate_size": origin("a.yaml:5 (dp)")}
     asks = request("fsdp", fsdp={"dp_replicate_size": 2}, origins=origins)
@@ -334,11 +324,11 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
     [
         (
             {"micro_batch_size": 8, "global_batch_size": 64},
-            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; change one of them",
+            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24",
         ),
         (
             {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
-            "64: must be equal to micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
+            "64: must be 2 times micro_batch_size 8 x world_size 3 = 24",
         ),
     ],
 )

@@ -28,11 +28,6 @@ _TYPE_OF_FLAG = {
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
 }
-# Sections that belong to one distributed type, which a flag switches on.
-_OWNERS = {
-    "fsdp_config": ("FSDP", "--use_fsdp"),
-    "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
-}
 
 _Size = Annotated[int, Field(ge=1)]
 
@@ -84,10 +79,6 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     doc = None if path is None else read_document(path, what="accelerate config file")
     entries = read_entries(doc, overrides, check)
     kind = _distributed_type(doc, entries[TOP_LEVEL], overrides, check)
-    for section, (owner, switch) in _OWNERS.items():
-        for entry in entries[section].values():
-            if kind.value != owner and entry.origin.source == COMMAND_LINE:
-                check.refuse(entry, f"has no effect without {switch}; add that, or remove this")
 
     top = read_values(_TopLevel, entries[TOP_LEVEL], check)
     use_cpu = "cpu" in overrides or top.use_cpu
@@ -99,14 +90,14 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     if dynamo["backend"] == "no":
         dynamo = {}
 
-    request: Request | None = None
     origin = kind.origin
+    request: Request | None = None
     if kind.value == "FSDP":
         fsdp, origins = read_fsdp(entries["fsdp_config"], copies, check, origin)
         request = Request(strategy="fsdp", strategy_origin=origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
-        _check_machines(entries["deepspeed_config"], top.num_machines, check, origin)
-        request = _deepspeed(entries["deepspeed_config"], check, origin, use_cpu=use_cpu)
+        section = entries["deepspeed_config"]
+        request = _deepspeed(section, top.num_machines, check, origin, use_cpu=use_cpu)
     elif kind.value in _TYPES:
         request = Request(strategy=_TYPES[kind.value], strategy_origin=origin)
     if request is not None:
@@ -210,30 +201,23 @@ def _copies(
     return found.meaning(copies) if copies > 1 else None
 
 
-def _check_machines(entries: Entries, machines: int, check: Findings, origin: Origin) -> None:
-    """Refuse a launcher that starts a separate world on each of several machines."""
+def _deepspeed(
+    entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
+) -> Request | None:
+    """Return the request of the section deepspeed_config, or of the JSON that it names."""
     absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
     launcher = entries.get("deepspeed_multinode_launcher", absent)
     if machines > 1 and launcher.value != "standard":
         rule = "several machines need standard: each is a world of its own with pdsh, the default"
         check.refuse(launcher, rule)
-
-
-def _deepspeed(
-    entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool
-) -> Request | None:
-    """Return the request of the section deepspeed_config, or of the JSON that it names."""
-    classes = entries.get("deepspeed_moe_layer_cls_names")
-    if classes is not None and classes.value:
-        check.refuse(classes, "not supported by samecurve; remove it")
     file = entries.get("deepspeed_config_file")
     if file is None:
         return read_inline(entries, check, origin, use_cpu=use_cpu)
 
     # Flags may fill the "auto" values of the JSON. All else must be written in it.
-    for name in INLINE:
-        entry = entries.get(name)
-        if entry is not None and not (name.startswith("grad") and "--" in entry.origin.key):
+    for name, entry in entries.items():
+        is_flag = entry.origin.source == COMMAND_LINE and name.startswith("gradient_")
+        if name in INLINE and not is_flag:
             check.refuse(entry, f"is given beside {file.origin}, which must say it; remove it here")
     return read_json(file.value, check, use_cpu=use_cpu)
 

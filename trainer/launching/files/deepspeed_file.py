@@ -47,7 +47,7 @@ def read_deepspeed_file(path: str | Path) -> Request:
     """
     check = Findings()
     request = read_json(path, check, use_cpu=False)
-    if request is None:
+    if request is None or check.problems:
         raise ConfigError(check.problems)
     return replace(request, notices=tuple(check.notices))
 
@@ -96,7 +96,6 @@ def read_inline(
 
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None:
     """Return what a file asks for, and None, with problems in ``check``, if it cannot run."""
-    problems_before = len(check.problems)
     data = _effective(doc.data, ())
     with importing(Origin(doc.path), use_cpu=use_cpu):
         read: Any = check.read(deepspeed_model(), data, doc.origin)
@@ -105,37 +104,26 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None
 
     stage = read.zero_optimization.stage
     origin = doc.origin((ZERO, "stage"))
-    precision = _precision(data, read, doc, check)
-    optimizer = read_section(doc, "optimizer", check)
-    scheduler = read_section(doc, "scheduler", check)
-    offload = read.zero_optimization.offload_param
-    if offload is not None and offload.device != "none" and stage in (1, 2):
-        found = Sourced(offload.device, doc.origin((ZERO, "offload_param", "device")))
-        check.refuse(found, f"works in stage 3 only, this is stage {stage}; remove it")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
         for path in (("communication_data_type",), ("data_types", "grad_accum_dtype")):
             dtype = doc.at(*path)
             if dtype is not None and dtype.value not in (None, "auto", "fp32"):
                 check.refuse(dtype, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
-    if len(check.problems) > problems_before:
-        return None
-
-    values = {field: data.pop(key, None) for field, key in _OWN_FIELDS.items()}
+    own = {}
+    for field, key in _OWN_FIELDS.items():
+        if data.get(key) is not None:
+            own[field] = Sourced(data[key], doc.origin((key,)))
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
         stage_0=stage == 0,
-        mixed_precision=precision,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        deepspeed=_engine_config(data, doc) if stage else {},
+        mixed_precision=_precision(data, read, doc, check),
+        optimizer=read_section(doc, "optimizer", check),
+        scheduler=read_section(doc, "scheduler", check),
+        deepspeed=_engine_config(data) if stage else {},
         origins={f"deepspeed.{'.'.join(key)}": origin for key, origin in doc.origins.items()},
-        **{  # type: ignore[arg-type]
-            field: Sourced(value, doc.origin((_OWN_FIELDS[field],)))
-            for field, value in values.items()
-            if value is not None
-        },
+        **own,  # type: ignore[arg-type]
     )
 
 
@@ -169,12 +157,12 @@ def _precision(
     return found[0].meaning("no") if off and None not in switches.values() else None
 
 
-def _engine_config(data: dict[str, Any], doc: Document) -> dict[str, Any]:
+def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
     """Return what goes to DeepSpeed's engine.
 
     Of fp16 and bf16 these are the settings besides ``enabled``, if they may be switched on.
     """
-    left_out = {*Unsupported.model_fields, "optimizer", "scheduler"}
+    left_out = {*Unsupported.model_fields, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
     engine = {key: value for key, value in data.items() if key not in left_out}
     for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
         engine[ZERO].pop(key, None)

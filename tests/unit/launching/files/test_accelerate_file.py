@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from accelerate.utils import TorchDynamoPlugin
@@ -75,22 +74,6 @@ def test_null_and_empty_sections_count_as_absent(write: Write) -> None:
     )
     request = read_accelerate_file(write("a.yaml", text))
     assert (request.mixed_precision, request.notices) == (None, ())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "switch"),
-    [("zero_stage", 2, "--use_deepspeed"), ("fsdp_version", "2", "--use_fsdp")],
-)
-def test_typed_flags_of_another_strategy_are_refused(
-    name: str, value: Any, switch: str, write: Write
-) -> None:
-    """Who types them asks for that strategy, and the file runs another one."""
-    write("a.yaml", DDP)
-    line = complaint(lambda: read_accelerate_file("a.yaml", overrides=flag(value, name)))
-    assert line == (
-        f"command line: --{name}: {value!r}: has no effect without {switch}; "
-        "add that, or remove this"
-    )
 
 
 @pytest.mark.parametrize(
