@@ -38,11 +38,3 @@ def register_model(accelerator: Any, model: Any) -> None:
     the model again.
     """
     accelerator._models.append(model)
-
-
-def replace_model(accelerator: Any, before: Any, after: Any) -> None:
-    """Make Accelerate hold another wrapper of a model instead of the one that it has made.
-
-    ``Accelerator._models``, as in ``register_model``.
-    """
-    accelerator._models = [after if model is before else model for model in accelerator._models]

@@ -34,11 +34,6 @@ NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 # nn.MultiheadAttention, which has no public one. Last seen in torch 2.13.
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 
-# The function of torch.autograd that runs a backward pass, as frames of a waiting thread show it.
-# Last seen in torch 2.13.
-BACKWARD_FUNCTION = "_engine_run_backward"
-
-
 # -- the tensors of a module ----------------------------------------------------------------------
 
 
@@ -124,17 +119,6 @@ def import_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def graphs_compiled() -> int:
-    """Return how many graphs ``torch.compile`` has given to its backend in this process.
-
-    ``torch._dynamo.utils.counters``, last seen in torch 2.13. A backend of one's own that counts
-    could not be given inductor's modes and options.
-    """
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
 # -- FSDP2 and DTensor ----------------------------------------------------------------------------
 
 
@@ -194,19 +178,6 @@ def set_local(tensor: Any, part: Tensor) -> None:
     tensor._local_tensor = part
 
 
-def local_shape_and_offset(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of this rank's part of a DTensor, and where in the whole it begins.
-
-    Tensor parallelism divides rows before FSDP2 does, in an order that only torch knows, and there
-    is no public function for it. ``torch.distributed.tensor._utils``, last seen in torch 2.13.
-    """
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    return compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-
-
 def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
     """Wrap a module so that its backward pass recomputes it, with the random numbers of before.
 
@@ -262,15 +233,6 @@ def edit_count(tensor: Tensor) -> int:
     return tensor._version
 
 
-def sequence_number(node: Any) -> int:
-    """Return when an operation of autograd's graph was recorded; the last one runs first.
-
-    ``_sequence_nr`` of graph nodes, last seen in torch 2.13. It is the order of the backward pass,
-    which nothing public tells before the pass.
-    """
-    return int(node._sequence_nr())
-
-
 # -- DDP ------------------------------------------------------------------------------------------
 
 
@@ -281,16 +243,6 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
     ``Reducer._rebuild_buckets``, last seen in torch 2.13.
     """
     model.reducer._rebuild_buckets()
-
-
-def release_reducer(model: DistributedDataParallel) -> None:
-    """Take a wrapper of DDP off its parameters, whose gradients it exchanges no longer.
-
-    ``reducer`` and ``logger``, which refers to it, last seen in torch 2.13: its hooks on gradients
-    end with it, and nothing public removes them.
-    """
-    model.logger = None
-    model.reducer = None  # type: ignore[assignment]
 
 
 def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
@@ -357,11 +309,6 @@ def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target (``torch._foreach_copy_``, torch 2.13)."""
-    torch._foreach_copy_(targets, sources)
-
-
 def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Move each target in place by a part of its way to its end (``torch._foreach_lerp_``).
 
@@ -400,17 +347,6 @@ def default_store() -> Any:
     need one more address.
     """
     return dist.distributed_c10d._get_default_store()
-
-
-def collectives_begun(group: Any) -> int:
-    """Return how many collectives this rank has begun in a group.
-
-    ``ProcessGroup._get_sequence_number_for_group``, last seen in torch 2.13. Nothing public counts.
-
-    Raises:
-        RuntimeError: the group's backend does not count.
-    """
-    return int(group._get_sequence_number_for_group())
 
 
 # -- tensors without memory -----------------------------------------------------------------------

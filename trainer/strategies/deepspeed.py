@@ -5,12 +5,12 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 What a rank holds: in stage 1 its part of the optimizer state, in stage 2 also of the gradients, in
 stage 3 also of the parameters. A part is a slice of all parameters of a group laid end to end, so
 it may begin within a row of a matrix. The engine averages gradients during each backward pass
-(stage 1: the last one of a step), clips and steps; what the optimizer steps are float32 copies,
-from which the engine sets the parameters that the model computes with.
+(stage 1: the last one of a step), clips and steps. The optimizer steps float32 copies, from which
+the engine sets the parameters that the model computes with.
 
 The engine has no public names for these copies, for which range of them a parameter has, and for
-when a backward pass begins: ``private/deepspeed.py`` has what is used of it, and why.
-DeepSpeed is imported only where one of these strategies runs (3 s).
+when a backward pass begins: see ``private/deepspeed.py``. DeepSpeed is imported only if one of
+these strategies runs (3 s).
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ class ZeRO(Strategy):
         self._stage = STAGES[plan.strategy]
         self._order: GradientOrder | None = None  # one process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
-        self._groups: list[list[Any]] = []  # the model's parameters by group of the optimizer
-        self._in_flat_groups: set[int] = set()  # the ids of those that have full-precision copies
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -89,47 +87,41 @@ class ZeRO(Strategy):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # Before the engine is built: it casts the model, and makes its float32 copies of what that
-        # leaves of the weights.
+        # Before the engine is built: it casts the model, and makes its float32 copies of the
+        # rounded weights.
         put_back_buffers = keep_buffers_fp32(model)
-        weights = self._weights_before_cast(model)
+        weights: dict[str, Tensor] = {}
+        if self.plan.mixed_precision != "no" and not is_on_meta(model):
+            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
         self._limit_bucket(model)
         if self.plan.find_unused_parameters:
             self._gather_whole_model(model)
 
         super().prepare(model, optimizer)
-
         self._take_engine()
-        self._in_flat_groups = {id(parameter) for parameter in self.trainable}
-        self._accumulate_in_configured_dtype()
+
+        precision = self.plan.precision
+        if self._stage == 1 and precision["gradients"] != precision["compute"]:
+            private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
         self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
         self._gather_persistent()
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
-            self._watch_order()
+            method = private_deepspeed.REDUCE_METHODS[self._stage]
+            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
+            setattr(self.zero, method, self._order.reduce)
 
-        # What the cast has rounded gets its values back. The engine leaves the model's inputs as
+        # The values that the cast has rounded come back. The engine leaves the model's inputs as
         # they are, so these are cast as well.
-        dtype = self._compute_dtype()
-        if dtype is not None:
+        if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
             self.fill(weights.items())
-            compute_in(self.engine.module, dtype)
+            compute_in(self.engine.module, DTYPES[self.plan.mixed_precision])
 
-        self._temporary = self._copies_of_the_engine()
-
-    def _compute_dtype(self) -> torch.dtype | None:
-        """Return the dtype that the engine casts the model to; None for full precision."""
-        if self.plan.mixed_precision == "no":
-            return None
-        return DTYPES[self.plan.mixed_precision]
-
-    def _weights_before_cast(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the weights that the engine's cast will round; they stay in host memory."""
-        if self._compute_dtype() is None or is_on_meta(model):
-            return {}
-        return {name: tensor.detach() for name, tensor in canonical_state(model)}
+        # In stages 1 and 2 frozen parameters are the values themselves.
+        trainable = None if self._stage == 3 else True
+        self._temporary = list(self.parameters(trainable=trainable))
 
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""
@@ -156,8 +148,6 @@ class ZeRO(Strategy):
             # In evaluation torch's encoder layers would read the weights of layers inside, which
             # nobody has gathered.
             torch.backends.mha.set_fastpath_enabled(False)
-        # The engine puts flat tensors in their places.
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         with engine_start(model):
             super().wrap(model, optimizer)
 
@@ -168,8 +158,8 @@ class ZeRO(Strategy):
         """
         import deepspeed
 
-        # Of a module without parameters it takes the settings only; given the model it would not
-        # cast what it shards.
+        # It takes the settings alone from a module without parameters. Given the model it would not
+        # cast the parameters that it shards.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
         replaced: Replaced = {}
@@ -196,24 +186,6 @@ class ZeRO(Strategy):
         if hasattr(engine.module, "config"):
             engine.config = engine.module.config
 
-    def _accumulate_in_configured_dtype(self) -> None:
-        """Make stage 1 add up gradients in another dtype than it computes in, where configured."""
-        precision = self.plan.precision
-        if self._stage == 1 and precision["gradients"] != precision["compute"]:
-            private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
-
-    def _watch_order(self) -> None:
-        """Put a ``GradientOrder`` between autograd and the engine."""
-        method = private_deepspeed.REDUCE_METHODS[self._stage]
-        self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
-        setattr(self.zero, method, self._order.reduce)
-
-    def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
-        """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
-        # In stages 1 and 2 frozen parameters are the values themselves.
-        trainable = None if self._stage == 3 else True
-        return list(self.parameters(trainable=trainable))
-
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary
 
@@ -238,8 +210,8 @@ class ZeRO(Strategy):
 
     @contextlib.contextmanager
     def micro_step(self, *, boundary: bool) -> Iterator[None]:
-        # The engine counts micro-batches itself, which is wrong for a short last window: so it is
-        # told where a window ends.
+        # The engine counts micro-batches itself, which is wrong for a short last window. So it is
+        # told when a window ends.
         delays = self.plan.find_unused_parameters
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
         if not delays:
@@ -273,14 +245,14 @@ class ZeRO(Strategy):
         if self._order is not None:
             self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
-        # The loss carries its exact weight already; the engine would divide by the accumulation
+        # The loss carries its exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         if self._order is not None:
             self.fingerprint = self._order.fingerprint
 
     def finish_step(self) -> StepResult:
-        # Accelerate would step the engine inside of backward; here code can run between the two.
+        # Accelerate would step the engine inside of backward. Here code can run between the two.
         # In every precision the engine makes no step with a gradient that is not finite, and
         # reports an infinite norm.
         self.engine.step()
@@ -298,7 +270,7 @@ class ZeRO(Strategy):
     def shard(self, name: str, parameter: Any) -> Shard | None:
         if self._stage == 3:
             return self._shard_of_stage_3(name, parameter)
-        if id(parameter) not in self._in_flat_groups:
+        if not parameter.requires_grad:
             return self.replicated(name, parameter.data)
 
         part = private_deepspeed.flat_range(self.zero, parameter)
@@ -309,7 +281,7 @@ class ZeRO(Strategy):
             name=name,
             start=part.start,
             tensor=part.values,
-            state_key=part.flat_group if parameter.requires_grad else None,
+            state_key=part.flat_group,
             state_offset=part.offset,
         )
 
@@ -317,21 +289,15 @@ class ZeRO(Strategy):
         flat: Tensor = parameter.ds_tensor.data
         state_key = None
         offset = 0
-        if id(parameter) in self._in_flat_groups:
+        if parameter.requires_grad:
             part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
-            flat, offset = part.values, part.offset
-            if parameter.requires_grad:
-                state_key = part.flat_group
+            flat, state_key, offset = part.values, part.flat_group, part.offset
 
-        # Each rank has ceil(numel / world) elements; the last ones are padding, and left out.
+        # Each rank has ceil(numel / world) elements. The last ones are padding, and left out.
         start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
-        count = min(flat.numel(), parameter.ds_numel - start)
+        values = flat[: parameter.ds_numel - start]
         return Shard(
-            name=name,
-            start=start,
-            tensor=flat[:count],
-            state_key=state_key,
-            state_offset=offset,
+            name=name, start=start, tensor=values, state_key=state_key, state_offset=offset
         )
 
     def write_back(self) -> None:
@@ -353,9 +319,8 @@ class ZeRO(Strategy):
         import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if id(parameter) in self._in_flat_groups:
-            with _trainable(parameter):
-                whole = safe_get_full_fp32_param(parameter)
+        if parameter.requires_grad:
+            whole = safe_get_full_fp32_param(parameter)
             assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
             return whole
         with deepspeed.zero.GatheredParameters([parameter]):  # it is whole already but in stage 3
@@ -383,35 +348,29 @@ class ZeRO(Strategy):
         scaler.last_overflow_iter = -1
         scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
 
-    # -- what it holds ----------------------------------------------------------------------------
+    # -- memory -----------------------------------------------------------------------------------
 
     def state_bytes(self) -> int:
-        beside: list[Tensor] = []
         # Stage 3 has slices of all parameters, beside the small ones that stay whole.
         parameters: list[Any] = list(self.model.parameters())
-        for parameter in parameters:
-            if private_deepspeed.is_sharded(parameter):
-                beside.append(parameter.ds_tensor)
+        beside: list[Tensor] = [p.ds_tensor for p in parameters if private_deepspeed.is_sharded(p)]
         # With offload the gradients that the optimizer steps with are there from the start, and in
-        # stages 1 and 2 what goes back to the device.
-        for key in {shard.state_key for shard in self.shards()}:
-            if key is not None and key.grad is not None:
-                beside.append(key.grad)
+        # stages 1 and 2 the buffers for the way back to the device.
+        flat_groups = {shard.state_key for shard in self.shards()}
+        beside += [flat.grad for flat in flat_groups if flat is not None and flat.grad is not None]
         beside += private_deepspeed.offload_buffers(self.zero)
         return super().state_bytes() + local_bytes(beside)
 
     def gradient_bytes(self) -> int:
         precision = self.plan.precision
-        in_buffer = precision["gradients"] != precision["compute"]  # for this rank's part
         kept: list[Any] = self.trainable
         if self._stage == 3:
             kept = [parameter.ds_tensor for parameter in kept]
-        elif self._stage == 2 and in_buffer:
-            kept = [shard.tensor for shard in self.shards()]
+        elif self._stage == 2 and precision["gradients"] != precision["compute"]:
+            kept = [shard.tensor for shard in self.shards()]  # this rank's part, in a buffer
         elif self._stage == 2:
             # Whole ones, also those that lie across the border between two ranks.
             kept = [parameter for parameter in kept if private_deepspeed.has_part(parameter)]
-
         elements: int = sum(tensor.numel() for tensor in kept)
         return elements * DTYPES[precision["gradients"]].itemsize
 
@@ -420,23 +379,11 @@ class ZeRO(Strategy):
         super().close()
 
 
-@contextlib.contextmanager
-def _trainable(parameter: nn.Parameter) -> Iterator[None]:
-    """Mark a parameter as trainable: the engine does not look for the copies of frozen ones."""
-    before = parameter.requires_grad
-    parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        parameter.requires_grad_(before)
-
-
 def engine_config(plan: Plan) -> dict[str, Any]:
     """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
     config = copy.deepcopy(dict(plan.deepspeed))
 
     zero = config.setdefault("zero_optimization", {})
-    assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"
     if zero["stage"] == 3:
         zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
 

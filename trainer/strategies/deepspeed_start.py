@@ -1,7 +1,7 @@
-"""What DeepSpeed needs of a process before it is connected to the others.
+"""The environment that DeepSpeed needs in a process before it is connected to the others.
 
-DeepSpeed reads environment variables instead of arguments, logs to standard output, and does some
-work at its start that costs time and memory for nothing. All of that is dealt with here.
+DeepSpeed reads environment variables instead of arguments, and does some work at its start that
+costs time and memory for nothing.
 """
 
 from __future__ import annotations
@@ -67,17 +67,8 @@ def check_engine_config(plan: Plan) -> None:
         ) from None
     except Exception as error:  # asserts, ValueErrors and its own
         origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
-        rule = f"DeepSpeed: {_first_line(error)}"
+        rule = "DeepSpeed: " + " ".join(str(error).split())
         raise ConfigError(Problem(origin=origin, rule=rule)) from None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message; of pydantic's errors, the first one's."""
-    details = str(error)
-    if hasattr(error, "errors"):
-        details = error.errors()[0]["msg"]
-    first_line = details.strip().partition("\n")[0]
-    return first_line.removeprefix("Value error, ").rstrip(". ")
 
 
 def without_compiled_op() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -110,32 +110,24 @@ class InitialValues:
     ) -> None:
         """Give a module's own buffers on the meta device their values.
 
-        To find the elements that nothing sets, the buffers are filled with zeros, initialized,
-        filled with ones, and initialized again: an element that was set is the same both times.
-        That works for masks and counts as well, which have no NaN.
+        To find elements that nothing sets, the buffers are filled with zeros, initialized, filled
+        with ones, and initialized again: an element that was set is the same both times. That works
+        for masks and counts as well, which have no NaN.
         """
-        on_meta = {
-            key: buffer
-            for key, buffer in own_buffers(module).items()
-            if buffer is not None and buffer.is_meta
-        }
-        if not on_meta:
-            return
-
-        results = []
-        for filler in (0, 1):
-            buffers = {}
+        on_meta = {k: b for k, b in own_buffers(module).items() if b is not None and b.is_meta}
+        results: list[dict[str, Tensor]] = []
+        for filler in (0, 1) if on_meta else ():
+            filled = {}
             for key, buffer in on_meta.items():
-                buffers[key] = torch.full_like(buffer, filler, device="cpu")
-                set_buffer(module, key, buffers[key])
+                filled[key] = torch.full_like(buffer, filler, device="cpu")
+                set_buffer(module, key, filled[key])
             # The parameters are on the meta device, where nothing happens.
             self._initialize_all(model, {path: module})
-            results.append(buffers)
+            results.append(filled)
 
-        from_zeros, from_ones = results
         for key in on_meta:
             is_stored = stored and is_persistent(module, key)
-            if not is_stored and not torch.equal(from_zeros[key], from_ones[key]):
+            if not is_stored and not torch.equal(results[0][key], results[1][key]):
                 raise _without_values(_join(path, key))
 
     def draw(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
@@ -153,35 +145,29 @@ class InitialValues:
 
         remaining = set(wanted)
         for modules in _initialized_together("", self._model):
-            parameters = {}
-            for module in modules.values():
-                for parameter in module.parameters(recurse=False):
-                    name = names[id(parameter)]
-                    if parameter.is_meta and name in remaining:
-                        parameters[name] = parameter
-            if not parameters:
-                continue
-
-            yield from self._draw_together(modules, parameters)
-            remaining.difference_update(parameters)
+            own = [p for module in modules.values() for p in module.parameters(recurse=False)]
+            chosen = {p: names[id(p)] for p in own if p.is_meta and names[id(p)] in remaining}
+            if chosen:
+                yield from self._draw_together(modules, chosen)
+                remaining.difference_update(chosen.values())
 
     def _draw_together(
-        self, modules: dict[str, nn.Module], parameters: dict[str, nn.Parameter]
+        self, modules: dict[str, nn.Module], names: dict[nn.Parameter, str]
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield initial values of parameters of these modules, and free their memory afterwards."""
         replaced: Replaced = {}
-        on_meta = set(parameters.values())
         for module in modules.values():
-            _replace(module, lambda parameter: parameter in on_meta, _marked_empty, replaced)
-
+            _replace(module, names.__contains__, _marked_empty, replaced)
         self._initialize_all(self._model, modules)
-        values = {name: replaced[parameter].detach() for name, parameter in parameters.items()}
-        _check_filled(values)
-        yield from values.items()
+        for parameter, name in names.items():
+            values = replaced[parameter].detach()
+            if values.is_floating_point() and bool(values.isnan().any()):
+                raise _without_values(name)
+            yield name, values
 
         back = {new: old for old, new in replaced.items()}
         for module in modules.values():
-            _replace(module, lambda parameter: parameter in back, lambda new: new, back)
+            _replace(module, back.__contains__, _marked_empty, back)
 
     @torch.no_grad()
     def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
@@ -199,23 +185,17 @@ def _initialized_together(path: str, module: nn.Module) -> Iterator[dict[str, nn
     Each element of a list of modules (layers, experts) is a portion. Inner modules come first: a
     parent may use the weights of its children.
     """
-    has_list = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
-    if not has_list:
-        found = {}
-        for name, inner in module.named_modules():
-            found[_join(path, name) if name else path] = inner
+    if not any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
+        found = {_join(path, name): inner for name, inner in module.named_modules()}
         yield dict(reversed(found.items()))
         return
-
     for name, child in module.named_children():
         yield from _initialized_together(_join(path, name), child)
-    has_parameters = next(module.parameters(recurse=False), None) is not None
-    if has_parameters:
-        yield {path: module}
+    yield {path: module}
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}".strip(".")
 
 
 def _replace(
@@ -226,14 +206,14 @@ def _replace(
 ) -> None:
     """Replace a module's own parameters by new ones.
 
-    Swapping the data inside of the parameters would be simpler, but torch forbids it where a module
+    Swapping the data inside of the parameters would be simpler, but torch forbids it if a module
     has weak references to them (nn.LSTM).
 
     Args:
         module: the module.
         is_chosen: whether to replace a parameter.
         make: returns the data of a new parameter.
-        replaced: parameters that were replaced already; new ones are added.
+        replaced: the parameters that were replaced already. More are added.
     """
     for key, parameter in list(own_parameters(module).items()):
         if parameter is None or not is_chosen(parameter):
@@ -252,13 +232,6 @@ def _marked_empty(tensor: Tensor) -> Tensor:
     if empty.is_floating_point():
         empty.fill_(float("nan"))
     return empty
-
-
-def _check_filled(parameters: Mapping[str, Tensor]) -> None:
-    """Raise ``LaunchError`` where an element has no value yet."""
-    for name, tensor in parameters.items():
-        if tensor.is_floating_point() and bool(tensor.isnan().any()):
-            raise _without_values(name)
 
 
 def _without_values(name: str) -> LaunchError:

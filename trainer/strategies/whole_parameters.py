@@ -22,9 +22,6 @@ from .tensors import unwrapped
 if TYPE_CHECKING:
     from .base import Strategy
 
-# A dictionary of a module's parameters, a key in it, and the parameter of the engine at that key.
-_Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
-
 
 @contextlib.contextmanager
 def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Module]:
@@ -34,7 +31,7 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
 
     Args:
         strategy: has the prepared model.
-        names: of parameters, or of modules that hold them; empty: all parameters.
+        names: of parameters, or of modules that have them. Empty: all parameters.
 
     Yields:
         The model as the task built it, without wrappers.
@@ -42,44 +39,31 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     Raises:
         LaunchError: the model has no parameter of these names.
     """
-    wholes = _gather(strategy, names)
+    prefixes = tuple(f"{name}." for name in names) or ("",)
+    wholes: dict[int, tuple[str, nn.Parameter]] = {}  # by the id of the engine's parameter
+    for name, parameter in strategy.parameters(trainable=None):
+        if f"{name}.".startswith(prefixes):
+            whole = strategy.full_tensor(name, parameter)
+            if whole.dtype in (torch.bfloat16, torch.float16):  # frozen: in the engine's precision
+                whole = whole.float()
+            wholes[id(parameter)] = name, nn.Parameter(whole, parameter.requires_grad)
     if not wholes:
         raise LaunchError(f"the model has no parameters called {listed(names)}")
 
-    places = _places_of(strategy.model, wholes)
-    for table, key, divided in places:
-        _, table[key] = wholes[id(divided)]
+    places = []
+    for module in strategy.model.modules():
+        own = own_parameters(module)
+        # DeepSpeed's own kind of dict gathers each parameter in its items().
+        for key, engines in dict.items(own):
+            if id(engines) in wholes:
+                places.append((own, key, engines))
+
+    for own, key, engines in places:
+        _, own[key] = wholes[id(engines)]
     try:
         with torch.no_grad():
             yield unwrapped(strategy.model)
     finally:
-        for table, key, divided in places:
-            table[key] = divided
-
+        for own, key, engines in places:
+            own[key] = engines
     strategy.fill((name, whole.data) for name, whole in wholes.values())
-
-
-def _gather(strategy: Strategy, names: Sequence[str]) -> dict[int, tuple[str, nn.Parameter]]:
-    """Return name and whole value of parameters by the id of the engine's own. Collective."""
-    prefixes = tuple(f"{name}." for name in names) or ("",)
-    wholes = {}
-    for name, parameter in strategy.parameters(trainable=None):
-        if not f"{name}.".startswith(prefixes):
-            continue
-        whole = strategy.full_tensor(name, parameter)
-        if whole.dtype in (torch.bfloat16, torch.float16):  # frozen: in the engine's precision
-            whole = whole.float()
-        wholes[id(parameter)] = name, nn.Parameter(whole, requires_grad=parameter.requires_grad)
-    return wholes
-
-
-def _places_of(model: nn.Module, wholes: dict[int, tuple[str, nn.Parameter]]) -> list[_Place]:
-    """List where in the model's modules the engine's parameters are; a shared one has several."""
-    places = []
-    for module in model.modules():
-        # DeepSpeed's own kind of dict gathers each parameter in its items().
-        own = own_parameters(module)
-        for key, parameter in dict.items(own):
-            if parameter is not None and id(parameter) in wholes:
-                places.append((own, key, parameter))
-    return places

@@ -37,9 +37,3 @@ def test_models_that_were_registered_are_forgotten() -> None:
     assert accelerator._models == []
 
 
-def test_a_wrapper_takes_the_place_of_another() -> None:
-    accelerator, models = Accelerator(cpu=True), [nn.Linear(1, 1) for _ in range(3)]
-    for model in models[:2]:
-        private_accelerate.register_model(accelerator, model)
-    private_accelerate.replace_model(accelerator, models[0], models[2])
-    assert accelerator._models == [models[2], models[1]]

@@ -21,12 +21,7 @@ from trainer.launching.resolve import resolve
 from trainer.plan import Plan
 from trainer.private.deepspeed import quiet
 from trainer.strategies import deepspeed_start
-from trainer.strategies.deepspeed_start import (
-    _first_line,
-    check_engine_config,
-    engine_start,
-    prepare_process,
-)
+from trainer.strategies.deepspeed_start import check_engine_config, engine_start, prepare_process
 
 
 def test_the_environment_of_a_cpu_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,17 +47,6 @@ def test_logging_is_quiet_only_meanwhile() -> None:
     with quiet():
         assert not log.isEnabledFor(logging.WARNING)
     assert log.isEnabledFor(logging.WARNING)
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("Value error, no such stage.\nfor further information"), "no such stage"),
-        (AssertionError(""), ""),
-    ],
-)
-def test_an_error_is_one_line(error: Exception, line: str) -> None:
-    assert _first_line(error) == line
 
 
 ZERO = '{"zero_optimization": {"stage": 2}'
