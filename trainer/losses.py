@@ -1,4 +1,4 @@
-"""What a training step returns: its loss, taken apart, checked and weighted."""
+"""The loss that a training step returns, taken apart, checked and weighted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StepLosses:
             self.reported.add(weighted((loss, values), weight), counts=counts)
 
     def total(self, device: torch.device) -> Tensor:
-        """Return this rank's part of the global mean; summed over ranks it is the loss."""
+        """Return this rank's part of the global mean. Summed over ranks it is the loss."""
         if not self._counted:
             return torch.zeros((), device=device)
         return reduce(torch.add, self._counted)
@@ -59,13 +59,10 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     """Return the loss of ``training_step`` as a scalar, and the values reported beside it.
 
     Raises:
-        DataError: it is no loss, or nothing could be trained by it.
+        DataError: the result is no loss, or nothing could be trained by it.
     """
-    loss: Any = result
-    values: Any = {}
-    if isinstance(result, tuple) and len(result) == 2:
-        loss, values = result
-
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    loss, values = result if is_pair else (result, {})
     size = loss.numel() if hasattr(loss, "numel") else 0
     if size != 1 or not isinstance(values, Mapping):
         form = kind_of(result)
@@ -75,6 +72,7 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
             "training_step must return the loss, one number, or (loss, {name: value}); "
             f"it returned {form}"
         )
+
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise DataError(
             "training_step returned a loss that no parameter has a part in: it was detached, or "
@@ -84,10 +82,10 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
 
 
 def refuse_independent(loss: Tensor) -> None:
-    """Raise ``DataError`` where a loss has a gradient, but depends on no parameter.
+    """Raise ``DataError`` if a loss has a gradient, but depends on no parameter.
 
-    The graph is walked until the first parameter is met, or a custom function, behind which there
-    may be some.
+    The graph is walked until the first parameter is met, or a custom function, which may hide a
+    parameter.
     """
     if isinstance(loss, nn.Parameter):
         return
@@ -112,25 +110,18 @@ def refuse_independent(loss: Tensor) -> None:
 
 
 class OneBackward:
-    """A block in which torch's errors of a backward pass too many become those of the task."""
+    """A block in which torch's error of a second backward pass names the task's mistake."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, RuntimeError):
-            return
-        if "does not require grad and does not have a grad_fn" in str(error):
-            raise DataError(
-                "a gradient was asked for where none is computed, as in an evaluation: "
-                "training_step returns the loss, and must not call backward, which the trainer "
-                "does; where it needs gradients of its own, give the task an evaluation_step"
-            ) from None
-        if "backward through the graph a second time" in str(error):
+        is_second = "backward through the graph a second time" in str(error)
+        if isinstance(error, RuntimeError) and is_second:
             raise DataError(
                 "the gradient of this loss was computed before: training_step returns the loss, "
-                "and must not call backward, which the trainer does; what it keeps of an earlier "
-                "batch (a hidden state) needs detach()"
+                "and must not call backward, which the trainer does; a hidden state that it keeps "
+                "of an earlier batch needs detach()"
             ) from None
 
 

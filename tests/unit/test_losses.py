@@ -70,9 +70,3 @@ def test_a_second_backward_is_told_in_words_of_the_task() -> None:
         loss.backward()
     with pytest.raises(RuntimeError, match="mine"), OneBackward():
         raise RuntimeError("mine")
-
-
-def test_a_backward_pass_in_an_evaluation_is_explained() -> None:
-    explained = pytest.raises(DataError, match="must not call backward, which the trainer does")
-    with explained, OneBackward(), torch.no_grad():
-        torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()

@@ -1,4 +1,4 @@
-"""One process, and replicas on several processes that exchange gradients (DDP).
+"""One process, or replicas on several processes that exchange gradients (DDP).
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
     """DDP whose attributes are those of the model (``model.config``), as under other strategies.
 
-    Methods too, where nothing is trained (``model.generate`` in ``evaluation_step``). In training
-    only a call of the wrapper itself exchanges gradients, and torch does not notice where a method
-    of the model is called instead.
+    Methods too, while nothing is trained (``model.generate`` in ``evaluation_step``). In training
+    only a call of the wrapper itself exchanges gradients, and torch does not notice a call of a
+    method of the model.
     """
 
     called = False
@@ -60,7 +60,7 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
 
 
 class DDP(Strategy):
-    """Every rank holds the whole model; with one process there is nothing to exchange."""
+    """Every rank holds the whole model. With one process there is nothing to exchange."""
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -86,16 +86,14 @@ class DDP(Strategy):
             return  # one process
 
         self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
-        self._set_up_exchange(self.model)
-
-    def _set_up_exchange(self, model: torch_ddp.DistributedDataParallel) -> None:
-        """Arrange how a fresh wrapper exchanges gradients. Collective: call on every rank."""
         if self.plan.reduce_dtype == "bf16":
             # torch's hook rounds a bucket, divides it by the ranks and sends it. By its name torch
-            # refuses it on CPUs, where it runs as well.
-            model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+            # refuses it on CPUs, on which it runs as well.
+            self.model.register_comm_hook(
+                None, lambda group, bucket: bf16_compress_hook(group, bucket)
+            )
         if not self.plan.find_unused_parameters:
-            _arrange_buckets(model)
+            _arrange_buckets(self.model)
 
     def verify(self) -> None:
         is_ddp = isinstance(self.model, DistributedDataParallel)
@@ -115,7 +113,7 @@ class DDP(Strategy):
             )
         self.model.called = False
 
-        # Numbered in the order of the trainable parameters. torch itself says so only at the next
+        # Numbered in the order of the trainable parameters. torch itself tells it only at the next
         # forward pass, after a step with the rank's own gradients.
         unused = numbers_without_gradient(self.model)
         if not unused:
@@ -153,7 +151,7 @@ def _arrange_buckets(model: torch_ddp.DistributedDataParallel) -> None:
     bits from that of the unbroken run. So a backward pass of zeros comes first (it costs one
     all-reduce of the model's size).
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [p for p in model.parameters() if p.requires_grad]
     model.reducer.prepare_for_backward([])
 
     # The parameter that was used last comes first in a backward pass, so this is the order of a

@@ -35,5 +35,3 @@ def test_models_that_were_registered_are_forgotten() -> None:
     assert len(accelerator._models) == 1
     accelerator.free_memory()
     assert accelerator._models == []
-
-
