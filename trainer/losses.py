@@ -40,8 +40,10 @@ class StepLosses:
             weight: of the micro-batch.
             counts: whether its numbers count in sums over ranks.
         """
-        # A tensor of its own: a compiled step may write over its loss.
-        part = loss.detach() * share
+        # A tensor of its own: a compiled step on a GPU may write over its loss.
+        part = loss.detach()
+        if share != 1.0 or part.is_cuda:
+            part = part * share
         self.shares.append(part)
         if counts:
             self._counted.append(part)
@@ -61,6 +63,9 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     Raises:
         DataError: the result is no loss, or nothing could be trained by it.
     """
+    if type(result) is Tensor and result.ndim == 0 and result.requires_grad:
+        return result, {}  # nearly every step: the checks below take as long as a small layer
+
     is_pair = isinstance(result, tuple) and len(result) == 2
     loss, values = result if is_pair else (result, {})
     size = loss.numel() if hasattr(loss, "numel") else 0

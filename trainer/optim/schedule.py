@@ -71,11 +71,12 @@ def lr_factor(
         "wsd": lambda step: 1.0 if step < decay_begin else falling(step, decay_begin, linear),
         "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
     }
+    of_schedule = after_warmup[schedule]
     is_logarithmic = settings.get("warmup_type") == "log"
 
     def factor(step: int) -> float:
         if step >= warmup_steps:
-            return after_warmup[schedule](step)
+            return of_schedule(step)
         if is_logarithmic:
             return math.log(step + 2) / math.log(warmup_steps + 2)
         return (step + 1) / (warmup_steps + 1)

@@ -263,9 +263,9 @@ class Strategy(ABC):
         device = self.accelerator.device
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)
-        if isinstance(batch, dict | list):
-            return copy(batch)
-        return batch
+        if type(batch) in (dict, list):
+            return batch.copy()
+        return copy(batch) if isinstance(batch, dict | list) else batch
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of a micro-batch.
@@ -299,7 +299,8 @@ class Strategy(ABC):
             gradients.append(parameter.grad)
         if self._divisions is None:
             self._divisions = divisions(gradients)
-        parts = [local(gradient) for gradient in gradients]
+        are_whole = self._divisions.keys() == {None}
+        parts = gradients if are_whole else [local(gradient) for gradient in gradients]
         norm = norm_of_parts(parts, self._divisions)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
@@ -309,7 +310,7 @@ class Strategy(ABC):
         if scaler is None:
             self.step_if_finite(norm)
         else:
-            # Reading the scale waits for the device; the scaler itself does so in step().
+            # Reading the scale waits for the device, as the scaler itself does in step().
             before = scaler.get_scale()
             scaler.step(self.optimizer)
             scaler.update()

@@ -90,26 +90,18 @@ def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
 def state_slots(optimizer: Optimizer, device: torch.device) -> float:
     """Return how many tensors a fresh optimizer keeps beside each parameter: Adam 2, momentum 1.
 
-    The mean over the parameter groups, in bytes: state of half the parameter's bytes is half a
-    tensor. 0 if a step on small parameters fails.
+    Counted in bytes, over small parameters of all kinds: state of half the parameter's bytes is
+    half a tensor. 0 if a step on small parameters fails.
     """
     try:
         tried = stepped_copy(optimizer, device)
     except Exception:  # (an optimizer's step may want anything)
         return 0.0
 
-    kept = 0.0
-    elements = 0
-    for group, small in zip(optimizer.param_groups, tried.param_groups, strict=True):
-        state = 0
-        for tensor in small["params"]:
-            for value in tried.state[tensor].values():
-                if isinstance(value, Tensor) and value.dim():
-                    state += value.nbytes
-        count = sum(parameter.numel() for parameter in group["params"])
-        kept += count * state / sum(tensor.nbytes for tensor in small["params"])
-        elements += count
-    return kept / elements
+    small = [tensor for group in tried.param_groups for tensor in group["params"]]
+    values = [value for tensor in small for value in tried.state[tensor].values()]
+    kept = sum(value.nbytes for value in values if isinstance(value, Tensor) and value.dim())
+    return float(kept / sum(tensor.nbytes for tensor in small))
 
 
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
