@@ -1,6 +1,6 @@
-"""The plan: what runs, with every value resolved.
+"""The plan: the settings of a run, with every value resolved.
 
-``launching/resolve.py`` makes it from the training config and the launch files; all else reads it.
+``launching/resolve.py`` makes the plan from the training config and the launch files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import DEFAULT, Origin
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The resolved settings of a run; written to ``plan.json`` and shown as the banner.
+    """The resolved settings of a run, written to ``plan.json`` and shown as the banner.
 
     Args:
         strategy: ``single``, ``ddp``, ``fsdp``, ``zero1``, ``zero2`` or ``zero3``.
@@ -30,24 +30,24 @@ class Plan:
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of these two and
             ``world_size``.
-        max_grad_norm: the global norm of the gradients is clipped to it; None does not clip.
+        max_grad_norm: the global norm of the gradients is clipped to this. None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
         lr: the learning rate that is used, scaled from ``lr_reference`` by ``lr_scaling``.
         lr_reference, lr_scaling, reference_batch_size: the configured rate, the rule, and the batch
             that the rate belongs to.
         schedule, schedule_settings, final_lr_ratio: as in the training config.
-        warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is
+        warmup_steps: in optimizer steps. From ``warmup_fraction`` once the length of the run is
             known.
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and the arguments of ``torch.compile``.
         find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
         reduce_dtype: ``float32`` or ``bf16``, as in the training config; of a DeepSpeed JSON, which
             goes before it, also ``fp16``.
-        fsdp, deepspeed: settings of the engine; empty for the others.
+        fsdp, deepspeed: settings of the engine. Empty for the others.
         files: the launch files that were read.
-        notices: what was changed or has no effect, one line each.
-        origins: where each value was set, by key; without those that are left at their default. As
+        notices: one line each.
+        origins: where each value was set, by key, without the defaults. As
             text in ``plan.json``.
     """
 

@@ -1,4 +1,4 @@
-"""Which launcher started this process, what was typed to it, and which rank it gave.
+"""The launcher that started this process, its arguments, and the rank that it gave.
 
 Under ``accelerate launch`` the YAML never reaches the script: only variables made from it do, after
 typos were dropped. So the launcher's own command line is read from the parent process.
@@ -57,11 +57,11 @@ class Launcher:
     """The program that started this process, and the rank that it gave.
 
     Args:
-        name: ``python`` for none; ``environment`` for another that sets RANK and WORLD_SIZE.
-        arguments: the words that were typed after ``accelerate launch``; empty for the others.
-        world_size: processes of the whole job; ``rank`` and ``local_rank`` are this process's.
-        local_world_size: processes on this machine; 0 if it is unknown.
-        num_machines: that share the processes; 0 if it is unknown.
+        name: ``python`` for none. ``environment`` for another program that sets the ranks.
+        arguments: the words that were typed after ``accelerate launch``. Empty for the others.
+        world_size: processes of the whole job. ``rank`` and ``local_rank`` are this process's.
+        local_world_size: processes on this machine. 0 if unknown.
+        num_machines: that share the processes. 0 if unknown.
     """
 
     name: Name
@@ -82,12 +82,12 @@ def detect(
     torchrun's, which Accelerate and DeepSpeed read.
 
     Args:
-        environment: variables; None: those of this process.
-        ancestors: command lines, the parent's first; None: those above this process.
+        environment: variables. None: those of this process.
+        ancestors: command lines, the parent's first. None: those above this process.
 
     Raises:
-        LaunchError: several processes were started, and nothing says how they find each other; or a
-            variable that says so cannot be right.
+        LaunchError: several processes were started, and their variables do not say how they
+            find each other.
     """
     is_own = environment is None
     env = dict(os.environ if environment is None else environment)
@@ -123,7 +123,7 @@ def detect(
 
 
 def rank_of_process() -> int:
-    """Return the rank that torch or a launcher gave this process; 0 if nobody did."""
+    """Return the rank that torch or a launcher gave this process. 0 without either."""
     _, ranks = _by_starter(os.environ, is_own=True)
     rank = os.environ.get("RANK") or ranks.get("RANK", "0")
     return int(rank) if rank.isdecimal() else 0
@@ -181,7 +181,7 @@ def _check(env: Mapping[str, str], starter: Name, *, is_connected: bool) -> None
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
-    """Return a variable's number; 0 if it is not set."""
+    """Return the number of a variable. 0 if the variable is not set."""
     return int(env.get(name) or 0)
 
 
@@ -205,7 +205,7 @@ def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def launcher_processes() -> list[psutil.Process]:
-    """List the launchers above this process, the nearest first; [] if it was started by hand."""
+    """List the launchers above this process, the nearest first. [] if started by hand."""
     found = []
     for process, line in _parents():
         program, _ = _program(line)
@@ -231,7 +231,7 @@ class LauncherWatch:
         self._looked = time.monotonic()
 
     def is_gone(self) -> bool:
-        """Return whether a launcher above this process has ended; False within a second."""
+        """Return whether a launcher above this process has ended. False within a second."""
         now = time.monotonic()
         if now - self._looked < 1.0:
             return False
@@ -255,7 +255,7 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
 
 
 def _program(line: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the program of a command line and its arguments; "" for ``python -c``.
+    """Return the program of a command line and its arguments. "" for ``python -c``.
 
     ``python -m package.module`` and ``python /path/to/package/module.py`` are the same program.
     """

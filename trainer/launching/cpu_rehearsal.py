@@ -1,4 +1,4 @@
-"""The parts of a request that cannot run on CPUs, and what a rehearsal runs instead.
+"""The parts of a request that cannot run on CPUs, and their replacements in a rehearsal.
 
 Measured with DeepSpeed 0.19.8 on gloo: pin_memory, overlap_comm and offloads to the CPU run, with
 equal losses. fp16 is refused ("Type fp16 is not supported on your device"). Quantized communication
@@ -29,8 +29,8 @@ def rehearsal_precision(strategy: str, precision: str) -> str:
 def rehearsed(request: Request) -> Request:
     """Return a request without the settings that work on GPUs only.
 
-    These are FSDP2's offload, which pins memory for a GPU; the settings of the loss scaler, which
-    belong to fp16; reads from disk straight to a GPU; and those of ``rehearsal_notices``.
+    These are FSDP2's offload, which pins memory for a GPU, the settings of the loss scaler, which
+    belong to fp16, reads from disk straight to a GPU, and those of ``rehearsal_notices``.
     """
     if request.fsdp:
         return replace(request, fsdp={**request.fsdp, "cpu_offload": False})
@@ -46,10 +46,10 @@ def rehearsed(request: Request) -> Request:
 
 
 def rehearsal_notices(request: Request, precision: Sourced[str] | None = None) -> list[str]:
-    """Return one line for each setting that a rehearsal runs otherwise than it was requested.
+    """Return one line for each setting that runs otherwise in a rehearsal than on GPUs.
 
     Args:
-        precision: the requested precision, if the launch file does not have it.
+        precision: the requested precision, if the launch file gives none.
     """
     lines = []
     asked = request.mixed_precision or precision

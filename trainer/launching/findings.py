@@ -27,13 +27,13 @@ class Findings:
             self.problems.append(found.problem(rule))
 
     def unknown(self, found: Sourced[Any], known: Collection[str]) -> None:
-        """Record an unknown key, with the known key that it misspells."""
+        """Record an unknown key, with the nearest known key."""
         right = nearest(found.origin.key.rpartition(".")[2], known)
         hint = f"did you mean {right!r}?" if right else "remove it"
         self.refuse(found, f"unknown key; {hint}")
 
     def notice(self, found: Sourced[Any], text: str) -> None:
-        """Note what the reader should know about a value."""
+        """Add a notice on a value."""
         self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
 
     def read(

@@ -15,8 +15,8 @@ class Reconciler(Findings):
     """Collects where values come from, and every two places that disagree.
 
     Args:
-        config: the training config; ``origins`` are those of its values that were read from
-            somewhere.
+        config: the training config; ``origins``: of the values that were read from a file or a
+            flag.
     """
 
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
@@ -27,7 +27,7 @@ class Reconciler(Findings):
     def is_given(self, key: str) -> bool:
         """Return whether the training config gives a value, and not a default.
 
-        A config that was made in code has no origins: it gives a value that is no default.
+        A config that was made in code has no origins. There a value that is no default is given.
         """
         origin = self.origins.get(key)
         if origin is None:
@@ -39,7 +39,7 @@ class Reconciler(Findings):
         return key in self.origins and self.origins[key].is_default
 
     def origin_of(self, key: str) -> Origin:
-        """Return where the training config gives a value; of a setting, at least the mapping's."""
+        """Return the origin of a value in the training config, or at least of its mapping."""
         mapping = self.origins.get(key.partition(".")[0], Origin("TrainConfig"))
         return self.origins.get(key, mapping).named(key)
 
@@ -53,7 +53,7 @@ class Reconciler(Findings):
         """Return the launch files' value of a key, else the config's. Record a disagreement.
 
         Args:
-            default: that DeepSpeed takes; it counts if neither the config nor a task has a value.
+            default: DeepSpeed's own. It counts if neither the config nor a task has a value.
         """
         configured = getattr(self.config, key, None)
         as_in_json = list(configured) if isinstance(configured, tuple) else configured
@@ -163,7 +163,7 @@ def _take_scheduler(chosen: dict[str, Any], section: Section, both: Reconciler, 
         lr = float(peak.value)
         both.origins["lr"] = peak.origin
 
-    # The config may give the warm-up in samples, or as a fraction of the run. Then it holds.
+    # The config may give the warm-up in samples, or as a fraction. Then the config holds.
     other = "warmup_samples" if config.warmup_samples else "warmup_fraction"
     is_in_steps = not (config.warmup_samples or chosen["warmup_fraction"])
     if is_in_steps:

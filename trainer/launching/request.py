@@ -36,16 +36,16 @@ class Request:
     """How a job is to run. None, and an empty mapping, mean that it was not requested.
 
     Args:
-        strategy: the requested strategy; ``strategy_origin``: of the request for it.
-        stage_0: the request is ZeRO's stage 0, which shards nothing: it runs as ``ddp``, or as
+        strategy: the requested strategy. ``strategy_origin``: the origin of that request.
+        stage_0: the request is ZeRO's stage 0, which shards nothing. The job runs as ``ddp``, or as
             ``single`` on one process.
-        world_size: processes of the whole job; ``num_machines`` machines share them.
+        world_size: processes of the whole job. ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even if there are GPUs.
         accumulation_steps: backward passes per optimizer step.
-        micro_batch_size: items per process and backward pass; ``global_batch_size``: per optimizer
-            step.
-        max_grad_norm: clip the global gradient norm to this; 0 means no clipping.
+        micro_batch_size: items per process and backward pass. ``global_batch_size``: items per
+            optimizer step.
+        max_grad_norm: clip the global gradient norm to this. 0 means no clipping.
         optimizer, scheduler: those of a DeepSpeed JSON.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
         deepspeed: the configuration of DeepSpeed's engine, without the values that have a field

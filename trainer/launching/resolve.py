@@ -1,4 +1,4 @@
-"""The plan: what will run, resolved from the files, the launcher, the training config and machine.
+"""The plan of a run, resolved from the files, the launcher, the training config and the machine.
 
 If two places give different values, the run ends here, before anything starts, with both of them
 named.
@@ -33,7 +33,7 @@ def resolve(
     *,
     optimizer_built_by: str | None = None,
 ) -> Plan:
-    """Compare the config, the request and the launched processes, and return what will run.
+    """Compare the config, the request and the launched processes, and return the plan.
 
     Args:
         gpus: how many this machine has.
@@ -116,7 +116,7 @@ def resolve(
         **{key: getattr(config, key) for key in _AS_CONFIGURED},
     )
 
-    # max_steps ends the run at the latest. With epochs beside it, only the data know its length.
+    # max_steps ends the run at the latest. With epochs as well, only the data know the length.
     has_open_length = config.epochs is not None and plan.warmup_fraction is not None
     if config.max_steps is None or has_open_length:
         return plan
@@ -181,7 +181,7 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
     """
     if not gpus or request.use_cpu:
         return "cpu"
-    # Launchers that start one process a rank may show each a GPU of its own only (srun
+    # Launchers that start one process a rank may show each rank its own GPU only (srun
     # --gpus-per-task=1).
     sees_own_only = gpus == 1 and launcher.name in ("srun", "mpirun", "environment")
     if launcher.local_world_size > gpus and not sees_own_only:
@@ -205,7 +205,7 @@ def _check_config(
 
 
 def _reduce_dtype(config: TrainConfig, request: Request, precision: str, both: Reconciler) -> str:
-    """Return the dtype of gradients on their way to other ranks, and record why it cannot be."""
+    """Return the dtype in which gradients travel, and record a dtype that cannot run."""
     requested = None
     in_file = str(request.deepspeed.get("communication_data_type") or "").lower()
     if in_file:
@@ -219,7 +219,7 @@ def _reduce_dtype(config: TrainConfig, request: Request, precision: str, both: R
 
 
 def _check_reduction(config: TrainConfig, accumulation: int, both: Reconciler) -> None:
-    """Raise ConfigError if micro-batches would add up in bf16: FSDP2 adds up as it reduces."""
+    """Raise ConfigError if micro-batches would add up in bf16: FSDP2 adds up in the reduction."""
     if config.reduce_dtype == "bf16" and accumulation > 1 and not config.sync_each_batch:
         rule = (
             f"under FSDP2 the {accumulation} micro-batches of a step would add up in bf16; set "

@@ -1,4 +1,4 @@
-"""Build the Accelerator that the plan describes, and check that it is what came out.
+"""Build the Accelerator that the plan describes, and check the result.
 
 Accelerate on a machine without a GPU turns most requests into something else: an
 FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-# Variables that `accelerate launch` makes from its file. The file itself was read, strictly;
+# Variables that `accelerate launch` makes from its file. The file itself was read, strictly.
 # Accelerate's plugins would read these variables a second time, loosely.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
@@ -39,9 +39,9 @@ class Launched:
     """A verified start: the plan, the Accelerator that runs it and the strategy to train with.
 
     Args:
-        plan: what runs.
-        accelerator: connects the processes; for a loop of your own.
-        strategy: wraps, steps and shards the model; the trainer makes one of its own for each
+        plan: the resolved settings.
+        accelerator: connects the processes, for a loop of your own.
+        strategy: wraps, steps and shards the model. The trainer makes another strategy for each
             training.
     """
 
@@ -61,19 +61,19 @@ def launch(
 ) -> Launched:
     """Turn files, launcher and machine into a running, verified Accelerator.
 
-    Collective: call it once on every rank.
+    Collective: call once on every rank.
 
     Args:
-        config: the training config; batch, precision and clipping are compared with the launch
+        config: the training config. Batch, precision and clipping are compared with the launch
             files.
         origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
-        optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON
-            must have none then.
+        optimizer_built_by: the method by which the task builds an optimizer of its own. Then the
+            JSON must have none.
 
     Raises:
-        ConfigError, LaunchError: what would run is not what was asked for.
+        ConfigError, LaunchError: another run than the requested run would start.
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
@@ -155,7 +155,7 @@ def check_environment(plan: Plan, launcher: Launcher) -> None:
 
 
 def _hide_gpus() -> None:
-    """Hide the GPUs: torch and DeepSpeed take one that they see wherever no device is named."""
+    """Hide the GPUs: torch and DeepSpeed take a visible GPU if no device is named."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -215,8 +215,8 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     if plan.strategy != "single":
         state = PartialState(backend=strategy.backend(plan), timeout=timeout)
         if plan.device == "cuda":
-            # Accelerate takes the local rank as the number of the GPU where it wraps a model in DDP
-            # and where it waits for everyone. A process that sees one GPU only has number 0.
+            # Accelerate takes the local rank as the number of the GPU when it wraps a model in DDP
+            # and when it waits for everyone. A process that sees one GPU only has number 0.
             state.local_process_index = torch.cuda.current_device()
         if plan.device == "cpu" and not plan.deepspeed:
             # Without the cpu flag, and with the backend named, Accelerate connects the processes
@@ -233,7 +233,7 @@ def _accelerator(plan: Plan) -> Accelerator:
 
     from ..private.torch import import_dynamo
 
-    import_dynamo()  # every optimizer of torch imports it when it is made
+    import_dynamo()  # every optimizer of torch imports dynamo when it is made
 
     tf32 = plan.float32 == "tf32" and plan.device == "cuda"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -247,15 +247,15 @@ def _accelerator(plan: Plan) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
-        # The schedule advances once per optimizer step here; Accelerate's wrapper would advance it
-        # world-size times.
+        # The schedule advances once per optimizer step here. Accelerate's wrapper would advance
+        # the schedule world-size times.
         step_scheduler_with_optimizer=False,
         **arguments,
     )
     os.environ.update(hidden)
 
     if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
-        # Accelerate silently drops fp16 on a CPU; torch has both the autocast and the scaler.
+        # Accelerate silently drops fp16 on a CPU. torch has both the autocast and the scaler.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator

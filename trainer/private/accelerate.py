@@ -1,4 +1,4 @@
-"""The private attributes of Accelerate that this package depends on; last seen in accelerate 1.15.
+"""The private attributes of Accelerate that this package depends on, last seen in accelerate 1.15.
 
 ``tests/unit/private/test_accelerate.py`` names the one that a new release has removed.
 """
@@ -11,7 +11,7 @@ from typing import Any
 def forget_states() -> None:
     """Make Accelerate forget the settings of an earlier ``Accelerator`` in this process.
 
-    ``_reset_state`` of its states. The process group stays; the public ``free_memory`` and
+    ``_reset_state`` of its states. The process group stays. The public ``free_memory`` and
     ``end_training`` leave the settings, or end the process group as well.
     """
     from accelerate.state import AcceleratorState, GradientState
@@ -34,7 +34,7 @@ def is_connected() -> bool:
 def register_model(accelerator: Any, model: Any) -> None:
     """Make Accelerate treat a model as one that its own ``prepare`` has made.
 
-    ``Accelerator._models``: what ``free_memory`` forgets. The public ``prepare_model`` would wrap
+    ``Accelerator._models``, which ``free_memory`` forgets. The public ``prepare_model`` would wrap
     the model again.
     """
     accelerator._models.append(model)

@@ -61,13 +61,13 @@ def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
     """Shard one parameter over the ranks. Collective: call on every rank.
 
     ``zero.Init._convert_to_zero_parameters``. The public way, the context ``zero.Init``, shards
-    what is built within it, and a task builds its model before the strategy sees it.
+    a model that is built within it, and a task builds its model before the strategy sees it.
     """
     init._convert_to_zero_parameters([parameter])
 
 
 def stop_gathering(parameter: Any) -> tuple[Any, Any]:
-    """Make ``all_gather`` and ``partition`` of a parameter do nothing; return the methods."""
+    """Make ``all_gather`` and ``partition`` of a parameter do nothing, and return the methods."""
     methods = parameter.all_gather, parameter.partition
     parameter.all_gather = _do_nothing
     parameter.partition = _do_nothing
@@ -96,8 +96,8 @@ def keep_gathered(zero: Any) -> None:
 def gather_persistent(zero: Any) -> None:
     """Gather the small parameters that stay whole. Collective: call on every rank.
 
-    ``persistent_parameters``. The engine gathers each where it is first used; a rank that leaves
-    its layer out would not take part.
+    ``persistent_parameters``. The engine gathers each parameter at its first use. A rank that
+    leaves its layer out would not take part.
     """
     persistent = zero.persistent_parameters
     if persistent:
@@ -115,7 +115,7 @@ def copy_to_model_stage_3(zero: Any) -> None:
         zero._reassign_or_swap_out_partitioned_parameters(group)
 
 
-# -- where the full-precision values are ----------------------------------------------------------
+# -- full-precision values ------------- ----------------------------------------------------------
 
 
 class FlatRange(NamedTuple):
@@ -172,9 +172,9 @@ def has_part(parameter: Any) -> bool:
 
 
 def offload_buffers(zero: Any) -> list[Tensor]:
-    """Return what stages 1 and 2 keep for the way back to the device, where the CPU steps.
+    """Return the buffers of stages 1 and 2 for the way back to the device, if the CPU steps.
 
-    ``param_buffer_of_bit16_for_cpu_offload_groups``; it is there with offload only.
+    ``param_buffer_of_bit16_for_cpu_offload_groups``, with offload only.
     """
     return list(getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", []))
 
@@ -199,7 +199,7 @@ def has_accumulated(parameter: Any) -> bool:
 
 
 def take_over_backward_start(engine: Any) -> Callable[[], None]:
-    """Keep the engine from beginning its backward pass by itself; return what begins it.
+    """Return the function that begins the engine's backward pass, which no longer begins by itself.
 
     ``_backward_prologue`` and ``_backward_prologue_per_tensor`` are called by a hook on the model's
     output. A task may take gradients itself (``torch.autograd.grad``): the engine would divide

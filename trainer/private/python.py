@@ -15,14 +15,6 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return list(parser._actions)
 
 
-def argument_groups_of(parser: argparse.ArgumentParser) -> list[list[argparse.Action]]:
-    """Return the arguments of a parser by the groups of its help text.
-
-    ``_action_groups`` and ``_group_actions``: argparse has no public list of them.
-    """
-    return [list(group._group_actions) for group in parser._action_groups]
-
-
 def child_processes() -> list[multiprocessing.process.BaseProcess]:
     """Return the processes that multiprocessing has started here, loader processes among them.
 

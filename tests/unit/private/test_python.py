@@ -8,24 +8,18 @@ import multiprocessing.process
 import platform
 import time
 
-from trainer.private.python import argument_groups_of, arguments_of, child_processes
+from trainer.private.python import arguments_of, child_processes
 
 PYTHON = f"Python {platform.python_version()}"
 
 
-def test_the_arguments_of_a_parser_and_of_its_groups() -> None:
+def test_the_arguments_of_a_parser() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     alone = parser.add_argument("--alone")
     group = parser.add_argument_group("group")
     within = group.add_argument("--within")
-    for owner, name in (
-        (parser, "_actions"),
-        (parser, "_action_groups"),
-        (group, "_group_actions"),
-    ):
-        assert hasattr(owner, name), f"{PYTHON} has no {type(owner).__name__}.{name} in argparse"
+    assert hasattr(parser, "_actions"), f"{PYTHON} has no ArgumentParser._actions in argparse"
     assert arguments_of(parser) == [alone, within]
-    assert argument_groups_of(parser)[-1] == [within]
 
 
 def test_processes_of_multiprocessing_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""What an accelerate file and the launcher's flags ask for.
+"""The request of an accelerate file and of the launcher's flags.
 
 That is the strategy, the processes, the precision and the compiler.
 """
@@ -65,15 +65,15 @@ _NO_FLAGS: Entries = {}
 
 
 def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FLAGS) -> Request:
-    """Read an accelerate YAML or JSON, or what ``accelerate launch`` was asked for without one.
+    """Read an accelerate YAML or JSON, or the flags of ``accelerate launch`` without a file.
 
     Args:
         path: the file, if there is one.
         overrides: flags typed after ``accelerate launch``, by argument name.
 
     Raises:
-        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that it
-            names.
+        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that
+            the file names.
     """
     check = Findings()
     doc = None if path is None else read_document(path, what="accelerate config file")
@@ -121,10 +121,10 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
 
 
 def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
-    """Split what follows ``accelerate launch`` into its config file and the flags that were typed.
+    """Split the words after ``accelerate launch`` into its config file and the typed flags.
 
-    Without ``--config_file`` the default file of ``accelerate config`` counts if it exists, as it
-    does there. Accelerate's own parser has read these words before it started this process.
+    Without ``--config_file`` the default file of ``accelerate config`` counts if that exists, as
+    for Accelerate. Accelerate's own parser has read these words before it started this process.
     """
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command_parser
@@ -204,7 +204,7 @@ def _copies(
 def _deepspeed(
     entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
 ) -> Request | None:
-    """Return the request of the section deepspeed_config, or of the JSON that it names."""
+    """Return the request of the section deepspeed_config, or of the JSON that the section names."""
     absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
     launcher = entries.get("deepspeed_multinode_launcher", absent)
     if machines > 1 and launcher.value != "standard":
@@ -227,7 +227,7 @@ def _fill_open_values(
 ) -> Request:
     """Return the request with the values that are given beside a DeepSpeed JSON.
 
-    They fill what the JSON leaves open, and may not contradict it.
+    They fill the open values of the JSON, and may not contradict the others.
     """
     precision = entries.get("mixed_precision")
     if precision is not None:

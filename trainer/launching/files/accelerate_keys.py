@@ -1,7 +1,7 @@
 """The entries of an accelerate file, under keys that the installed Accelerate knows.
 
 Accelerate refuses unknown keys at the top level only. A key of a section is an argument of
-``accelerate launch``, so its parser knows these keys. Accelerate itself never checks them.
+``accelerate launch``, so the parser of that command knows these keys.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> dict[
 
 
 def read_values(model: type[M], entries: Entries, check: Findings) -> M:
-    """Return those entries that a model has, and its defaults if they do not fit."""
+    """Return the entries that a model has, and the model's defaults if the entries do not fit."""
     keys = keys_at(model, ())
     values = {name: entry.value for name, entry in entries.items() if name in keys}
     read = check.read(model, values, lambda path: entries[path[0]].origin)
@@ -68,7 +68,7 @@ def _known_keys(section: str) -> frozenset[str]:
         # The last two have no field: Accelerate converts them.
         return frozenset({*fields, "fp16", "dynamo_backend"}.difference(_SECTIONS))
     arguments = {action.dest for action in arguments_of(launch_command_parser())}
-    # This one has no argument: the launcher reads it by its name.
+    # This key has no argument: the launcher reads the key by name.
     arguments.add("fsdp_ignored_modules")
     return frozenset(name for name in arguments if name.startswith(_SECTIONS[section]))
 

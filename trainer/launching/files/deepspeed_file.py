@@ -95,7 +95,7 @@ def read_inline(
 
 
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None:
-    """Return what a file asks for, and None, with problems in ``check``, if it cannot run."""
+    """Return the request of a document, and None if the document cannot run."""
     data = _effective(doc.data, ())
     with importing(Origin(doc.path), use_cpu=use_cpu):
         read: Any = check.read(deepspeed_model(), data, doc.origin)
@@ -128,7 +128,7 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None
 
 
 def _effective(data: Mapping[str, Any], path: Key) -> dict[str, Any]:
-    """Return what counts, under DeepSpeed's current names: no comment, and nothing "auto"."""
+    """Return the settings that count, under DeepSpeed's current names: no comments, no "auto"."""
     found = {}
     for key, value in data.items():
         # A log that is off has an interval. Of "auto" DeepSpeed's default holds.
@@ -145,7 +145,7 @@ def _effective(data: Mapping[str, Any], path: Key) -> dict[str, Any]:
 def _precision(
     data: Mapping[str, Any], read: Any, doc: Document, check: Findings
 ) -> Sourced[str] | None:
-    """Return the requested precision: ``no`` if one is switched off and none is left open."""
+    """Return the requested precision: ``no`` if a section is switched off and none is open."""
     switches = {name: data[name].get("enabled") for name in ("fp16", "bf16") if name in data}
     on = [name for name in switches if getattr(read, name).enabled]
     off = [name for name, switch in switches.items() if switch is False]
@@ -158,7 +158,7 @@ def _precision(
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
-    """Return what goes to DeepSpeed's engine.
+    """Return the configuration for DeepSpeed's engine.
 
     Of fp16 and bf16 these are the settings besides ``enabled``, if they may be switched on.
     """

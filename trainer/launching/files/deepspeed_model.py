@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Unsupported(BaseModel):
-    """Keys that turn on another training than the one asked for, or that DeepSpeed has removed."""
+    """Keys that turn on another training than the request, or that DeepSpeed has removed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -170,7 +170,7 @@ def deepspeed_model() -> type[Any]:
 
 @contextlib.contextmanager
 def importing(origin: Origin, *, use_cpu: bool) -> Iterator[None]:
-    """Import DeepSpeed within this block. It chooses the device of the process when it is imported.
+    """Import DeepSpeed within this block. DeepSpeed chooses the process's device at its import.
 
     Args:
         origin: of the request for DeepSpeed.

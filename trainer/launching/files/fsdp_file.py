@@ -52,7 +52,7 @@ def read_fsdp(
 
     Args:
         entries: the section, by argument of the launcher.
-        copies: how many groups of processes hold the whole model (HSDP); None without groups.
+        copies: how many groups of processes hold the whole model (HSDP), or None.
         origin: of the request for FSDP.
     """
     if "fsdp_version" in entries:

@@ -1,7 +1,7 @@
 """The ``optimizer`` and ``scheduler`` of a DeepSpeed JSON, by keys of the training config.
 
-DeepSpeed checks their ``params`` nowhere. The models below list what the class takes that DeepSpeed
-would build, with its defaults. A type with a single value is what this program runs with.
+DeepSpeed checks their ``params`` nowhere. The models below list the settings of the classes that
+DeepSpeed would build, with their defaults. Of a type with a single value, no other value can run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Params(BaseModel):
 
 
 class _AnyOptimizer(_Params):
-    """Settings of every optimizer. Those of type Any say which kernel computes, not what."""
+    """Settings of every optimizer. Those of type Any choose a kernel and not the mathematics."""
 
     lr: _Rate = 1e-3
     weight_decay: _Decay = 0.0
@@ -97,7 +97,7 @@ _CONFIG_KEYS = {
 def read_section(doc: Document, key: str, check: Findings) -> Section | None:
     """Return the section ``optimizer`` or ``scheduler`` by keys of the training config.
 
-    None if there is no section, or if it asks for what cannot run.
+    None if there is no section, or if the section cannot run.
     """
     typed = doc.at(key, "type")
     if typed is None:
