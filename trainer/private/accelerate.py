@@ -8,6 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 
+def launch_arguments() -> set[str]:
+    """Return the arguments of ``accelerate launch``.
+
+    ``ArgumentParser._actions`` of its parser: argparse has no public list of them.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    return {action.dest for action in launch_command_parser()._actions}
+
+
 def forget_states() -> None:
     """Make Accelerate forget the settings of an earlier ``Accelerator`` in this process.
 

@@ -16,7 +16,7 @@ from ...config.documents import Document, read_document
 from ...errors import COMMAND_LINE, ConfigError, Origin, Sourced
 from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy, visible_gpus
-from .accelerate_keys import TOP_LEVEL, Entries, read_entries, read_values
+from .accelerate_keys import Entries, read_entries, read_values
 from .deepspeed_file import INLINE, read_inline, read_json
 from .fsdp_file import read_fsdp
 
@@ -78,30 +78,27 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     check = Findings()
     doc = None if path is None else read_document(path, what="accelerate config file")
     entries = read_entries(doc, overrides, check)
-    kind = _distributed_type(doc, entries[TOP_LEVEL], overrides, check)
+    kind = _distributed_type(doc, entries, check)
 
-    top = read_values(_TopLevel, entries[TOP_LEVEL], check)
-    use_cpu = "cpu" in overrides or top.use_cpu
-    world = _processes(kind, top.num_processes, entries[TOP_LEVEL], check)
-    copies = _copies(kind.value, entries["parallelism_config"], world, check)
-    # Older files give the backend at the top level, and Accelerate reads that first.
-    compiler = {**entries["dynamo_config"], **entries[TOP_LEVEL]}
-    dynamo = read_values(_Dynamo, compiler, check).model_dump(exclude_none=True)
+    top = read_values(_TopLevel, entries, check)
+    use_cpu = "cpu" in entries or top.use_cpu
+    world = _processes(kind, top.num_processes, entries, check)
+    copies = _copies(kind.value, entries, world, check)
+    dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
     if dynamo["backend"] == "no":
         dynamo = {}
 
     origin = kind.origin
     request: Request | None = None
     if kind.value == "FSDP":
-        fsdp, origins = read_fsdp(entries["fsdp_config"], copies, check, origin)
+        fsdp, origins = read_fsdp(entries, copies, check, origin)
         request = Request(strategy="fsdp", strategy_origin=origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
-        section = entries["deepspeed_config"]
-        request = _deepspeed(section, top.num_machines, check, origin, use_cpu=use_cpu)
+        request = _deepspeed(entries, top.num_machines, check, origin, use_cpu=use_cpu)
     elif kind.value in _TYPES:
         request = Request(strategy=_TYPES[kind.value], strategy_origin=origin)
     if request is not None:
-        request = _fill_open_values(request, entries[TOP_LEVEL], top, overrides, check)
+        request = _fill_open_values(request, entries, top, overrides, check)
     if check.problems or request is None:
         raise ConfigError(check.problems)
 
@@ -113,7 +110,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         dynamo=dynamo,
         origins={
             **request.origins,
-            **({"dynamo": compiler["dynamo_backend"].origin} if dynamo else {}),
+            **({"dynamo": entries["dynamo_backend"].origin} if dynamo else {}),
         },
         notices=tuple(check.notices),
         files=request.files if doc is None else (doc.path, *request.files),
@@ -142,20 +139,18 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
     return file, flags
 
 
-def _distributed_type(
-    doc: Document | None, top: Entries, flags: Entries, check: Findings
-) -> Sourced[str]:
+def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
     requests: list[Sourced[Any]] = []
     for flag, kind in _TYPE_OF_FLAG.items():
-        if flag in flags:
-            requests.append(flags[flag].meaning(kind))
+        if flag in entries:
+            requests.append(entries[flag].meaning(kind))
     if doc is not None:
         absent = Sourced(None, Origin(doc.path, key="distributed_type"))
-        requests.append(top.get("distributed_type", absent))
+        requests.append(entries.get("distributed_type", absent))
     elif not requests:
         # accelerate launch starts DDP of its own accord on a machine with several GPUs.
-        processes = top.get("num_processes")
+        processes = entries.get("num_processes")
         is_alone = visible_gpus() < 2 or (processes is not None and processes.value == 1)
         launch = Origin(COMMAND_LINE, key="accelerate launch")
         requests.append(Sourced("NO" if is_alone else "MULTI_GPU", launch))
@@ -164,23 +159,23 @@ def _distributed_type(
     names = ["NO" if request.value is False else request.value for request in requests]
     if names[0] not in (*_TYPES, "DEEPSPEED"):
         check.refuse(requests[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
-    elif "cpu" in flags and set(names) != {"NO"}:
+    elif "cpu" in entries and set(names) != {"NO"}:
         rule = "makes accelerate start one process; leave it out to rehearse without a GPU"
-        check.refuse(flags["cpu"], rule)
+        check.refuse(entries["cpu"], rule)
         return requests[-1].meaning(str(names[-1]))
     return requests[0].meaning(str(names[0]))
 
 
 def _processes(
-    kind: Sourced[str], number: int, top: Entries, check: Findings
+    kind: Sourced[str], number: int, entries: Entries, check: Findings
 ) -> Sourced[int] | None:
     """Return the world size, and None if the launcher decides it."""
     if number == -1:
         return kind.meaning(1) if kind.value == "NO" else None
     if kind.value == "NO" and number > 1:
         rule = f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there"
-        check.refuse(top["num_processes"], rule)
-    return top["num_processes"]
+        check.refuse(entries["num_processes"], rule)
+    return entries["num_processes"]
 
 
 def _copies(
@@ -192,7 +187,8 @@ def _copies(
     shards = sizes.parallelism_config_dp_shard_size
     if copies * shards == 1:
         return None
-    found = next(entry for name, entry in entries.items() if "_dp_" in name and entry.value > 1)
+    key = f"parallelism_config_dp_{'replicate' if copies > 1 else 'shard'}_size"
+    found = entries[key]
     if kind != "FSDP":
         check.refuse(found, "needs distributed_type: FSDP; write that, or remove it")
     elif shards > 1 and world is not None and copies * shards != world.value:
