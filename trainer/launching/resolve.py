@@ -52,7 +52,9 @@ def resolve(
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
 
-    _check_config(config, request, strategy, device, both)
+    if request.dynamo and both.is_given("compile") and not config.compile:
+        rule = f"disagrees with {request.origins['dynamo']}; keep one of the two"
+        both.refuse(both.configured("compile"), rule)
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     reduce_dtype = _reduce_dtype(config, request, precision, both)
@@ -190,18 +192,6 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
             f"visible; launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
         )
     return "cuda"
-
-
-def _check_config(
-    config: TrainConfig, request: Request, strategy: str, device: str, both: Reconciler
-) -> None:
-    """Refuse, or note, settings of the config that this strategy or device does not have."""
-    if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
-        rule = "torch has it on GPUs only, and DeepSpeed not at all; use DDP or FSDP2 on GPUs"
-        both.refuse(both.configured("sync_batchnorm"), rule)
-    if request.dynamo and both.is_given("compile") and not config.compile:
-        rule = f"disagrees with {request.origins['dynamo']}; keep one of the two"
-        both.refuse(both.configured("compile"), rule)
 
 
 def _reduce_dtype(config: TrainConfig, request: Request, precision: str, both: Reconciler) -> str:

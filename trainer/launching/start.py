@@ -166,31 +166,6 @@ def _hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _take_gpu(plan: Plan, launcher: Launcher) -> None:
-    """Make this process's GPU the current one: that of its local rank, or the only one it sees.
-
-    Raises:
-        LaunchError: the GPU has no bf16.
-    """
-    import torch
-
-    torch.cuda.set_device(launcher.local_rank % visible_gpus())
-    if plan.mixed_precision == "bf16" and not _has_bf16():
-        place = plan.origin("mixed_precision").place
-        name = torch.cuda.get_device_name()
-        raise LaunchError(f"{place}: {name} has no bf16; set mixed_precision: fp16 or 'no'")
-
-
-def _has_bf16() -> bool:
-    """Return whether the current GPU computes in bf16.
-
-    torch counts GPUs as well that only emulate it (V100, T4, P100), more than ten times slower.
-    """
-    import torch
-
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     """Prepare this process for its strategy and device, and connect it to the others."""
     import torch
@@ -207,7 +182,8 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
 
     strategy = strategy_class(plan.strategy)
     if plan.device == "cuda":
-        _take_gpu(plan, launcher)
+        # Of its local rank, or the only GPU that this process sees.
+        torch.cuda.set_device(launcher.local_rank % visible_gpus())
     else:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     strategy.prepare_process(plan)

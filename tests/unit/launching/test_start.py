@@ -12,7 +12,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from plans import SAID, launched, plan, request
+from plans import launched, plan, request
 from torch import nn
 
 from trainer import LaunchError, TrainConfig
@@ -92,7 +92,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
         )
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(device=index))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: calls["device"])
-        monkeypatch.setattr(start, "_has_bf16", lambda: True)
         monkeypatch.setattr(accelerate, "PartialState", connect)
         monkeypatch.setattr(accelerate, "Accelerator", build)
         return calls
@@ -222,41 +221,6 @@ def test_use_cpu_is_refused_where_a_gpu_is_in_use(monkeypatch: pytest.MonkeyPatc
         "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
     )
     assert str(caught.value) == line
-
-
-def test_bf16_on_a_gpu_without_it_is_one_line(
-    gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_bf16 = start._has_bf16
-    gpus(2)
-    monkeypatch.setattr(start, "_has_bf16", has_bf16)
-    _make_gpu(monkeypatch, (6, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
-    with pytest.raises(LaunchError) as caught:
-        started(request("ddp"), launched(2), 2, mixed_precision="bf16")
-    assert str(caught.value) == f"{SAID}: Tesla P100 has no bf16; set mixed_precision: fp16 or 'no'"
-
-
-def _make_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    """Let torch see a GPU of a compute capability; it can make bf16 tensors, as all of them can."""
-    gpu = SimpleNamespace(major=capability[0], minor=capability[1])
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: gpu)
-    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda *_: True)
-
-
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((6, 0), False), ((7, 0), False), ((7, 5), False), ((8, 0), True)]
-)
-def test_a_gpu_that_emulates_bf16_has_none(
-    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _make_gpu(monkeypatch, capability)
-    assert start._has_bf16() is expected
-    assert torch.cuda.is_bf16_supported(), "torch counts the emulation"
 
 
 @pytest.mark.parametrize(
