@@ -24,7 +24,7 @@ from .losses import weighted
 from .metrics import WeightedSums, agreed
 from .strategies.buffers import restored_buffers
 from .task import Data, EvaluationSet, Task
-from .text import kind_of, listed
+from .text import listed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,22 +106,22 @@ class Evaluator:
 
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
         """Measure whole sets: as ``Run.evaluate``."""
-        measured: dict[str, float] = {}
         chosen = self._chosen(names)
+        measured: dict[str, float] = {}
         with self.evaluating():
-            for evaluation_set in chosen:
+            for evaluation_set in chosen.values():
                 values = self._measure(evaluation_set, evaluation_set, until_signal=True)
                 if values is None:
                     return {}
                 measured |= values
 
         # All values of a set are of one evaluation. Those of a set that is gone are dropped.
-        others = [name for name in self.sets if self.sets[name] not in chosen]
-        newest = {}
-        for metric, value in self._position.last_evaluation.items():
-            if set_of_metric(metric, others) is not None:
-                newest[metric] = value
-        self._position.last_evaluation = newest | measured
+        others = self.sets.keys() - chosen.keys()
+        newest = self._position.last_evaluation.items()
+        kept = {
+            metric: value for metric, value in newest if set_of_metric(metric, others) is not None
+        }
+        self._position.last_evaluation = kept | measured
         return measured
 
     @contextmanager
@@ -163,7 +163,7 @@ class Evaluator:
         for evaluation_set in self.sets.values():
             evaluation_set.batches.close()
 
-    def _chosen(self, names: Collection[str] | str | None) -> list[MeasuredSet]:
+    def _chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
         """Return the sets of these names, all for None, in the order of the task's data.
 
         Raises:
@@ -171,12 +171,12 @@ class Evaluator:
         """
         if not self.sets:
             raise DataError(f"{place_of(UNNAMED)} is None: there is nothing to measure on")
-        wanted = [names] if isinstance(names, str) else names
-        for name in wanted or ():
-            if name not in self.sets:
-                known = listed(list(self.sets))
-                raise DataError(f"Data.evaluation has no set {name!r}; its sets are {known}")
-        return [chosen for name, chosen in self.sets.items() if wanted is None or name in wanted]
+        wanted = [names] if isinstance(names, str) else self.sets if names is None else names
+        unknown = [name for name in wanted if name not in self.sets]
+        if unknown:
+            known = listed(list(self.sets))
+            raise DataError(f"Data.evaluation has no set {unknown[0]!r}; its sets are {known}")
+        return {name: chosen for name, chosen in self.sets.items() if name in wanted}
 
     def _measure(
         self,
@@ -277,7 +277,7 @@ def sets_of(data: Data) -> dict[str, EvaluationSet]:
     """Return the sets to measure on, by name: none, a single one named "", or several.
 
     Raises:
-        DataError: a name, an interval or a set is none.
+        DataError: a name is wrong.
     """
     given = data.evaluation
     if given is None:
@@ -286,26 +286,13 @@ def sets_of(data: Data) -> dict[str, EvaluationSet]:
         given = {UNNAMED: given}
     elif not given:
         raise DataError("Data.evaluation holds no set: give some by name, or None")
-    else:
-        for name in given:
-            if not isinstance(name, str) or not name.strip() or "/" in name:
-                rule = "the name of a set must be text without a slash: metrics are eval/name/loss"
-                raise DataError(f"Data.evaluation: {name!r}: {rule}")
-    return {name: _checked(name, given[name]) for name in given}
-
-
-def _checked(name: str, given: Any) -> EvaluationSet:
-    """Return a set as an ``EvaluationSet``, or raise ``DataError``."""
-    chosen = given if isinstance(given, EvaluationSet) else EvaluationSet(given)
-    place = place_of(name)
-    if isinstance(chosen.items, EvaluationSet) or chosen.items is None:
-        raise DataError(f"{place} holds {kind_of(chosen.items)} instead of a data set")
-    if chosen.every is not None:
-        try:
-            check_interval(chosen.every)
-        except ValueError as error:
-            raise DataError(f"{place}: every: {chosen.every!r}: {error}") from None
-    return chosen
+    elif not all(isinstance(name, str) and name.strip() and "/" not in name for name in given):
+        rule = "the names of sets must be text without a slash: metrics are eval/name/loss"
+        raise DataError(f"Data.evaluation: {list(given)}: {rule}")
+    return {
+        name: chosen if isinstance(chosen, EvaluationSet) else EvaluationSet(chosen)
+        for name, chosen in given.items()
+    }
 
 
 def sizes_of(data: Data) -> int | dict[str, int | None] | None:
@@ -353,11 +340,11 @@ def measured_sets(
         every = eval_every
         if chosen.every is not None:
             try:
+                check_interval(chosen.every)
                 every = interval_of(chosen.every, steps_per_epoch)
             except ValueError as error:
                 raise DataError(f"{place_of(name)}: every: {chosen.every!r}: {error}") from None
 
-        collate = chosen.collate or data.collate
         has_own_step = chosen.evaluation_step is not None
         measured[name] = MeasuredSet(
             name=name,
@@ -365,7 +352,7 @@ def measured_sets(
                 chosen.items,
                 layout,
                 batch_size=batch_size,
-                collate=collate,
+                collate=chosen.collate or data.collate,
                 name=place_of(name),
                 **loading,
             ),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -53,7 +52,7 @@ class FiniteNumbers(Callback):
     def __init__(self, on_nan: str) -> None:
         self.on_nan = on_nan
         self.in_a_row = 0
-        self._pending: _Step | None = None
+        self._on_its_way: tuple[StepInfo, int, _Norm] | None = None
 
     def on_start(self, run: Run) -> None:
         run.strategy.step_rule = partial(step_if_finite, on_nan=self.on_nan)
@@ -62,33 +61,32 @@ class FiniteNumbers(Callback):
         if 0 < run.skipped_in_a_row < self.patience:  # the scaler of fp16 looked for itself
             return
 
+        before, self._on_its_way = self._on_its_way, None
+        if before is not None:
+            self._judge(run, *before)
         is_saved = info.is_last or run.saves_at(info.step)
         is_shown = info.metrics is not None or info.evaluation is not None
-        before, current = self._pending, _Step(run, info)
-        self._pending = None
-        if before is not None:
-            self._judge(run, before)
         if info.grad_norm.is_cuda and not is_shown and not is_saved:
-            self._pending = current
+            self._on_its_way = (info, run.step_began, _Norm(info.grad_norm))
             return
-        self._judge(run, current)
+        self._judge(run, info, run.step_began, info.grad_norm)
 
-        if self.on_nan == "stop":
-            loss = 0.0
-            if info.metrics is not None:
-                loss = info.metrics["loss"]
-            elif is_saved and run.config.keep_last:
-                loss = run.agreement.sum(float(info.loss))
-            if not math.isfinite(loss):
-                run.fail(f"step {info.step}: {current.cause(run)}")
+        loss = 0.0
+        if info.metrics is not None:
+            loss = info.metrics["loss"]
+        elif is_saved and run.config.keep_last:
+            loss = run.agreement.sum(float(info.loss))
+        if self.on_nan == "stop" and not math.isfinite(loss):
+            run.fail(f"step {info.step}: {_cause(run, info, run.step_began)}")
 
-    def _judge(self, run: Run, step: _Step) -> None:
-        if math.isfinite(step.norm()):
+    def _judge(self, run: Run, info: StepInfo, begin: int, norm: Tensor | _Norm) -> None:
+        """Act on the global norm of a step that began at a position in the data."""
+        if math.isfinite(float(norm)):
             self.in_a_row = 0
             return
 
         self.in_a_row += 1
-        text = f"step {step.number}: {step.cause(run)}"
+        text = f"step {info.step}: {_cause(run, info, begin)}"
         if self.on_nan == "stop":
             run.fail(text)
         if self.in_a_row == self.patience:
@@ -97,43 +95,34 @@ class FiniteNumbers(Callback):
         run.say(f"note: {text}; the step is left out")
 
 
-class _Step:
-    """A step that is judged later: its norm is on its way to the host."""
+class _Norm:
+    """The norm of a gradient on its way from a GPU to the host."""
 
-    def __init__(self, run: Run, info: StepInfo) -> None:
-        self.number = info.step
-        self.shares = info.shares
-        self.begin = run.step_began
-        self.end = info.samples
-        self._norm = info.grad_norm
-        self._arrived: torch.cuda.Event | None = None
+    def __init__(self, norm: Tensor) -> None:
+        self._copy = torch.empty((), dtype=norm.dtype, pin_memory=True)
+        self._copy.copy_(norm, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
 
-        if info.grad_norm.is_cuda:
-            self._norm = torch.empty((), dtype=info.grad_norm.dtype, pin_memory=True)
-            self._norm.copy_(info.grad_norm, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+    def __float__(self) -> float:
+        self._arrived.synchronize()
+        return float(self._copy)
 
-    def norm(self) -> float:
-        """Return the global norm of the gradient. The host waits for a GPU."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return float(self._norm)
 
-    def cause(self, run: Run) -> str:
-        """Return the rank and the samples whose loss is not finite. Collective."""
-        samples = samples_of(run.train_data, self.begin, self.end)
-        mine = []
-        for loss, numbers in zip(map(float, self.shares), samples, strict=True):
-            if not math.isfinite(loss):
-                mine.append((loss, numbers))
+def _cause(run: Run, info: StepInfo, begin: int) -> str:
+    """Return the rank and the samples whose loss is not finite. Collective: call on every rank."""
+    samples = samples_of(run.train_data, begin, info.samples)
+    mine = []
+    for loss, numbers in zip(map(float, info.shares), samples, strict=True):
+        if not math.isfinite(loss):
+            mine.append((loss, numbers))
 
-        for rank, lost in enumerate(run.agreement.gather(mine)):
-            if lost:
-                loss, numbers = lost[0]
-                named = listed([str(number) for number in numbers], _SHOWN)
-                return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
-        return "the gradient is not finite, though the losses of all ranks are"
+    for rank, lost in enumerate(run.agreement.gather(mine)):
+        if lost:
+            loss, numbers = lost[0]
+            named = listed([str(number) for number in numbers], _SHOWN)
+            return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
+    return "the gradient is not finite, though the losses of all ranks are"
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:
@@ -228,18 +217,19 @@ def not_finite(parts: Parts, *kinds: str) -> list[str]:
     Raises:
         CheckpointError: as ``Parts.pieces``.
     """
-    on_device = defaultdict[torch.device, list[tuple[str, Tensor]]](list)
+    named = []
     # Each rank has its own buffers until they are averaged and written.
     buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
     for key, tensor in (*parts.pieces(), *buffers):
         if tensor.is_floating_point() and (not kinds or key.kind in kinds):
             name = key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
-            on_device[tensor.device].append((name, tensor))
+            named.append((name, tensor))
 
+    device = parts.strategy.accelerator.device
+    sums = [tensor.sum(dtype=torch.float32).to(device) for _, tensor in named]
+    finite = torch.stack(sums).isfinite().tolist() if sums else []  # the host waits once
     found = []
-    for named in on_device.values():
-        sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
-        for (name, tensor), is_finite in zip(named, sums.isfinite().tolist(), strict=True):
-            if not is_finite and not bool(tensor.float().isfinite().all()):
-                found.append(name)
+    for (name, tensor), is_finite in zip(named, finite, strict=True):
+        if not is_finite and not tensor.float().isfinite().all():
+            found.append(name)
     return found

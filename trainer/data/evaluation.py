@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -23,14 +24,14 @@ from .worker_signals import ignore_signals
 
 
 class EvaluationBatches:
-    """The batches of this rank in an evaluation; each iteration goes over the whole data set anew.
+    """The batches of this rank in an evaluation. Each iteration goes over the whole data set anew.
 
     Yields ``(batch, examples)``, in the data set's own order, and as many batches on every rank. A
-    batch of 0 examples does not count: it is a padding batch, with which the rank takes part in the
-    forward pass of a sharded model.
+    batch of 0 examples does not count: with such a padding batch the rank takes part in the forward
+    pass of a sharded model.
 
-    A stream is read by every rank, without workers, and each keeps its part. What it draws is the
-    same on every rank and in each evaluation.
+    A stream is read by every rank, without workers, and each keeps its part. The numbers that a
+    stream draws are the same on every rank and in each evaluation.
 
     Args:
         dataset: the data set or stream.
@@ -38,8 +39,8 @@ class EvaluationBatches:
         batch_size: samples of one rank in one batch.
         collate: makes a batch of a list of items; torch's ``default_collate`` by default.
         workers: loading processes of this rank. They stay until ``close``, with the data set as it
-            was at the first evaluation. What they draw (Python, numpy, torch) follows from rank and
-            batch, so it is the same in each evaluation.
+            was at the first evaluation. Their random numbers (Python, numpy, torch) follow from
+            rank and batch, so they are the same in each evaluation.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
         name: of the data set, for messages.
@@ -65,7 +66,7 @@ class EvaluationBatches:
         self.gather = gather
         self.name = name
         self._read_ahead: Iterator[list[Any]] | None = None
-        self._kept_loader: DataLoader[Any] | None = None
+        self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """Yield the batches of this rank.
@@ -76,64 +77,72 @@ class EvaluationBatches:
             DataError: the data set is empty, or ranks read different streams.
         """
         if is_stream(self.dataset):
-            return self._of_stream()
-        return self._of_data_set()
+            read, self._read_ahead = self._read_ahead or self._blocks(), None
+            block = self._checked(next(read, []))
+            while block:
+                yield self._part_of(block)
+                block = next(read, [])
+            return
+
+        if self._loader is None or not self.workers:
+            self._loader = self._load(self._keys(), self.collate, self.workers)
+        parts = parts_of_rank(range(self._size()), self.layout)
+        for part, batch in zip(parts, self._loader, strict=True):
+            yield batch, len(part)
 
     def first(self) -> tuple[Any, int]:
         """Return the first batch of this rank, for a trial: later iterations are as without it.
 
-        It is made of copies of the items, because some collates change theirs. Loading processes do
-        not stay. Collective for a stream: call on every rank.
+        The batch is made of copies of the items, because some collates change theirs. Loading
+        processes do not stay. Collective for a stream: call on every rank.
 
         Raises:
             DataError: the data set is empty, or ranks read different streams.
         """
         if is_stream(self.dataset):
             block = self._checked(self._first_block())
-            [part] = parts_of_rank(range(len(block)), self.layout)
-            items = [copied(block[place]) for place in _or_first(part)]
-            return self.collate(items), len(part)
+            return self._part_of([copied(item) for item in block])
 
-        part = next(parts_of_rank(range(self._size()), self.layout))
-        first_keys = list(islice(_BatchKeys(self._size(), self.layout), 1))
-        workers = min(1, self.workers)
-        [batch] = self._loader(first_keys, _CollatedCopies(self.collate), workers=workers)
-        return batch, len(part)
+        [keys] = islice(self._keys(), 1)
+        collate = partial(_collate_copies, self.collate)
+        [batch] = self._load([keys], collate, min(1, self.workers))
+        return batch, len(next(parts_of_rank(range(self._size()), self.layout)))
 
     def close(self) -> None:
         """End the loading processes."""
-        self._kept_loader = None
+        self._loader = None
 
     def _size(self) -> int:
         return sized(self.dataset, self.name.removeprefix("Data."))
 
-    def _of_data_set(self) -> Iterator[tuple[Any, int]]:
-        loader = self._kept_loader
-        if loader is None:
-            keys = _BatchKeys(self._size(), self.layout)
-            loader = self._loader(keys, self.collate, workers=self.workers, stay=self.workers > 0)
-        if self.workers:
-            self._kept_loader = loader
+    def _keys(self) -> _BatchKeys:
+        return _BatchKeys(self._size(), self.layout)
 
-        parts = parts_of_rank(range(self._size()), self.layout)
-        for indices, batch in zip(parts, loader, strict=True):
-            yield batch, len(indices)
-
-    def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        read = self._blocks() if self._read_ahead is None else self._read_ahead
-        self._read_ahead = None
-        block = self._checked(next(read, []))
-
-        while block:
-            [part] = parts_of_rank(range(len(block)), self.layout)
-            batch = self.collate([block[place] for place in _or_first(part)])
-            yield batch, len(part)
-            block = next(read, [])
+    def _load(
+        self, keys: Iterable[list[Key]], collate: Callable[[Any], Any], workers: int
+    ) -> DataLoader[Any]:
+        """Make torch's loader of the batches with these keys."""
+        items: Any = _SeededItems(self.dataset, self.layout.rank)
+        return DataLoader(
+            items,
+            batch_sampler=keys,
+            collate_fn=collate,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=self.pin_memory,
+            generator=generator_of(0, self.layout.rank),
+            worker_init_fn=ignore_signals,
+        )
 
     def _blocks(self) -> Iterator[list[Any]]:
         """Read the stream from its beginning, in blocks of one batch of all ranks."""
         seed = 0
         return blocks(self.dataset, self.layout.global_batch_size, seed)
+
+    def _part_of(self, block: list[Any]) -> tuple[Any, int]:
+        """Return this rank's batch of a block, and how many examples count."""
+        [part] = parts_of_rank(range(len(block)), self.layout)
+        return self.collate([block[place] for place in _or_first(part)]), len(part)
 
     def _checked(self, first_block: list[Any]) -> list[Any]:
         """Return the first block of the stream, if all ranks have read the same. Collective."""
@@ -148,43 +157,17 @@ class EvaluationBatches:
     def _first_block(self) -> list[Any]:
         """Read the first block of the stream, so that the next iteration has it as well."""
         if isinstance(self.dataset, Iterator):  # it can be read only once
-            read = self._blocks() if self._read_ahead is None else self._read_ahead
+            read = self._read_ahead or self._blocks()
             block = next(read, [])
-            self._read_ahead = chain([block] if block else [], read)
+            self._read_ahead = chain([block], read)
             return block
 
-        state = None
-        if hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict"):
-            state = copy.deepcopy(self.dataset.state_dict())
+        has_state = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+        state = copy.deepcopy(self.dataset.state_dict()) if has_state else None
         block = next(self._blocks(), [])
-        if state is not None:
+        if has_state:
             self.dataset.load_state_dict(state)
         return block
-
-    def _loader(
-        self,
-        keys: Iterable[list[Key]],
-        collate: Callable[[Any], Any],
-        *,
-        workers: int,
-        stay: bool = False,
-    ) -> DataLoader[Any]:
-        """Make torch's loader of the batches with these keys.
-
-        Args:
-            stay: whether the loading processes serve for several iterations.
-        """
-        items: Any = _SeededItems(self.dataset, self.layout.rank)
-        return DataLoader(
-            items,
-            batch_sampler=keys,
-            collate_fn=collate,
-            num_workers=workers,
-            persistent_workers=stay,
-            pin_memory=self.pin_memory,
-            generator=generator_of(0, self.layout.rank),
-            worker_init_fn=ignore_signals,
-        )
 
 
 def _or_first(part: range) -> range:
@@ -192,14 +175,8 @@ def _or_first(part: range) -> range:
     return part or range(1)
 
 
-class _CollatedCopies:
-    """A ``collate`` of copies of the items."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: Sequence[Any]) -> Any:
-        return self.collate([copied(item) for item in items])
+def _collate_copies(collate: Callable[[Any], Any], items: Sequence[Any]) -> Any:
+    return collate([copied(item) for item in items])
 
 
 class _BatchKeys:
