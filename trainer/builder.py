@@ -30,7 +30,7 @@ from .building.model import (
     operations_per_token,
 )
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
-from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, restore, store
+from .checkpoint import OptimizerForm, Parts, Saver, Start, restore, store
 from .checkpoint.checksums import base_weights
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checkpoint.start import restart_notices, start_of_attempt
@@ -91,14 +91,7 @@ def build(
             origin = origin_of(origins, "callbacks")
             raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
         callbacks = checks_of(config)
-    hooks = Hooks(callbacks)
-    launched = launched or _launch(task, config, origins)
-
-    with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
-        setup = _connect(task, config, launched, origins, trains=True)
-        hooks.call("on_launch", Unfinished(setup))
-        setup, folder = _claim_folder(setup)
-        return _build(setup, folder, hooks)
+    return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 
 
 def build_for_evaluation(
@@ -126,47 +119,52 @@ def build_for_evaluation(
         ConfigError, LaunchError, DataError: on every rank.
         CheckpointError: the weights are those of another model.
     """
-    origins = origins or {}
-    folder_of_weights = None if weights is None else str(weights)
-    config = dataclasses.replace(config, keep_last=0, ema_decay=None, weights=folder_of_weights)
-    launched = launched or _launch(task, config, origins)
+    folder = None if weights is None else str(weights)
+    config = dataclasses.replace(config, keep_last=0, ema_decay=None, weights=folder)
+    return _build(task, config, launched, Hooks([]), origins or {}, trains=False)
+
+
+def _build(
+    task: Task,
+    config: TrainConfig,
+    launched: Launched | None,
+    hooks: Hooks,
+    origins: Mapping[str, Origin],
+    *,
+    trains: bool,
+) -> Run:
+    """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
+    if launched is None:
+        launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 
     with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
-        setup = _connect(task, config, launched, origins, trains=False)
-        name = resolve_names(config, setup.plan, origins).run_name
-        directory = RunDirectory(config.output_dir, main=False)  # nothing is written
-        return _build(setup, Folder(name=name, directory=directory, start=Start()), Hooks([]))
+        setup = _connect(task, config, launched, origins, trains=trains)
+        hooks.call("on_launch", Unfinished(setup))
+        setup, folder = _claim_folder(setup) if trains else (setup, _no_folder(setup))
 
+        data = _read_data(setup, folder)
+        setup = dataclasses.replace(setup, plan=setup.plan.with_length(data.total_steps))
+        hooks.call("on_data", Unfinished(setup, folder, data))
 
-def _launch(task: Task, config: TrainConfig, origins: Mapping[str, Origin]) -> Launched:
-    return launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
+        model = _build_model(setup, folder)
+        so_far = Unfinished(setup, folder, data, model)
+        hooks.call("on_model", so_far, model.module)
 
+        optimizer, optimizer_facts = _build_optimizer(setup, model)
+        hooks.call("on_optimizer", so_far, optimizer)
 
-def _build(setup: Setup, folder: Folder, hooks: Hooks) -> Run:
-    """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
-    data = _read_data(setup, folder)
-    setup = dataclasses.replace(setup, plan=setup.plan.with_length(data.total_steps))
-    hooks.call("on_data", Unfinished(setup, folder, data))
-
-    model = _build_model(setup, folder)
-    so_far = Unfinished(setup, folder, data, model)
-    hooks.call("on_model", so_far, model.module)
-
-    optimizer, optimizer_facts = _build_optimizer(setup, model)
-    hooks.call("on_optimizer", so_far, optimizer)
-
-    prepared = _prepare(setup, folder, data, model, optimizer, optimizer_facts, hooks)
-    _load(setup, folder, prepared, finished=data.finished)
-    run = Run(
-        **vars(setup),
-        **vars(folder),
-        **vars(data),
-        **vars(prepared),
-        not_finite_at_start=_not_finite_at_start(setup, prepared.parts),
-        facts=_facts(setup, folder, data, prepared),
-    )
-    if setup.trains:
-        _announce(run)
+        prepared = _prepare(setup, folder, data, model, optimizer, optimizer_facts, hooks)
+        _load(setup, folder, prepared, finished=data.finished)
+        run = Run(
+            **vars(setup),
+            **vars(folder),
+            **vars(data),
+            **vars(prepared),
+            not_finite_at_start=_not_finite_at_start(setup, prepared.parts),
+            facts=_facts(setup, folder, data, prepared),
+        )
+        if trains:
+            _announce(run)
     return run
 
 
@@ -229,6 +227,14 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     setup.note(*directory.notices)
     folder = Folder(name=names.run_name, directory=directory, start=start)
     return dataclasses.replace(setup, config=config), folder
+
+
+def _no_folder(setup: Setup) -> Folder:
+    """Return the folder of a run that writes nothing."""
+    name = resolve_names(setup.config, setup.plan, setup.origins).run_name
+    return Folder(
+        name=name, directory=RunDirectory(setup.config.output_dir, main=False), start=Start()
+    )
 
 
 def _read_data(setup: Setup, folder: Folder) -> RunData:
@@ -311,12 +317,8 @@ def _build_model(setup: Setup, folder: Folder) -> Model:
     source = task.pretrained(module) if is_on_meta(module) else None
     dtypes = export_dtypes(module, config.export_dtype, source)
     model_file = ModelFile.of(task.saved_part(module), dtypes)
-    rounded = model_file.most_of()
     if setup.trains:
         check_storable(module)
-        if rounded is not None:
-            name = str(rounded).removeprefix("torch.")
-            setup.note(f"the exported model is in {name}, checkpoints keep trained float32 weights")
 
     # Of a model whose part is saved, the files of the model hold the rest.
     resumes = folder.start.found is not None
@@ -409,7 +411,11 @@ def _prepare(
         plan=setup.plan.as_dict(),
         about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
     )
-    saver = _saver(setup, folder, data, parts)
+    checkpoints = folder.directory.path / "checkpoints"
+    say = partial(say_on_main, folder.directory, setup.is_main)
+    saver = Saver(checkpoints, setup.agreement, config, say)
+    at_once = most_checkpoints(config, data.save_every, data.total_steps)
+    setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
 
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts, setup.agreement))
@@ -444,22 +450,6 @@ def _prepare(
         callbacks=hooks.row,
         before_save=before_save,
     )
-
-
-def _saver(setup: Setup, folder: Folder, data: RunData, parts: Parts) -> Saver:
-    """Find out before the first step what would make every save fail. Collective."""
-    config, directory = setup.config, folder.directory
-    policy = SavePolicy(
-        keep_last=config.keep_last,
-        keep_every=config.keep_every,
-        on_save_error=config.on_save_error,
-        in_background=config.save_in_background,
-    )
-    say = partial(say_on_main, directory, setup.is_main)
-    saver = Saver(directory.path / "checkpoints", setup.agreement, policy, say)
-    at_once = most_checkpoints(config, data.save_every, data.total_steps)
-    setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
-    return saver
 
 
 def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -> None:

@@ -116,8 +116,8 @@ def test_a_set_takes_from_task_and_config_the_settings_that_it_does_not_have() -
     assert list(sets["b"]) == [(2, 2)], "(batch, examples), by its own collate"
     with pytest.raises(DataError, match=r"^Data\.evaluation\['b'\]: every: '1/2 epoch': a stream"):
         measured_sets(task, given, layout(), batch_size=2)
+    wrong = data(EvaluationSet(Numbers(3), every=0.25))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"^Data\.evaluation: every: 0\.25: must be "):
-        wrong = data(EvaluationSet(Numbers(3), every=0.25))  # type: ignore[arg-type]
         measured_sets(task, wrong, layout(), batch_size=2)
 
 

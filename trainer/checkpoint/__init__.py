@@ -32,13 +32,12 @@ from __future__ import annotations
 
 from .optimizer_state import OptimizerForm
 from .parts import Parts, StatefulCallback
-from .saver import SavePolicy, Saver
+from .saver import Saver
 from .start import Start, find_start
 
 __all__ = [
     "OptimizerForm",
     "Parts",
-    "SavePolicy",
     "Saver",
     "Start",
     "StatefulCallback",

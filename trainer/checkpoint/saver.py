@@ -11,7 +11,6 @@ Whether all ranks have finished a stage is asked at one step boundary and known 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..config.train_config import TrainConfig
 from ..distributed.agreement import Agreement
 from ..distributed.votes import AsyncMax
 from ..errors import CheckpointError, TrainerError
@@ -60,22 +60,6 @@ class BackgroundTask:
         return FAILED if self.error else DONE
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavePolicy:
-    """Which older checkpoints are kept (``store.prune``), and what happens when a save fails.
-
-    Args:
-        keep_last: 0: nothing is saved at all.
-        on_save_error: ``stop``, or ``continue`` training without it.
-        in_background: whether training continues while a checkpoint is written.
-    """
-
-    keep_last: int
-    keep_every: int | None
-    on_save_error: str
-    in_background: bool
-
-
 class Saver:
     """Saves checkpoints to ``folder``.
 
@@ -91,11 +75,11 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, agreement: Agreement, policy: SavePolicy, say: Callable[[str], None]
+        self, folder: Path, agreement: Agreement, config: TrainConfig, say: Callable[[str], None]
     ) -> None:
         self.folder = folder
         self.agreement = agreement
-        self.policy = policy
+        self.config = config
         self.say = say
         self.last_step: int | None = None
         self.bytes = 0
@@ -116,7 +100,7 @@ class Saver:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
         self.bytes = int(self.agreement.sum(parts.bytes()))
-        if saves == 0 or self.policy.keep_last == 0:
+        if saves == 0 or self.config.keep_last == 0:
             return []
 
         check_shared(self.folder, self.agreement)
@@ -124,7 +108,7 @@ class Saver:
         try:
             self.agreement.run_on_main(partial(describe, parts))
         except CheckpointError as error:
-            if self.policy.on_save_error == "stop":
+            if self.config.on_save_error == "stop":
                 raise CheckpointError(
                     f"no checkpoint of this run could be written: {error}"
                 ) from None
@@ -147,7 +131,7 @@ class Saver:
             CheckpointError: this save or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
-        if self.policy.keep_last == 0 or parts.step == self.last_step:
+        if self.config.keep_last == 0 or parts.step == self.last_step:
             return
         self.last_step = parts.step
 
@@ -173,13 +157,13 @@ class Saver:
             pieces,
             files,
             user_tensors,
-            copied=self.policy.in_background,
+            copied=self.config.save_in_background,
         )
         self._snapshot = snapshot
         self._task = BackgroundTask(
             partial(snapshot.write, store.temporary_of(self.folder, parts.step))
         )
-        if not self.policy.in_background:
+        if not self.config.save_in_background:
             self.finish()
 
     def _begin(self, parts: Parts) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
@@ -245,8 +229,8 @@ class Saver:
         try:
             store.prune(
                 self.folder,
-                keep_last=self.policy.keep_last,
-                keep_every=self.policy.keep_every,
+                keep_last=self.config.keep_last,
+                keep_every=self.config.keep_every,
                 pinned=snapshot.pinned,
             )
         except (OSError, CheckpointError) as error:  # the new one is safe
@@ -260,6 +244,6 @@ class Saver:
         self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(error for error in errors if error)
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
-        if self.policy.on_save_error == "stop":
+        if self.config.on_save_error == "stop":
             raise CheckpointError(f"{text}; set on_save_error: continue to train without it")
         self.say(f"note: {text}; the ones before are kept")
