@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache
+from functools import cache, partial
 from signal import Signals
 from typing import Any
 
@@ -71,7 +71,11 @@ class Trainer:
         if run.finished:
             return run.last_evaluation
 
-        watch = watched(self._position, advice=run.how_to_resume, log=self._log_from_any)
+        watch = watched(
+            lambda: (run.step, *run.meter.position),  # called by another thread
+            advice=run.how_to_resume,
+            log=partial(run.directory.line, from_any=True),
+        )
         with run.agreement.listening(), watch:
             with OneBackward():
                 for _ in self.steps():
@@ -222,13 +226,6 @@ class Trainer:
             **self.hooks.summary(),
             "machine": run.facts["machine"],
         }
-
-    def _position(self) -> tuple[int, str, int]:
-        """Return step, phase, and a number that grows as the run moves on. Any thread may call."""
-        return self.run.step, *self.run.meter.position
-
-    def _log_from_any(self, text: str) -> None:
-        self.run.directory.line(text, from_any=True)
 
 
 def _times(loss: Tensor, factor: float) -> Tensor:

@@ -87,22 +87,18 @@ class WeightedSums:
                 continue
             self.named.add(name)
             if counts:
-                _update(self._objects[name], value)
+                by_name = value if isinstance(value, Mapping) else {}
+                in_order = value if isinstance(value, tuple) else () if by_name else (value,)
+                self._objects[name].update(*in_order, **by_name)
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
         sums, weights = _sum_and_weight(name, value)
         key = (name, weights is None)
-        if weights is None:
-            weights = torch.ones_like(sums)
-        else:
-            weights = weights.expand_as(sums)
-
-        # A batch without weight adds nothing, also where its mean is NaN.
-        sums = torch.where(weights == 0, 0.0, sums)
-        pair = torch.stack([sums, weights])
+        weights = torch.ones_like(sums) if weights is None else weights.expand_as(sums)
+        # A batch without weight adds nothing, not even if its mean is NaN.
+        pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
         if not counts:
             pair = torch.zeros_like(pair)
-
         if key in self._sums:
             agreed([self.layout(), {key: tuple(sums.shape)}])
             pair = self._sums[key] + pair
@@ -138,30 +134,19 @@ class WeightedSums:
 
     def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
         """Add up the sums and weights of all ranks, and divide. Collective: call on every rank."""
-        parts = []
+        pairs, labels = [], []
         for key, shape in layout.items():
-            if key in self._sums:
-                pair = self._sums[key].to(accelerator.device)
-            else:  # a name that only other ranks have added
-                pair = _wide(torch.zeros(2, *shape, device=accelerator.device))
-            parts.append(pair.reshape(2, -1))
-        packed = torch.cat(parts, dim=1)
-        reduced = accelerator.reduce(packed, "sum")
-        totals, weights = reduced.tolist()
+            name, is_plain_sum = key
+            missing = torch.zeros(2, *shape)  # a name that only other ranks have added
+            pair = self._sums.get(key, missing).to(accelerator.device)
+            pairs.append(_wide(pair).reshape(2, -1))
+            labels += [(label, is_plain_sum) for label in _labels(name, shape)]
+        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
 
         values = {}
-        position = 0
-        for (name, is_plain_sum), shape in layout.items():
-            for label in _labels(name, shape):
-                total = totals[position]
-                weight = weights[position]
-                position += 1
-                if is_plain_sum:
-                    values[label] = total
-                elif weight == 0:
-                    values[label] = float("nan")
-                else:
-                    values[label] = total / weight
+        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
+            mean = total / weight if weight else float("nan")
+            values[label] = total if is_plain_sum else mean
         return values
 
 
@@ -181,39 +166,28 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
     return dict(sorted(found.items()))
 
 
-def _update(metric: Metric, value: Any) -> None:
-    """Call ``update`` with the arguments that a value stands for."""
-    if isinstance(value, Mapping):
-        metric.update(**value)
-    elif isinstance(value, tuple):
-        metric.update(*value)
-    else:
-        metric.update(value)
-
-
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
     """Return the sum of a value, and the weight to divide it by; None for a plain sum.
 
     No number is copied from the host to the device, which would make it wait: a fill makes it
     there.
     """
+    weight: Any
     if isinstance(value, tuple):
-        sums = _wide(torch.as_tensor(value[0]))
-        weight = value[1]
-        if weight is None:
-            return sums, None
-        if isinstance(weight, Tensor):
-            return sums, _wide(weight).to(sums.device)
-        return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)
-
-    if not isinstance(value, Tensor) or value.ndim == 0:
+        sums, weight = _wide(torch.as_tensor(value[0])), value[1]
+    elif isinstance(value, Tensor) and value.ndim:
+        sums, weight = _wide(value).sum(), value.numel()
+    else:
         rule = (
             "one number for a whole batch has no known weight; give a value for each example, or "
             "(sum, weight)"
         )
         raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
-    wide = _wide(value)
-    return wide.sum(), torch.full((), float(wide.numel()), dtype=wide.dtype, device=wide.device)
+    if weight is None:
+        return sums, None
+    if isinstance(weight, Tensor):
+        return sums, _wide(weight).to(sums.device)
+    return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)
 
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
@@ -234,12 +208,10 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
     named = {name: result}
     if isinstance(result, Mapping):
         named = {f"{name}/{key}": value for key, value in result.items()}
-
     computed: dict[str, float] = {}
     for key, value in named.items():
         labels = _labels(key, tuple(value.shape))
-        numbers = value.double().flatten().tolist()
-        computed.update(zip(labels, numbers, strict=True))
+        computed |= zip(labels, value.double().flatten().tolist(), strict=True)
     return computed
 
 

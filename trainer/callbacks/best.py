@@ -6,15 +6,14 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..errors import CheckpointError, TrainerError
+from ..errors import TrainerError
 from ..evaluator import set_of_metric
 from ..hooks import Callback, StepInfo
 from ..reporting.directory import json_text
 from ..run import Run
-from ..text import did_you_mean
+from ..text import listed
 
 # In the folder of the model and not beside it: both are replaced at once, and are copied together.
-# What loads a model looks for files of other names.
 FILE = "best.json"
 
 
@@ -50,11 +49,15 @@ class Best(Callback):
             self.best, self.best_step, self.waited = math.inf, None, 0
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.evaluation is None or not self._is_of_set_measured(run, info.evaluation):
+        if info.evaluation is None:
             return
         if self.metric not in info.evaluation:
-            hint = did_you_mean(self.metric, info.evaluation)
-            raise TrainerError(f"best_metric: {self.metric!r}: was not measured; {hint}")
+            own_set = set_of_metric(self.metric, run.evaluation_sets)
+            sets = {set_of_metric(metric, run.evaluation_sets) for metric in info.evaluation}
+            if own_set is not None and own_set not in sets:
+                return
+            known = listed(list(info.evaluation))
+            raise TrainerError(f"best_metric: {self.metric!r}: was not measured; known: {known}")
 
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
@@ -67,16 +70,8 @@ class Best(Callback):
             # The next step is the last one, and may evaluate once more.
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
 
-    def _is_of_set_measured(self, run: Run, evaluation: Mapping[str, float]) -> bool:
-        """Return whether the set of the metric was measured; true for a set that is not there."""
-        name = set_of_metric(self.metric, list(run.evaluation_sets))
-        if name is None:
-            return True
-        prefix = run.evaluation_sets[name].prefix
-        return any(metric.startswith(prefix) for metric in evaluation)
-
     def _about(self, info: StepInfo) -> dict[str, Any]:
-        """Return what is known of the best model: its value, its step, and its other values."""
+        """Return the facts of the best model: its value, its step, and its other values."""
         return {
             "metric": self.metric,
             "mode": self.mode,
@@ -105,17 +100,7 @@ class Best(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the state; that of another metric says nothing.
-
-        Raises:
-            CheckpointError: it is no such state.
-        """
-        if state.get("metric") != self.metric:
-            return
-
-        best, waited, step = state.get("best"), state.get("waited"), state.get("best_step")
-        if not (isinstance(best, int | float) and isinstance(waited, int)):
-            raise CheckpointError(f"{dict(state)} is not what best_metric keeps")
-        if not isinstance(step, int | None):
-            raise CheckpointError(f"{dict(state)} is not what best_metric keeps")
-        self.best, self.waited, self.best_step = best, waited, step
+        """Take back the state. The state of another metric is left alone."""
+        if state["metric"] == self.metric:
+            self.best, self.waited = state["best"], state["waited"]
+            self.best_step = state["best_step"]

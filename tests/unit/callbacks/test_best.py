@@ -98,7 +98,7 @@ def test_the_best_of_a_set_counts_the_steps_at_which_it_was_measured(tmp_path: P
 
 def test_a_best_metric_of_no_set_ends_the_run_at_its_first_evaluation(tmp_path: Path) -> None:
     settings = {"best_metric": "eval/claen/error/rate", "sanity_evaluation": False}
-    with pytest.raises(TrainerError, match="'eval/claen/error/rate': was not measured; did you"):
+    with pytest.raises(TrainerError, match="'eval/claen/error/rate': was not measured; known"):
         fit(tmp_path, Falling(), **settings)
 
 
