@@ -28,7 +28,7 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         The model, and a notice for each thing that was changed.
 
     Raises:
-        LaunchError: it is no model, or nothing in it is trainable.
+        LaunchError: the task built no model, or a model in which nothing is trainable.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
     model = model_of(task)
@@ -43,21 +43,17 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
 
 
 def _widen(model: nn.Module, plan: Plan) -> list[str]:
-    """Cast trainable parameters to float32; returns a notice.
+    """Cast trainable parameters to float32, and return a notice.
 
     Updates smaller than a 16-bit weight's last digit would be lost. Frozen weights keep their dtype
-    where layers compute in mixed precision anyway.
+    if layers compute in mixed precision anyway.
     """
-    computed_in = [
-        parameter
-        for parameter in model.parameters()
-        if parameter.requires_grad or plan.mixed_precision == "no"
-    ]
-    narrow = [
-        parameter
-        for parameter in computed_in
-        if parameter.is_floating_point() and parameter.dtype != torch.float32
-    ]
+    computes_in_float32 = plan.mixed_precision == "no"
+    narrow = []
+    for parameter in model.parameters():
+        is_narrow = parameter.is_floating_point() and parameter.dtype != torch.float32
+        if is_narrow and (parameter.requires_grad or computes_in_float32):
+            narrow.append(parameter)
     if not narrow:
         return []
 
@@ -69,13 +65,13 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
             if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
                 set_buffer(module, key, buffer.float())
     set_config_dtype(getattr(model, "config", None), torch.float32)
-    if plan.mixed_precision == "no":
+    if computes_in_float32:
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
     return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the elements of all parameters; of a quantized one those that its bytes stand for."""
+    """Count the elements of all parameters. Of quantized parameters, the elements before that."""
     return sum(_elements(parameter) for parameter in model.parameters())
 
 

@@ -24,85 +24,66 @@ if TYPE_CHECKING:
 
 
 def build_optimizer(
-    task: Task,
-    config: TrainConfig,
-    model: nn.Module,
-    plan: Plan,
+    task: Task, config: TrainConfig, model: nn.Module, plan: Plan
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
-    """Build the task's optimizer, by default the plan's; what it does not hold is frozen.
+    """Build the task's optimizer, by default the plan's. Parameters that it lacks are frozen.
 
     Returns:
-        The optimizer, what is reported of it, and a notice where parameters were frozen.
+        The optimizer, what is reported of it, and a notice if parameters were frozen.
 
     Raises:
-        ConfigError: the task has one of its own, and a launch file another, or the config says what
-            it is not. ``launch`` says so of a file as well where it is told of the task; a script
-            that launches by itself need not tell it.
-        LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would
-            exchange its gradient, or save it.
+        ConfigError: the task builds an optimizer, and config or launch file name another, or
+            settings that it does not have.
+        LaunchError: it is no optimizer, trains nothing, or holds a parameter that is not the
+            model's: nobody would exchange its gradient, or save it.
     """
     built_by = own_optimizer(task)
     origin = plan.origin("optimizer")
     if built_by is not None and origin.source in plan.files:
-        rule = f"{built_by} builds the optimizer already; remove one of the two"
-        raise ConfigError(
-            Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule)
-        )
-
+        raise _two(built_by, "the optimizer", origin.named("optimizer"), plan.optimizer)
     optimizer = optimizer_by(task, model, plan)
     if built_by is not None:
         check_settings_run(config, plan, optimizer, built_by)
-    _refuse_foreign_parameters(optimizer, model)
 
-    frozen = _freeze_the_rest(optimizer, model)
-    notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
-    return optimizer, describe_optimizer(optimizer, plan, built_by), notices
-
-
-def _refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ``LaunchError`` where the optimizer holds a parameter that is not the model's."""
-    own = {id(parameter) for parameter in model.parameters()}
+    parameters = {id(parameter) for parameter in model.parameters()}
+    held = set()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if id(parameter) not in own:
+            held.add(id(parameter))
+            if id(parameter) not in parameters:
                 raise LaunchError(
                     f"parameter group {number} of the optimizer holds a parameter of shape "
                     f"{tuple(parameter.shape)} that is not the model's: "
                     "make it an attribute of the module that build_model returns"
                 )
 
+    # Engines make one vector of each group. Without a trainable parameter it would be empty.
+    groups = optimizer.param_groups
+    groups[:] = [group for group in groups if any(p.requires_grad for p in group["params"])]
+    if not groups:
+        raise LaunchError("the optimizer holds no trainable parameter")
 
-def _freeze_the_rest(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """Freeze trainable parameters that the optimizer does not hold; returns their names.
-
-    Raises:
-        LaunchError: nothing is left to train.
-    """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-    # Engines make one vector of each group; one without a trainable parameter would be empty.
-    groups = []
-    for group in optimizer.param_groups:
-        if any(parameter.requires_grad for parameter in group["params"]):
-            groups.append(group)
-    optimizer.param_groups[:] = groups
-
-    left_out = []
+    frozen = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:
             parameter.requires_grad_(False)
-            left_out.append(name)
-    if not optimizer.param_groups:
-        raise LaunchError("the optimizer holds no trainable parameter")
-    return left_out
+            frozen.append(name)
+    notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
+    return optimizer, describe_optimizer(optimizer, plan, built_by), notices
+
+
+def _two(built_by: str, what: str, origin: Origin, value: object) -> ConfigError:
+    """Return the error for an optimizer or a schedule that two places ask for."""
+    rule = f"{built_by} builds {what} already; remove one of the two"
+    return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:
     """Freeze a model for evaluation, and return an optimizer that keeps nothing.
 
     Engines take a model together with an optimizer, and refuse a model that trains nothing. So the
-    smallest trainable parameter stays trainable: gradients, and an engine's own copies of what is
-    trained, are as small as that one. Plain SGD has no state, and is never stepped.
+    smallest trainable parameter stays trainable: gradients, and an engine's own copies, are as
+    small as that parameter. Plain SGD has no state, and is never stepped.
 
     Args:
         model: not prepared yet; changed in place.
@@ -114,8 +95,7 @@ def build_no_optimizer(model: nn.Module) -> Optimizer:
     sized = [parameter for parameter in trainable if parameter.numel()]
     if not sized:
         raise LaunchError("the model has no trainable parameters")
-
-    smallest = min(sized, key=lambda parameter: parameter.numel())
+    smallest = min(sized, key=nn.Parameter.numel)
     for parameter in trainable:
         parameter.requires_grad_(parameter is smallest)
     return SGD([smallest], lr=1.0)
@@ -143,6 +123,5 @@ def build_schedule(
         raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
     origin = plan.origin("schedule")
     if config.schedule is not None or origin.source in plan.files:
-        rule = f"{built_by} builds a schedule already; remove one of the two"
-        raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
+        raise _two(built_by, "a schedule", origin.named("schedule"), plan.schedule)
     return schedule, describe_schedule(schedule, own_schedule(task))

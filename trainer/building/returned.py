@@ -1,54 +1,41 @@
-"""What the building methods of a task return, checked."""
+"""The results of a task's building methods, checked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
 
-from ..errors import DataError, LaunchError
+from ..errors import DataError, LaunchError, TrainerError
 from ..task import Data, Task
 from ..text import kind_of
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from ..plan import Plan
 
 
 def data_of(task: Task) -> Data:
-    """Return what ``build_data`` gives; ``DataError`` where that is no ``Data``."""
-    data = task.build_data()
-    if not isinstance(data, Data):
-        wanted = "trainer.Data(train=..., evaluation=...)"
-        raise DataError(f"{_name(task, 'build_data')} must return {wanted}; {_returned(data)}")
+    """Return the result of ``build_data``. Raises ``DataError`` if it is no ``Data``."""
+    data: Data = _checked(task, "build_data", task.build_data(), Data, DataError)
     return data
 
 
 def model_of(task: Task) -> nn.Module:
-    """Return what ``build_model`` gives; ``LaunchError`` where that is no module."""
-    model = task.build_model()
-    if not isinstance(model, nn.Module):
-        raise LaunchError(
-            f"{_name(task, 'build_model')} must return the model, an nn.Module; {_returned(model)}"
-        )
+    """Return the result of ``build_model``. Raises ``LaunchError`` if it is no module."""
+    model: nn.Module = _checked(task, "build_model", task.build_model(), nn.Module, LaunchError)
     return model
 
 
 def optimizer_by(task: Task, model: nn.Module, plan: Plan) -> Optimizer:
-    """Return what ``build_optimizer`` gives; ``LaunchError`` where that is no optimizer."""
-    optimizer = task.build_optimizer(model, plan)
-    if not hasattr(optimizer, "param_groups"):
-        raise LaunchError(
-            f"{_name(task, 'build_optimizer')} must return a torch optimizer; "
-            f"{_returned(optimizer)}"
-        )
+    """Return the result of ``build_optimizer``. Raises ``LaunchError`` if it is no optimizer."""
+    built = task.build_optimizer(model, plan)
+    optimizer: Optimizer = _checked(task, "build_optimizer", built, Optimizer, LaunchError)
     return optimizer
 
 
-def _name(task: Task, method: str) -> str:
-    return f"{type(task).__qualname__}.{method}"
-
-
-def _returned(value: object) -> str:
-    return f"it returned {kind_of(value)}"
+def _checked(task: Task, method: str, value: object, kind: type, error: type[TrainerError]) -> Any:
+    if isinstance(value, kind):
+        return value
+    name = f"{type(task).__qualname__}.{method}"
+    raise error(f"{name} must return: {kind.__name__}; it returned {kind_of(value)}")

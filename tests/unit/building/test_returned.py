@@ -1,6 +1,4 @@
-"""What the methods of a task return, held to what they must return: one line names the method and
-what came.
-"""
+"""A wrong result of a task's method is one line that names the method and the result."""
 
 from __future__ import annotations
 
@@ -45,12 +43,12 @@ def test_what_is_right_is_passed_on() -> None:
 )
 def test_what_is_wrong_is_one_line(value: Any, said: str) -> None:
     for error, ask, line in (
-        (DataError, data_of, "Mine.build_data must return trainer.Data(train=..., evaluation=...)"),
-        (LaunchError, model_of, "Mine.build_model must return the model, an nn.Module"),
+        (DataError, data_of, "Mine.build_data must return: Data"),
+        (LaunchError, model_of, "Mine.build_model must return: Module"),
         (
             LaunchError,
             lambda task: optimizer_by(task, nn.Linear(1, 1), None),
-            "Mine.build_optimizer must return a torch ",
+            "Mine.build_optimizer must return: Optimizer",
         ),
     ):
         with pytest.raises(error) as caught:
