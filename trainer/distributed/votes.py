@@ -150,7 +150,8 @@ def check_same(fingerprints: list[int]) -> None:
     """Raise ``LaunchError`` where ranks got the gradients of different parameters."""
     if len(set(fingerprints)) > 1:
         raise LaunchError(
-            "ranks used different parameters in one of the last steps, and gradients were added to "
-            "those of others; set find_unused_parameters: true, and resume from the newest "
-            "checkpoint, which is from before"
+            "ranks used different parameters in one of the last steps, or the same ones in another "
+            "order (compiled code), and gradients were added to those of others; set "
+            "find_unused_parameters: true, and resume from the newest checkpoint, which is from "
+            "before"
         )
