@@ -289,7 +289,8 @@ class Run(Setup, Folder, RunData, Prepared):
         else:
             position.skipped_in_a_row = 0
             self.schedule.step()
-            self.average.update()
+            if self.average.decay is not None:
+                self.average.update()
 
         # The last step waits for the save anyway, and is to leave its model whatever the save does.
         if position.step < self.last_step:
