@@ -22,4 +22,4 @@ def test_steps_on_rows_are_steps_on_distributed_tensors(world: int, tmp_path: Pa
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     for rank in range(world):
         equal = json.loads((tmp_path / f"equal-{rank}.json").read_text())
-        assert len(equal) == 9 and all(equal.values()), equal
+        assert len(equal) == 6 and all(equal.values()), equal

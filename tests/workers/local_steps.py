@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.launching import launch
-from trainer.strategies.fsdp import FSDP2
+from trainer.strategies import fsdp
 from trainer.strategies.tensors import local
 
 STEPS = 8
@@ -40,10 +40,6 @@ SETTINGS: dict[str, Any] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "momentum": {"optimizer": "sgd", "momentum": 0.9},
-    "adagrad": {
-        "optimizer": "torch.optim.Adagrad",
-        "optimizer_settings": {"initial_accumulator_value": 0.1},
-    },
 }
 
 
@@ -77,14 +73,14 @@ def digest(trainer_: Trainer) -> str:
 
 
 def one(file: str, folder: Path, *, rows: bool, settings: dict[str, Any]) -> tuple[Any, str]:
-    allowed = FSDP2._may_step_rows
+    allowed = fsdp.steps_rows
     if not rows:
-        FSDP2._may_step_rows = lambda *_: False  # type: ignore[method-assign]
+        fsdp.steps_rows = lambda optimizer: False
     config = TrainConfig(
         output_dir=str(folder), save_every=STEPS // 2, ema_decay=0.9, **SETTINGS, **settings
     )
     made = Trainer(Small(), config, launch(config, accel_config=file))
-    FSDP2._may_step_rows = allowed  # type: ignore[method-assign]
+    fsdp.steps_rows = allowed
     strategy: Any = made.run.strategy
     assert (strategy._local_step is not None) == rows
     losses = [info.metrics["loss"] for info in made.steps() if info.metrics]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from ..text import listed
 
 if TYPE_CHECKING:
@@ -143,4 +143,5 @@ def check_settings_run(
             unused.append(key)
     if unused:
         rule = f"no effect: {built_by} builds the optimizer, {kind}; remove {listed(unused)}"
-        raise ConfigError(Problem(origin=plan.origin(unused[0]), rule=rule))
+        origin = plan.origins.get(unused[0], Origin("TrainConfig"))
+        raise ConfigError(Problem(origin=origin, rule=rule))

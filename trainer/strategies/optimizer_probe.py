@@ -177,7 +177,8 @@ def refusal(problem: str, optimizer: Optimizer, plan: Plan, built_by: str | None
         plan: names the optimizer if the config does.
         built_by: the method that built the optimizer. None if the config names it.
     """
-    origin = Origin(built_by) if built_by else plan.origin("optimizer").named("optimizer")
+    in_config = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
+    origin = Origin(built_by) if built_by else in_config
     kind = type(optimizer).__qualname__ if built_by else plan.optimizer
     rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
     return Problem(origin=origin, value=kind, rule=rule)
