@@ -362,9 +362,8 @@ def planned_bytes(task: Llama, world: int) -> int:
             "--json",
         ]
         assert cli.main(["plan", folder, "--gpus", str(world), *words]) == 0
-    rows = json.loads(said.getvalue())["rows"]
-    [row] = [row for row in rows if row["strategy"] in ("single", "ddp") and not row["recompute"]]
-    return int(row["device"])
+    replicas = json.loads(said.getvalue())["rows"][0]
+    return int(replicas["on the GPU"])
 
 
 def measure(name: str, *, compiled: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over loopback, counted by
+"""Bytes that a rank really sends in one optimizer step: gloo over loopback, counted by
 the kernel. Needs a network namespace of its own, so that nothing else is counted:
 
     unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py accel_configs/zero2.yaml'
@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
 from trainer import Task
-from trainer.commands.planner.costs import case_of, sent_bytes
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
 
@@ -45,7 +44,6 @@ def main() -> None:
                     num_attention_heads=4, num_key_value_heads=4, use_cache=False)
     )  # fmt: skip
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    formula = sent_bytes(case_of(plan.as_dict()), parameters, trainable=parameters)
     strategy.prepare(model, Task().build_optimizer(model, plan))
     ids = torch.ones(1, 8, dtype=torch.long)
     begin = 0
@@ -61,7 +59,7 @@ def main() -> None:
     if launched.accelerator.is_main_process:
         print(
             json.dumps(
-                {"strategy": plan.strategy, "measured": round(measured), "formula": formula}
+                {"strategy": plan.strategy, "measured": round(measured), "parameters": parameters}
             ),
             flush=True,
         )

@@ -210,52 +210,33 @@ def test_launch_keeps_going_where_a_training_fails(tmp_path: Path) -> None:
 
 
 @cache
-def measured_bytes(how: str, name: str, precision: str, folder: Path) -> dict[str, list[float]]:
-    """What the worker measured, for steps of one and of two micro-batches, and these with
-    sync_each_batch.
-    """
-    config = launch_file(folder / f"{how}-{name}-{precision}.yaml", how, mixed_precision=precision)
-    done = ranks(["tests/workers/memory.py", config, name])
+def measured_bytes(how: str, precision: str, folder: Path) -> dict[str, list[float]]:
+    """The bytes that the worker measured, for steps of one and of two micro-batches."""
+    config = launch_file(folder / f"{how}-{precision}.yaml", how, mixed_precision=precision)
+    done = ranks(["tests/workers/memory.py", config, how])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["llama", pytest.param("cnn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "how", [*some_quick("fsdp"), pytest.param("zero3_offload", marks=pytest.mark.slow)]
 )
-def test_live_bytes_are_those_of_the_formula(
-    how: str, name: str, precision: str, folder: Path
-) -> None:
-    told = measured_bytes(how, name, precision, folder)
+def test_live_bytes_are_those_of_the_formula(how: str, precision: str, folder: Path) -> None:
+    told = measured_bytes(how, precision, folder)
     for reported, predicted in zip(told["states"], told["predicted"], strict=True):
         assert reported == pytest.approx(predicted, rel=0.01)
 
     measurements = [*zip(told["measured"], told["predicted"], strict=True)]
-    if how == "zero1":
-        # Its gradients are let go as they are exchanged: they are whole before the boundary only.
+    if how == "zero1":  # lets gradients go as it exchanges them: they are whole before that only
         measurements = measurements[1:]
     for measured, predicted in measurements:
         assert measured == pytest.approx(predicted, rel=0.01)
 
-    if not how.startswith("zero"):
-        return
-    parts = (told[key] for key in ("exchanging", "predicted", "buffers", "gradients"))
-    exchanges = [*zip(*parts, strict=True)]
-    if how == "zero1":
-        exchanges = exchanges[:1]  # it exchanges at the boundary only
-    for exchanging, states, buffers, gradients in exchanges:
-        # A gradient that is in the exchange buffer may have been let go: none, some or all, as it
-        # happens.
-        most = states + buffers
-        least = states - gradients + buffers
-        assert 0.99 * least <= exchanging <= 1.01 * most
-
 
 @pytest.mark.slow
 def test_setting_up_holds_one_whole_parameter_at_a_time(folder: Path) -> None:
-    """Beside this rank's share of all; what the task built lies in host memory, and is not counted."""
-    told = measured_bytes("zero3", "llama", "bf16", folder)
+    """Beside this rank's share of all; the model that the task built is not counted."""
+    told = measured_bytes("zero3", "bf16", folder)
     whole, largest = told["elements"][0], told["largest"][0]
     assert max(told["setting up"]) <= 1.01 * (whole / 2 + largest)

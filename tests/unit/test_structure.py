@@ -64,7 +64,6 @@ AT_HOME = (
     "launching",
     "strategies",
     "private",
-    "planner",
     "launch_files.py",
 )
 ELSEWHERE = {

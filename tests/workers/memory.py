@@ -2,8 +2,7 @@
 formulas say.
 
 Measured when parameters, gradients and optimizer state are all there: after the only backward of
-the second step, and after the first of two, without and with ``sync_each_batch``. Prints one JSON
-object, with three values each.
+the second step, and after the first of two. Prints one JSON object, with two values each.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 
 import trainer
 from trainer import Task
-from trainer.commands.planner.costs import case_of, elements, footprint, parts_of
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
+from trainer.strategies.memory import LAYOUTS, states_of
 
 sys.path.insert(0, "examples")
 
@@ -41,15 +40,10 @@ def live_bytes(model: nn.Module | None = None) -> int:
     return sum(storages.values())
 
 
-def build(name: str) -> tuple[nn.Module, Any]:
-    from digits_cnn import DigitsCNN
+def build() -> tuple[nn.Module, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    if name == "cnn":
-        return DigitsCNN(
-            width=128
-        ).build_model(), lambda model: model(torch.ones(2, 1, 8, 8)).float().square().mean()
     config = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=688, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=4, use_cache=False)  # fmt: skip
     ids = torch.ones(1, 8, dtype=torch.long)
@@ -78,23 +72,24 @@ def note_exchanges() -> None:
 
 def main() -> None:
     note_exchanges()
-    accel_config, name = sys.argv[1:3]
-    found = [measure(accel_config, name, *how) for how in ((1, False), (2, False), (2, True))]
+    found = [measure(*sys.argv[1:3], steps) for steps in (1, 2)]
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(json.dumps({key: [one[key] for one in found] for key in found[0]}), flush=True)
 
 
-def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, float]:
+def measure(accel_config: str, how: str, steps: int) -> dict[str, float]:
     """The most bytes that a rank holds after the first of so many micro-batches of a second step,
     and the formulas'.
     """
-    more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
-    config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2, **more)
+    config = TrainConfig(
+        task="tests:Memory", max_steps=1, micro_batch_size=2, accumulation_steps=steps
+    )
     launched = launch(config, accel_config=accel_config)
     strategy = launched.strategy
     empty = live_bytes()
-    model, loss_of = build(name)
-    parts, optimizer = parts_of(model), Task().build_optimizer(model, launched.plan)
+    model, loss_of = build()
+    optimizer = Task().build_optimizer(model, launched.plan)
+    sizes = [parameter.numel() for parameter in model.parameters()]
     host = [
         parameter.data for parameter in model.parameters()
     ]  # what each rank builds, on a GPU apart from the rest
@@ -111,28 +106,30 @@ def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, f
         # has returned.
         for _ in range(4 if dist.is_initialized() else 0):
             dist.barrier()
-        exchanging = LARGEST[0] - empty
         held = live_bytes(strategy.model) - empty - exchange_bytes(strategy)
         if boundary:
             strategy.finish_step()
-    mine = [held, states, setting_up, exchanging]
+    mine = [held, states, setting_up]
     worst = [mine]
     if dist.is_initialized():
         worst = [[0]] * dist.get_world_size()
         dist.all_gather_object(worst, mine)
     strategy.close()
     most = [max(of_rank) for of_rank in zip(*worst, strict=True)]
-    case = case_of(launched.plan.as_dict())
+
+    layout, precision = LAYOUTS[how], launched.plan.mixed_precision
+    width = 4 if precision == "no" else 2
+    predicted = states_of(layout, sum(sizes), 2, precision=precision, accumulates=steps > 1).total
+    if layout.is_zero and layout.stage == 3:
+        # ZeRO-3 keeps small parameters whole beside their slices.
+        predicted += width * sum(size for size in sizes if size <= 100_000)
     return {
         "measured": most[0],
         "states": most[1],
-        "setting up": most[2] / case.compute_width,
-        "exchanging": most[3],
-        "predicted": footprint(case, parts).states,
-        "buffers": footprint(case, parts).buffers,
-        "gradients": footprint(case, parts).gradients,
-        "largest": max(part.numel for part in parts),
-        "elements": elements(parts),
+        "setting up": most[2] / width,
+        "predicted": predicted,
+        "largest": max(sizes),
+        "elements": sum(sizes),
     }
 
 

@@ -39,8 +39,8 @@ COMMANDS = {
         "train a few steps under each launch file: are loss, norm and weights the same?",
     ),
     "plan": (
-        "planner.command",
-        "what fits on which GPUs under which strategy: memory, bytes sent, a file",
+        "plan",
+        "the memory of a GPU under each launch file, and which file to take",
     ),
     "compare": (
         "compare.command",

@@ -12,7 +12,7 @@ from typing import Any
 from ...text import columns, printable, size
 
 # Columns that say nothing where all runs of a sweep have the same in them.
-_LAYOUT_COLUMNS = ("strategy", "world", "states", "sent a step")
+_LAYOUT_COLUMNS = ("strategy", "world", "states")
 _MOST_SETTINGS = 6  # that are columns of the table; more have a table of their own
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -70,7 +70,7 @@ def _rows(report: Mapping[str, Any]) -> list[list[str]]:
 
     heading = ["run", "strategy", "world"]
     heading += [f"{unit}/s (middle half)" for unit in units]
-    heading += ["peak memory", "states", "sent a step", "final loss", *metrics]
+    heading += ["peak memory", "states", "final loss", *metrics]
     if any_best:
         heading.append("best")
 
@@ -120,7 +120,7 @@ def _row(run: Mapping[str, Any], units: Sequence[str], metrics: Sequence[str]) -
     row += [_speed(run, unit) for unit in units]
 
     peak_memory = max(run["peak_memory_bytes"], default=None)
-    for count in (peak_memory, run["state_bytes_per_rank"], run["sent_bytes_per_step"]):
+    for count in (peak_memory, run["state_bytes_per_rank"]):
         row.append("" if count is None else size(count))
     for key in metrics:
         row.append(f"{run['final'][key]:.4f}" if key in run["final"] else "")

@@ -19,7 +19,6 @@ from ...reporting.machine import machine_text
 from ...reporting.speed import UNITS, steady_speed
 from ...text import is_headline
 from ..nudged import is_nudged
-from ..planner.costs import sent_by_plan
 from ..runs import Run
 from ..trials import BOUNDS, NUDGE_FACTOR, Bounds, Sameness, judge, measure_gap, precision_of
 from .best import By, best_text, chosen
@@ -224,7 +223,6 @@ def _entry(run: Run, name: str, by: By | None) -> dict[str, Any]:
     logged = [row for row in run.rows if row.get("loss") is not None]
     last = logged[-1] if logged else {"step": 0}
     steps = int(last["step"])
-    sent = sent_by_plan(plan)
 
     entry = {
         "name": name,
@@ -241,8 +239,6 @@ def _entry(run: Run, name: str, by: By | None) -> dict[str, Any]:
     entry["memory"] = _memory_by_phase(run)
     entry["machine"] = machine_text(plan["machine"]) if "machine" in plan else None
     entry["state_bytes_per_rank"] = plan.get("state_bytes_per_rank")
-    entry["sent_bytes_per_step"] = sent
-    entry["sent_bytes"] = None if sent is None else sent * steps
     entry["seconds"] = summary.get("seconds", {})
     entry["final"] = _final_values(run, last)
     entry["best"] = None if by is None else by.best(run)

@@ -1,0 +1,108 @@
+"""The bytes that a rank holds under each strategy, by formulas: docs/strategies.md derives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BUCKET = 500_000_000  # DeepSpeed's default, in elements
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a launch file of ``accel_configs/`` lays out the states of a model.
+
+    Args:
+        stage: 0 copies all states to every rank. 1 divides the optimizer state among the ranks, 2
+            the gradients as well, 3 the parameters as well.
+        is_zero: DeepSpeed's engine computes with 16-bit parameters under mixed precision, and its
+            optimizer keeps a full-precision copy.
+        offloads: the states lie in host memory.
+    """
+
+    stage: int = 0
+    is_zero: bool = False
+    offloads: bool = False
+
+
+# By the name of the launch file. The fastest layout stands first.
+LAYOUTS = {
+    "ddp": Layout(),
+    "zero1": Layout(1, is_zero=True),
+    "zero2": Layout(2, is_zero=True),
+    "fsdp": Layout(3),
+    "zero3": Layout(3, is_zero=True),
+    "zero3_offload": Layout(3, is_zero=True, offloads=True),
+}
+ALONE = {"single": Layout(), "zero3_offload": LAYOUTS["zero3_offload"]}
+
+
+@dataclass(frozen=True)
+class States:
+    """The bytes of one rank, without activations.
+
+    Args:
+        parameters, gradients, optimizer: the model states.
+        buffers: an upper bound of exchange buffers and gathered layers.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """Return the bytes of the model states."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def states_of(
+    layout: Layout,
+    trainable: int,
+    world_size: int,
+    *,
+    frozen_bytes: int = 0,
+    precision: str = "bf16",
+    slots: int = 2,
+    accumulates: bool = False,
+    layers: int = 1,
+) -> States:
+    """Compute the bytes that one rank holds.
+
+    Args:
+        trainable: elements of the trainable parameters.
+        frozen_bytes: bytes of all frozen parameters.
+        precision: ``no``, ``bf16`` or ``fp16``.
+        slots: full-precision tensors of the optimizer for each parameter. Adam has 2.
+        accumulates: several micro-batches make one optimizer step.
+        layers: number of equal layers, of which sharding gathers a few at once.
+    """
+    stage, is_zero = layout.stage, layout.is_zero
+    width = 2 if is_zero and precision != "no" else 4
+
+    parameters = width * trainable + frozen_bytes
+    if stage == 3:
+        parameters //= world_size
+
+    # Before the last micro-batch FSDP2 keeps whole gradients. DDP keeps them beside its buckets.
+    gradients = (4 if accumulates else width) * trainable
+    if stage >= 2 and (is_zero or not accumulates):
+        gradients //= world_size
+    elif stage == 0 and accumulates and world_size > 1:
+        gradients *= 2
+
+    if layout.offloads:  # the full-precision gradients of the optimizer in host memory
+        gradients += 4 * trainable // world_size
+
+    optimizer = 4 * trainable * (slots + is_zero)
+    if stage >= 1:
+        optimizer //= world_size
+
+    buffers = 0
+    if is_zero:  # a bucket of gradients, and its copy on the way
+        buffers += 8 * min(trainable, _BUCKET)
+    if stage == 3:  # two gathered layers, and the gradients of one
+        buffers += 3 * (4 * trainable + frozen_bytes) // layers
+    if stage == 0 and precision != "no":  # the 16-bit copies of autocast
+        buffers += 2 * trainable
+    return States(parameters, gradients, optimizer, buffers)
