@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -347,25 +346,3 @@ def default_store() -> Any:
     need one more address.
     """
     return dist.distributed_c10d._get_default_store()
-
-
-# -- tensors without memory -----------------------------------------------------------------------
-
-
-def fake_tensors() -> AbstractContextManager[object]:
-    """Return a context in which tensors have a device and a shape, and no memory.
-
-    ``torch._subclasses.fake_tensor.FakeTensorMode``, last seen in torch 2.13. The public meta
-    device fails where a model reads a value.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
-
-
-def storage_id(tensor: Tensor) -> int:
-    """Return a number that identifies the storage of a tensor, also of one without memory.
-
-    ``UntypedStorage._cdata``, last seen in torch 2.13. The public ``data_ptr`` is 0 without memory.
-    """
-    return int(tensor.untyped_storage()._cdata)

@@ -276,15 +276,3 @@ def test_process_groups_their_time_outs_and_store(process_group: None) -> None:
     private_torch.set_timeout(group, timedelta(seconds=7))
     private_torch.default_store().set("key", "value")
     assert private_torch.default_store().get("key") == b"value"
-
-
-def test_tensors_without_memory_have_storages_of_their_own() -> None:
-    try:
-        context = private_torch.fake_tensors()
-    except ImportError:
-        pytest.fail(f"{TORCH} has no torch._subclasses.fake_tensor.FakeTensorMode")
-    with context:
-        first, second = torch.ones(1 << 50), torch.ones(1)
-    assert hasattr(first.untyped_storage(), "_cdata"), f"{TORCH} has no UntypedStorage._cdata"
-    assert private_torch.storage_id(first) == private_torch.storage_id(first[1:])
-    assert private_torch.storage_id(first) != private_torch.storage_id(second)
