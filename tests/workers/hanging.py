@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib
 import math
-import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -20,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer import Data, Task
+from trainer.distributed import exit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +30,9 @@ class Hanging(Task):
             whole.
         does: a key of ``DOES``; "" for nothing.
         at: where: ``data`` (``build_data``), ``model`` (``build_model``), ``item`` (the sample of
-            an index that rank has in its first step), ``step``, ``state`` (``state_dict``) or
-            ``extras`` (``save_extras``).
-        rank: which rank does it; -1 for all.
+            an index that rank has in its first step), ``step``, ``state`` (``state_dict``),
+            ``extras`` (``save_extras``) or ``end`` (behind the training).
+        rank: which rank does it. -1 are all, and -2 are ranks 0 and 1.
         after: at which call there.
         seconds: for which what takes its time does so.
         step_seconds: for which each step sleeps.
@@ -59,6 +54,8 @@ class Hanging(Task):
 
     def build_model(self) -> nn.Module:
         self._pass("model")
+        if self.at == "end":
+            after_last_step(lambda: self._pass("end"))
         hidden = nn.Linear(self.width, self.width)
         return nn.Sequential(
             nn.Linear(8, self.width), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(self.width, 1)
@@ -77,7 +74,8 @@ class Hanging(Task):
         self._pass("extras")
 
     def _pass(self, where: str) -> None:
-        is_here = self.rank in (-1, int(os.environ.get("RANK", "0")))
+        rank = int(os.environ.get("RANK", "0"))
+        is_here = self.rank in (-1, rank) or (self.rank == -2 and rank < 2)
         if not (self.does and self.at == where and is_here):
             return
         global calls
@@ -108,68 +106,27 @@ class Rows:
 calls = 0
 
 
+def after_last_step(work: Callable[[], None]) -> None:
+    """Call ``work`` between the end of training and the last barrier of the process."""
+    close_groups = exit._close_groups
+
+    def close() -> None:
+        work()
+        close_groups()
+
+    exit._close_groups = close
+
+
 def stop(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stop_in_an_answer(seconds: float) -> None:
-    threading.Timer(1.0, stop, (0.0,)).start()
-    ask(60.0)
+def kill(seconds: float) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_for_ever(seconds: float) -> None:
     threading.Event().wait()
-
-
-def wait_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
-    """Let rank 0 wait by code of its own, which no frame shows, and the others have a fault."""
-
-    def work(seconds: float) -> None:
-        if dist.get_rank() > 0:
-            fault(seconds)
-        begun = dist.all_reduce(torch.ones(1), async_op=True)
-        assert begun is not None
-        begun.wait()
-
-    return work
-
-
-def spin_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
-    """Let rank 0 wait as for its GPU, and the others have a fault.
-
-    Collectives of GPUs return at once. The main thread waits later, in a call of C that uses a
-    whole core (``cudaEventSynchronize``), and in no frame of a collective.
-    """
-
-    def work(seconds: float) -> None:
-        if dist.get_rank() > 0:
-            fault(seconds)
-        dist.all_reduce(torch.ones(1), async_op=True)
-        hashlib.pbkdf2_hmac("sha256", b"a core", b"for half a minute", 40_000_000)
-
-    return work
-
-
-def use_an_uncounted_group(seconds: float) -> None:
-    importlib.import_module(
-        "torch.testing._internal.distributed.fake_pg"
-    )  # makes the backend known
-    dist.new_group(backend="fake")
-    if dist.get_rank() == 1:
-        time.sleep(1.5)
-        stop(seconds)
-
-
-def stop_loaders(seconds: float) -> None:
-    for child in multiprocessing.active_children():
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGSTOP)
-
-
-def compute(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(100_000))
 
 
 def keep_the_lock(seconds: float) -> None:
@@ -182,37 +139,15 @@ def keep_the_lock(seconds: float) -> None:
     re.match("(a+)+$", "a" * length + "b")
 
 
-def ask(seconds: float) -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(seconds)
-    with ours, theirs, contextlib.suppress(TimeoutError):
-        ours.recv(1)
-
-
-def read_a_pipe(seconds: float) -> None:
-    source, sink = os.pipe()
-    threading.Timer(seconds, os.write, (sink, b"x")).start()
-    os.read(source, 1)
-
-
 def run_a_program(seconds: float) -> None:
     subprocess.run(["sleep", str(seconds)], check=True)
 
 
 DOES: dict[str, Callable[[float], None]] = {
     "is stopped": stop,
-    "is stopped in an answer": stop_in_an_answer,
+    "is killed": kill,
     "waits for ever": wait_for_ever,
-    "waits for ever, rank 0 for it": wait_for_others(wait_for_ever),
-    "is stopped, rank 0 waits for it": wait_for_others(stop),
-    "is stopped, rank 0 spins": spin_for_others(stop),
-    "waits for ever, rank 0 spins": spin_for_others(wait_for_ever),
-    "has a group that counts nothing": use_an_uncounted_group,
-    "stops its loaders": stop_loaders,
-    "computes": compute,
     "keeps the lock": keep_the_lock,
     "sleeps": time.sleep,
-    "asks": ask,
-    "reads a pipe": read_a_pipe,
     "runs a program": run_a_program,
 }

@@ -12,6 +12,7 @@ accelerate print the claimed error at the very end, through the error file that 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -108,6 +109,7 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
         # Under LC_ALL=C a name with an accent would end the run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    faulthandler.enable()  # a crash in C++ tells its line of Python
 
     try:
         main()

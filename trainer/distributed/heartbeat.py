@@ -189,6 +189,8 @@ class Heartbeat:
         self.timeout = timeout
         self.job: _Job | None = None
         self._store = store
+        behind = [(rank + step) % world_size for step in range(1, world_size)]
+        self._neighbours = behind[:_NEIGHBOURS]
 
         self.processes: dict[int, Process] = {}
         self.rows: dict[int, Row] = {}
@@ -210,11 +212,18 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, and tell the others which process this is."""
+        """Tell the others which process this is, learn which they are, and begin to watch.
+
+        Collective: each rank waits for the others, since a store that stops tells nothing more.
+        """
         own = Process.own()
         self.processes[self.rank] = own
         self._store.set(f"process/{self.rank}", json.dumps(asdict(own)))
         self._send()
+        self._store.set_timeout(timedelta(seconds=self.timeout))
+        self._store.wait([f"row/{rank}" for rank in self._neighbours])
+        self._read(self._neighbours)
+        self._store.set_timeout(timedelta(seconds=BEAT_SECONDS))
         self._thread.start()
 
     def leave(self) -> None:
@@ -259,8 +268,7 @@ class Heartbeat:
         try:
             self._send()
             self._must_end = self._must_end or self._store.check(["end"])
-            others = [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
-            self._read(others[:_NEIGHBOURS])
+            self._read(self._neighbours)
         except (RuntimeError, OSError) as error:
             # A machine with too much to do may answer the next question.
             self._store_is_gone = "timeout" not in str(error).lower()
@@ -474,6 +482,10 @@ class Heartbeat:
 
     def _kill_stopped(self) -> None:
         """Kill the stopped ranks of this machine. They take no other signal."""
+        holder = self.processes.get(0)
+        if holder is not None and self._holds_store(0) and holder.state == "stopped":
+            self._store_is_gone = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch prints C++ stacks for its end
         for process in self.processes.values():
             if process.state == "stopped":
                 with contextlib.suppress(OSError):
@@ -506,8 +518,11 @@ class Heartbeat:
         The others ask the store who prints the first error. The store goes with rank 0, unless the
         launcher holds it.
         """
-        if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if self._holds_store(self.rank):
             self._tell_the_end()
+
+    def _holds_store(self, rank: int) -> bool:
+        return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     def explain(self, error: BaseException) -> str:
         """Return which rank is gone, after a connection broke. It is "" if no rank is known to be.
@@ -578,9 +593,7 @@ def start(timeout: timedelta) -> None:
     if _watch is not None or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     # A connection of its own: the wait of another thread must not hold it up.
-    shared = default_store().clone()
-    shared.set_timeout(timedelta(seconds=BEAT_SECONDS))
-    store = PrefixStore("samecurve/heartbeat", shared)
+    store = PrefixStore("samecurve/heartbeat", default_store().clone())
     _watch = Heartbeat(dist.get_rank(), dist.get_world_size(), store, timeout.total_seconds())
     _watch.start()
     after_last_barrier(_watch.leave)
