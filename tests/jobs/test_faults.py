@@ -5,7 +5,6 @@
 | A rank that is lost is named, and the run resumes to the same end | DDP on 2 under torchrun; 14 more faults under all strategies and launchers (nightly) | test_a_rank_that_is_lost_is_named_and_the_run_goes_on |
 | A stopped rank is named and the job ends within 15 s, wherever it is | ZeRO-3 on 2; all on 2 (nightly) | test_a_stopped_rank_ends_the_job_within_15_seconds |
 | So are two of three that are stopped together | DDP on 3 | test_two_stopped_ranks_are_seen_by_the_third |
-| The end of a rank after everything is written is a notice | DDP on 2 | test_a_rank_that_is_lost_at_the_end_costs_nothing |
 | A rank that takes its time is let alone | DDP on 2: one way quick, four nightly | test_a_rank_that_takes_its_time_is_let_alone |
 | A run that fails by itself or is asked to stop goes on | all on 2, under all launchers (nightly) | test_a_run_that_fails_or_is_stopped_goes_on |
 | A disk that is full or read-only is named | DDP, FSDP2, ZeRO-3 on 2 (nightly) | test_a_disk_that_takes_no_more_is_named_and_the_run_goes_on |
@@ -318,14 +317,6 @@ def test_two_stopped_ranks_are_seen_by_the_third(tmp_path: Path) -> None:
         r"^rank 2: rank (\d) \(process \d+ on .+\) is stopped", job.err, re.MULTILINE
     )
     assert named in (["0"], ["1"]), job.err[-3000:]
-
-
-def test_a_rank_that_is_lost_at_the_end_costs_nothing(tmp_path: Path) -> None:
-    """The ranks that are left exit with 0: ``ranks`` returns the code of the first that failed."""
-    job = hang("ddp", tmp_path, does="is killed", at="end", after=1, rank=1)
-    assert job.code == -9, job.err[-3000:]
-    assert "everything is written, and another rank is gone" in job.err
-    assert "Traceback" not in job.err and (job.output_dir / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

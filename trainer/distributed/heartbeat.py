@@ -219,6 +219,7 @@ class Heartbeat:
         own = Process.own()
         self.processes[self.rank] = own
         self._store.set(f"process/{self.rank}", json.dumps(asdict(own)))
+        self._note_own()
         self._send()
         self._store.set_timeout(timedelta(seconds=self.timeout))
         self._store.wait([f"row/{rank}" for rank in self._neighbours])
@@ -231,6 +232,7 @@ class Heartbeat:
         if self._has_left.is_set():
             return
         self._has_left.set()
+        self._note_own()
         self._ask_briefly(self._send)
 
     # -- the thread -------------------------------------------------------------------------------
@@ -243,16 +245,18 @@ class Heartbeat:
             if now - woke > _ASLEEP_SECONDS:
                 self._begin_anew(now)
             woke = now
-            if now - beaten >= BEAT_SECONDS and not self._is_exchanging:
+            if now - beaten >= BEAT_SECONDS:
                 beaten = now
-                self._exchange = threading.Thread(target=self._meet_others, daemon=True)
-                self._exchange.start()
-                self._exchange.join(LOOK_SECONDS)
+                self._note_own()
+                self._exchange_if_free()
             self._judge(time.monotonic())
 
-    @property
-    def _is_exchanging(self) -> bool:
-        return self._exchange is not None and self._exchange.is_alive()
+    def _exchange_if_free(self) -> None:
+        """Meet the others in a thread of its own: a store that is stopped never answers."""
+        if self._exchange is None or not self._exchange.is_alive():
+            self._exchange = threading.Thread(target=self._meet_others, daemon=True)
+            self._exchange.start()
+            self._exchange.join(LOOK_SECONDS)
 
     def _begin_anew(self, now: float) -> None:
         """Forget since when the others are silent: this process was stopped itself."""
@@ -275,11 +279,12 @@ class Heartbeat:
         else:
             self._answered = time.monotonic()
 
-    def _send(self) -> None:
+    def _note_own(self) -> None:
         self._beats += 1
-        row = self._own_row()
-        self._note(self.rank, row)
-        self._store.set(f"row/{self.rank}", json.dumps(asdict(row)))
+        self._note(self.rank, self._own_row())
+
+    def _send(self) -> None:
+        self._store.set(f"row/{self.rank}", json.dumps(asdict(self.rows[self.rank])))
 
     def _own_row(self) -> Row:
         step, phase, moves = 0, "", 0
