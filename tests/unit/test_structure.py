@@ -64,14 +64,13 @@ AT_HOME = (
     "launching",
     "strategies",
     "private",
-    "launch_files.py",
+    "check.py",
 )
 ELSEWHERE = {
     "arguments.py": {
         "deepspeed",
         "deepspeed_config",
     },  # the option that names a JSON, its other spelling, its help
-    "check_files.py": {"deepspeed"},  # the option that names a JSON
     "launcher.py": {"deepspeed"},  # who starts processes
     "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...

@@ -1,48 +1,167 @@
 """``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and
-say what will run.
+say what would run.
 
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
-Nothing is started. Every launch file is checked with every training config, and all problems of all
-files are shown at once. What is no file and no option of this command is a setting of the training
-config.
+Nothing is started. Every training config is checked under every launch file. A launch file alone is
+checked with the defaults of a training config.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import sys
 from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from ..config.arguments import Arguments, split_command_line
+from ..config.documents import read_document
+from ..config.naming import resolve_names
+from ..config.train_config import TrainConfig
+from ..distributed.launcher import Launcher
+from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError
+from ..launching.files.accelerate_file import read_accelerate_file
+from ..launching.files.deepspeed_file import read_deepspeed_file
+from ..launching.request import Request, visible_gpus
+from ..launching.resolve import resolve
+from ..reporting.banner import plan_rows
+from ..script import load_config, load_task
+from ..task import own_optimizer
+from ..text import table
+
+_OF_ACCELERATE = {
+    "compute_environment",
+    "distributed_type",
+    "machine_rank",
+    "num_machines",
+    "num_processes",
+    "use_cpu",
+}
 
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 if all of it would run, 1 if something is wrong."""
-    parser = _parser()
-    args, words = parser.parse_known_args(argv)
-    if args.processes is not None and args.processes < 1:
-        parser.error("--processes must be at least 1")
+    """Print what would run to stdout, and each error to stderr.
 
-    if not words:
-        parser.error("name the files to check; `accelerate env` describes this machine")
+    Returns:
+        0 if all of it would run, else 1.
+    """
+    args, words = _read_arguments(argv)
+    errors = []
+    try:
+        trainings, launch_files = _sort(words)
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return 1
 
-    # Imported here, because torch takes seconds and --help does not need it.
-    from .check_files import check_files
+    for training, launch_file in product(trainings, launch_files):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # of what libraries print
+                answer = _describe(training, launch_file, args.processes)
+            print(answer)
+        except TrainerError as error:
+            errors.append(str(error))
+    for line in dict.fromkeys(errors):
+        print(line, file=sys.stderr)
+    return 1 if errors else 0
 
-    return check_files(args, words)
 
-
-def _parser() -> argparse.ArgumentParser:
+def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, Arguments]:
+    """Return the options of this command, and the files and settings."""
     parser = argparse.ArgumentParser(
         prog="trainer check",
+        usage="%(prog)s FILE ... [--key value | key=value ...] [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [FILE ...] [--key value | key=value ...] [options]",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--processes", type=int, help="as many are launched; else what the files say, else 2"
-    )
-    parser.add_argument(
-        "--script", default="examples/train.py", help="the script whose folder holds the task"
-    )
+    parser.add_argument("--processes", type=int, help="replaces the number in the launch files")
+    parser.add_argument("--script", help="the training script, whose folder holds the task")
+    args, words = parser.parse_known_args(argv)
+    if not words:
+        parser.error("name the files to check (`accelerate env` describes this machine)")
+    if args.processes is not None and args.processes < 1:
+        parser.error("--processes must be at least 1")
+    if args.script:
+        sys.path.insert(0, str(Path(args.script).resolve().parent))
+    return args, split_command_line(words)
 
-    return parser
+
+def _sort(words: Arguments) -> tuple[list[list[str] | None], list[str | None]]:
+    """Return the command lines of trainings, one for each config, and the launch files.
+
+    A list without any has None in it.
+    """
+    settings = [f"--{key}={text}" for key, text in words.texts.items()]
+    trainings: list[list[str] | None] = []
+    launch_files: list[str | None] = []
+    for path in (*words.words, *words.files.values()):
+        if _is_training_config(path):
+            trainings.append(["--config", path, *settings])
+        else:
+            launch_files.append(path)
+    if settings and not trainings:
+        trainings.append(settings)
+    return trainings or [None], launch_files or [None]
+
+
+def _is_training_config(path: str) -> bool:
+    """Return whether a file is a training config, by its keys; else it is a launch file."""
+    keys = read_document(path).data.keys()
+    if keys & _OF_ACCELERATE:
+        return False
+    return "task" in keys or not path.endswith(".json")
+
+
+def _read_launch_file(path: str, processes: int | None) -> Request:
+    keys = read_document(path).data.keys()
+    if not keys & _OF_ACCELERATE:
+        return read_deepspeed_file(path)
+
+    flags = {}
+    if processes is not None:
+        flags["num_processes"] = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    return read_accelerate_file(path, overrides=flags)
+
+
+def _describe(
+    training: Sequence[str] | None, launch_file: str | None, processes: int | None
+) -> str:
+    """Return the table of what would run.
+
+    Args:
+        training: command line of a training; None for the defaults of a training config.
+        launch_file: path, if there is one.
+        processes: number of processes, if it was typed.
+
+    Raises:
+        TrainerError: it would not run.
+    """
+    request, world, machines = None, processes or 1, 1
+    if launch_file is not None:
+        request = _read_launch_file(launch_file, processes)
+        world = request.world_size.value if request.world_size else processes or 2
+        machines = request.num_machines
+    local_world = -(-world // machines)  # rounded up
+    launcher = Launcher(
+        name="accelerate", world_size=world, local_world_size=local_world, num_machines=machines
+    )
+    gpus = visible_gpus()
+    if gpus:  # the file may be for machines with more GPUs
+        gpus = max(gpus, local_world)
+
+    if training is None:
+        plan = resolve(TrainConfig(task="any:Task", max_steps=1), request, launcher, gpus, {})
+        return "\n".join([f"{launch_file}:", table(plan_rows(plan.as_dict()), plan.notices)])
+
+    loaded = load_config(training)
+    task, config = load_task(loaded)
+    plan = resolve(
+        config, request, launcher, gpus, loaded.origins, optimizer_built_by=own_optimizer(task)
+    )
+    names = resolve_names(config, plan, loaded.origins)
+    title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
+    rows = [(key, str(value)) for key, value in dataclasses.asdict(names).items()]
+    return "\n".join([title, table([*rows, *plan_rows(plan.as_dict())], plan.notices)])

@@ -1,25 +1,105 @@
-"""``trainer check``: its command line."""
+"""``trainer check FILES...``: what would run, or each error once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from check_command import trainer_command
-from launchers import ROOT, clean_environment
+from check_command import Check, trainer_command
+from launchers import ROOT
+
+DIGITS = "examples/configs/digits_cnn.yaml"
 
 
-@pytest.mark.parametrize(("words", "code"), [((), 0), (("chek",), 2)])
-def test_check_as_a_command_of_its_own(words: tuple[str, ...], code: int) -> None:
-    done = trainer_command(*words)
-    assert done.returncode == code
-    assert "check" in (done.stderr if code else done.stdout)
+def test_committed_files_would_run(check: Check) -> None:
+    launch_files = sorted([*ROOT.glob("accel_configs/*.yaml"), *ROOT.glob("ds_configs/*.json")])
+    # One process has no part in a batch for two. Four have smaller micro-batches.
+    several = [path for path in launch_files if path.stem not in ("single", "hsdp")]
+    configs = sorted(ROOT.glob("examples/configs/*.yaml"))
+    done = check(*map(str, [*several, *configs]))
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in several:
+        assert done.stdout.count(f" under {path}:\n") == len(configs)
 
 
-def test_the_options_can_be_read_without_torch() -> None:
-    code = "import sys; from trainer.commands import cli\ntry: cli.main(['check', '--help'])\nexcept SystemExit: pass\n"
-    code += "assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), capture_output=True,
-                          text=True, check=False)  # fmt: skip
+def test_errors_of_all_files_are_told_once(check: Check, tmp_path: Path) -> None:
+    files = {
+        "train.yaml": "task: digits_cnn:DigitsCNN\ntask_settings: {widht: 32}\nepochs: 1\n",
+        "lr.yaml": "task: digits_cnn:DigitsCNN\nepochs: 1\nmicro_batch_sise: 8\n",
+        "zero.yaml": "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n",
+        "ds.json": '{"zero_optimization": {"stage": 2}, "gradient_cliping": 1.0}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = ["accel_configs/ddp.yaml", "--script", "examples/train.py"]
+    done = check(*words, *(str(tmp_path / name) for name in files))
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
+    places = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in told]
+    assert sorted(places) == [
+        ["ds.json:1", "gradient_cliping"],
+        ["lr.yaml:3", "micro_batch_sise"],
+        ["train.yaml:2", "task_settings.widht"],
+        ["zero.yaml:4", "deepspeed_config.zero_stge"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["missing.yaml"], 1, "missing.yaml: the file cannot be read"),
+        (["ds_configs/zero2.json", DIGITS, "--processes", "3"], 1, "must be a multiple of micro_"),
+        ([DIGITS, "--optimizer", "os.system"], 1, "os has no such optimizer"),
+        ([DIGITS, "--run_name={task_settings.widht}"], 1, "did you mean 'task_settings.width'?"),
+        ([DIGITS, "--seed"], 2, "seed: needs a value"),
+    ],
+)
+def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -> None:
+    done = check(*words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert told in done.stderr
+
+
+def test_a_command_line_without_files_is_misused(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, told in (([], "name the files"), ([DIGITS, "--processes", "0"], "at least 1")):
+        with pytest.raises(SystemExit) as ended:
+            check(*words)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+
+
+def test_files_and_settings_in_any_order() -> None:
+    """With the device and the notices of this machine, and nothing that libraries print."""
+    done = trainer_command(
+        *("check", "accel_configs/ddp.yaml", "--max_steps", "5", "ds_configs/zero3_offload.json"),
+        *("micro_batch_size=4", DIGITS, "--global_batch_size=32", "--processes", "4"),
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("world size  4\n") == 2, "of the YAML, which says 2, as well"
+    assert done.stdout.count("4 x 2 x 4 = 32 ") == 2
+    assert done.stdout.count("device      cpu (rehearsal: the real strategy over gloo)\n") == 2
+    assert "longer than the run: the rate never reaches its full value" in done.stdout
+    assert "[WARNING]" not in done.stdout, "nothing that DeepSpeed logs"
+
+
+def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 4}')
+    done = check("--deepspeed", str(path), "--processes", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "strategy    zero1\n" in done.stdout and "4 x 1 x 8 = 32 " in done.stdout
+
+
+def test_settings_alone_and_the_options_of_a_training(check: Check) -> None:
+    done = check("--accel_config", "accel_configs/fsdp.yaml", "--config", DIGITS)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["run_name", "DigitsCNN-fsdp-2"] in lines
+    assert ["output_dir", "runs/digits_cnn"] in lines
+
+    words = ["task=digits_cnn:DigitsCNN", "max_steps=5", "--script", "examples/train.py"]
+    done = check(*words)
+    assert "command line under 1 processes:\n" in done.stdout
+    assert "strategy    single\n" in done.stdout
