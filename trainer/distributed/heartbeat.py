@@ -35,10 +35,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..errors import TrainerError
 from .exit import (
@@ -55,14 +55,18 @@ BEAT_SECONDS = 2.0
 STOPPED_SECONDS = 8.0  # somebody may continue a stopped process in a moment
 GONE_SECONDS = 3.0  # the error of a rank that ends, or its broken connection, says more
 NAMED_SECONDS = 10.0
-SILENT_SECONDS = 60.0
-STILL_SECONDS = 60.0
+LONG_SECONDS = 60.0  # of silence, or of standing still
 # If this thread slept for longer, this process was stopped, and knows nothing of the others.
 _ASLEEP_SECONDS = 5.0
 # A rank reads the heartbeats of so many ranks behind it: in a large job the store serves them all.
 _NEIGHBOURS = 32
 # Share of a core above which a process counts as working.
 _WORKING = 0.2
+BUILDING = "set-up"
+_GONE = (
+    "is gone: killed, out of memory, or aborted in C++ (as if ranks use different parameters in "
+    "one step without find_unused_parameters: true)"
+)
 
 Position = tuple[int, str, int]
 
@@ -73,28 +77,26 @@ class LostRank(TrainerError):
     on_every_rank = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(NamedTuple):
     """The process of a rank.
 
     Args:
+        machine: the boot of its machine and the namespace of process numbers.
         host: the name of its machine, for messages.
-        machine: the boot of the machine and its namespace of process numbers.
-        pid: its number in that namespace.
+        pid: its number in the namespace.
         started: its start in clock ticks since the boot. A number is given away again, with another
             start.
     """
 
-    host: str
     machine: str
+    host: str
     pid: int
     started: int
 
     @classmethod
     def own(cls) -> Process:
         pid = os.getpid()
-        _, started = _state_and_start(pid)
-        return cls(host=socket.gethostname(), machine=_machine(), pid=pid, started=started)
+        return cls(_machine(), socket.gethostname(), pid, _state_and_start(pid)[1])
 
     @property
     def state(self) -> str:
@@ -102,71 +104,54 @@ class Process:
         if self.machine != _machine():
             return ""
         letter, started = _state_and_start(self.pid)
-        if started != self.started or letter in ("Z", "X"):
+        if started != self.started or letter in "ZX":
             return "gone"
         return {"T": "stopped", "t": "traced"}.get(letter, "alive")
 
 
 def _machine() -> str:
     """Return the boot of this machine and its namespace of process numbers."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:
-    """Return the letter of a process's state and its start in clock ticks, or ("", -1)."""
+    """Return the letter of a process's state and its start in clock ticks, or ("X", -1)."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return "", -1
+        return "X", -1
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What a rank writes with a heartbeat.
+class Row(NamedTuple):
+    """The content of a heartbeat.
 
     Args:
         beats: how many heartbeats the rank has sent.
-        step: the optimizer steps that are done.
-        phase: what the rank does, such as ``training`` or ``evaluation``; "" between two jobs.
-        moves: a number that grows as the rank moves on.
-        trained: whether a step was made in this phase of the program.
+        place: the optimizer steps that are done, the phase, which is "" between two jobs, and a
+            number that grows as the rank moves on.
         line: the line of Python that the main thread is at.
-        working: whether the process uses its CPU.
-        debugged: whether a debugger is loaded, which may halt all threads.
+        works: whether the rank may take its time: its process uses the CPU, a debugger may halt its
+            threads, or its job has made no step yet.
         left: whether the rank has left the job in order.
     """
 
     beats: int
-    step: int
-    phase: str
-    moves: int
-    trained: bool = False
-    line: str = ""
-    working: bool = True
-    debugged: bool = False
-    left: bool = False
+    place: Any
+    line: str
+    works: bool
+    left: bool
 
     @property
     def text(self) -> str:
-        return f"step {self.step}, {self.phase or 'outside of the trainer'}, {self.line}"
+        step, phase, _ = self.place
+        return f"step {step}, {phase or 'outside of the trainer'}, {self.line}"
 
 
-@dataclass
-class _Job:
-    """The part of the program that is watched for standing still.
-
-    Args:
-        position: returns the optimizer step, the phase and a number that grows as the rank moves.
-            Another thread calls it.
-        advice: returns how to go on after the end.
-        log: writes a message to the log of the run.
-        first_step: the step at which this part began.
-    """
+class _Job(NamedTuple):
+    """The part of the program that is watched for standing still: see ``watched``."""
 
     position: Callable[[], Position]
     advice: Callable[[], str]
@@ -179,7 +164,7 @@ class Heartbeat:
 
     Args:
         rank, world_size: of this process.
-        store: the store that all ranks share, which this thread has for itself.
+        store: a connection to the store that all ranks share, which no other thread uses.
         timeout: seconds after which a job that stands still ends (``timeout_minutes``).
     """
 
@@ -188,49 +173,41 @@ class Heartbeat:
         self.world_size = world_size
         self.timeout = timeout
         self.job: _Job | None = None
+        self.processes: dict[int, Process] = {}
+        self.rows: dict[int, Row] = {}
+
         self._store = store
         behind = [(rank + step) % world_size for step in range(1, world_size)]
         self._neighbours = behind[:_NEIGHBOURS]
-
-        self.processes: dict[int, Process] = {}
-        self.rows: dict[int, Row] = {}
         self._heard: dict[int, float] = {}  # when the newest row of a rank was seen first
         self._moved: dict[int, float] = {}  # when a rank was seen to move last
         self._found: dict[tuple[int, str], float] = {}  # since when a process is in a state
-        self._told: set[int] = set()  # ranks that were told to be silent
-        self._has_told_stillness = False
-
-        now = time.monotonic()
-        self._beats = 0
-        self._cpu = (now, 0.0)
-        self._answered = now  # when the store answered last
+        self._told: set[object] = set()
+        self._answered = time.monotonic()  # when the store answered last
         self._store_is_gone = False
         self._must_end = False  # another rank has ended the job
-        self._exchange: threading.Thread | None = None
+        self._cpu = (0.0, 0.0)
+        self._exchange = threading.Thread()
         self._has_left = threading.Event()
         self._ending = threading.Lock()  # who holds this lock ends the process
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """Tell the others which process this is, learn which they are, and begin to watch.
 
         Collective: each rank waits for the others, since a store that stops tells nothing more.
         """
-        own = Process.own()
-        self.processes[self.rank] = own
-        self._store.set(f"process/{self.rank}", json.dumps(asdict(own)))
+        self.processes[self.rank] = Process.own()
+        self._store.set(f"process/{self.rank}", json.dumps(self.processes[self.rank]))
         self._note_own()
         self._send()
         self._store.set_timeout(timedelta(seconds=self.timeout))
         self._store.wait([f"row/{rank}" for rank in self._neighbours])
-        self._read(self._neighbours)
         self._store.set_timeout(timedelta(seconds=BEAT_SECONDS))
-        self._thread.start()
+        self._read(self._neighbours)
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def leave(self) -> None:
         """End the watch in order: the others do not miss this rank."""
-        if self._has_left.is_set():
-            return
         self._has_left.set()
         self._note_own()
         self._ask_briefly(self._send)
@@ -248,15 +225,9 @@ class Heartbeat:
             if now - beaten >= BEAT_SECONDS:
                 beaten = now
                 self._note_own()
-                self._exchange_if_free()
+                if not self._exchange.is_alive():  # a store that is stopped never answers
+                    self._exchange = self._ask_briefly(self._meet_others)
             self._judge(time.monotonic())
-
-    def _exchange_if_free(self) -> None:
-        """Meet the others in a thread of its own: a store that is stopped never answers."""
-        if self._exchange is None or not self._exchange.is_alive():
-            self._exchange = threading.Thread(target=self._meet_others, daemon=True)
-            self._exchange.start()
-            self._exchange.join(LOOK_SECONDS)
 
     def _begin_anew(self, now: float) -> None:
         """Forget since when the others are silent: this process was stopped itself."""
@@ -267,60 +238,37 @@ class Heartbeat:
 
     def _meet_others(self) -> None:
         """Send a heartbeat and read those of the others."""
-        if self._store_is_gone:
-            return
-        try:
-            self._send()
-            self._must_end = self._must_end or self._store.check(["end"])
-            self._read(self._neighbours)
-        except (RuntimeError, OSError) as error:
-            # A machine with too much to do may answer the next question.
-            self._store_is_gone = "timeout" not in str(error).lower()
-        else:
-            self._answered = time.monotonic()
+        self._send()
+        self._must_end = self._must_end or self._store.check(["end"])
+        self._read(self._neighbours)
+        self._answered = time.monotonic()
 
     def _note_own(self) -> None:
-        self._beats += 1
-        self._note(self.rank, self._own_row())
+        job = self.job
+        place: Position = (0, "", 0) if job is None else job.position()
+        since, spent_before = self._cpu
+        self._cpu = (time.monotonic(), time.process_time())
+        share = (self._cpu[1] - spent_before) / max(self._cpu[0] - since, LOOK_SECONDS)
+        is_new = job is None or place[0] <= job.first_step
+        works = share > _WORKING or is_new or "pydevd" in sys.modules
+
+        before = self.rows.get(self.rank)
+        beats = 1 if before is None else before.beats + 1
+        row = Row(beats, list(place), _line_of_main_thread(), works, self._has_left.is_set())
+        self._note(self.rank, row)
 
     def _send(self) -> None:
-        self._store.set(f"row/{self.rank}", json.dumps(asdict(self.rows[self.rank])))
+        self._store.set(f"row/{self.rank}", json.dumps(self.rows[self.rank]))
 
-    def _own_row(self) -> Row:
-        step, phase, moves = 0, "", 0
-        trained = False
-        job = self.job
-        if job is not None:
-            step, phase, moves = job.position()
-            trained = step > job.first_step
-
-        now = time.monotonic()
-        since, spent_before = self._cpu
-        spent = time.process_time()
-        self._cpu = (now, spent)
-        return Row(
-            beats=self._beats,
-            step=step,
-            phase=phase,
-            moves=moves,
-            trained=trained,
-            line=_line_of_main_thread(),
-            working=spent - spent_before > _WORKING * (now - since),
-            debugged="pydevd" in sys.modules or "debugpy" in sys.modules,
-            left=self._has_left.is_set(),
-        )
-
-    def _read(self, ranks: Sequence[int]) -> None:
+    def _read(self, ranks: Any) -> None:
         """Read the heartbeats of ranks. One question serves all ranks that have come."""
         for rank in ranks:
             if rank not in self.processes and self._store.check([f"row/{rank}"]):
-                process = json.loads(self._store.get(f"process/{rank}"))
-                self.processes[rank] = Process(**process)
-
+                self.processes[rank] = Process(*json.loads(self._store.get(f"process/{rank}")))
         come = [rank for rank in ranks if rank in self.processes and rank != self.rank]
-        rows = self._store.multi_get([f"row/{rank}" for rank in come]) if come else []
-        for rank, text in zip(come, rows, strict=True):
-            self._note(rank, Row(**json.loads(text)))
+        texts = self._store.multi_get([f"row/{rank}" for rank in come]) if come else []
+        for rank, text in zip(come, texts, strict=True):
+            self._note(rank, Row(*json.loads(text)))
 
     def _note(self, rank: int, row: Row) -> None:
         now = time.monotonic()
@@ -328,101 +276,99 @@ class Heartbeat:
         self.rows[rank] = row
         if before is None or before.beats != row.beats:
             self._heard[rank] = now
-        if before is None or _place(before) != _place(row):
+        if before is None or before.place != row.place:
             self._moved[rank] = now
+
+    def _ask_briefly(self, work: Callable[[], object]) -> threading.Thread:
+        """Ask the store in a thread, which is left behind if the store never answers."""
+
+        def ask() -> None:
+            try:
+                work()
+            except (RuntimeError, OSError) as error:
+                # A machine with too much to do may answer the next question.
+                self._store_is_gone = "timeout" not in str(error).lower()
+
+        asking = threading.Thread(target=ask, daemon=True)
+        if not self._store_is_gone:
+            asking.start()
+            asking.join(LOOK_SECONDS)
+        return asking
 
     # -- the judgement ----------------------------------------------------------------------------
 
     def _judge(self, now: float) -> None:
         if self._must_end:
-            self._end("", stacks=self._stands_still(now, STILL_SECONDS))
-        for rank, process in list(self.processes.items()):
-            self._judge_process(rank, process, now)
+            self._end("", stacks=self._stands_still(now))
         for rank in list(self.processes):
-            self._judge_silence(rank)
+            if rank != self.rank and not self.rows[rank].left:
+                self._judge_process(rank, now)
+                self._judge_silence(rank)
         self._judge_store(now)
         self._judge_stillness(now)
 
-    def _judge_process(self, rank: int, process: Process, now: float) -> None:
+    def _judge_process(self, rank: int, now: float) -> None:
         """End the job if a process of this machine is stopped or gone."""
-        state = process.state
-        for other in ("stopped", "gone"):
-            if state != other:
-                self._found.pop((rank, other), None)
-        if rank == self.rank or state not in ("stopped", "gone") or self._has_ended(rank):
-            return
+        state = self.processes[rank].state
+        if state != "stopped":
+            self._found.pop((rank, "stopped"), None)
         if state == "gone" and self.job is None and not is_written():
             return  # a script of one's own, in which this rank waits for nobody
-        since = self._found.setdefault((rank, state), now)
-        limit = STOPPED_SECONDS if state == "stopped" else GONE_SECONDS
-        if now - since >= limit:
-            self._end(f"{self._name(rank)} {_SAID[state]}")
+        if state not in ("stopped", "gone"):
+            return
+
+        seconds = now - self._found.setdefault((rank, state), now)
+        if state == "stopped" and seconds >= STOPPED_SECONDS:
+            self._end(f"{self._name(rank)} is stopped")
+        elif state == "gone" and seconds >= GONE_SECONDS:
+            self._end(f"{self._name(rank)} {_GONE}")
 
     def _judge_silence(self, rank: int) -> None:
         """Tell that a rank sends no heartbeat. End the job if that lasts."""
-        row = self.rows.get(rank)
-        if row is None or rank == self.rank or self._has_ended(rank):
-            return
         # Only answers of the store count: a store that is slow makes no rank silent.
         silent = self._answered - self._heard[rank]
-        if silent < NAMED_SECONDS or row.debugged or self.processes[rank].state == "traced":
+        if silent < NAMED_SECONDS or self.processes[rank].state == "traced":
             self._told.discard(rank)
             return
 
-        is_building = row.phase == BUILDING
-        limit = self.timeout if is_building else SILENT_SECONDS
+        row = self.rows[rank]
+        limit = self.timeout if row.place[1] == BUILDING else LONG_SECONDS
+        text = f"{self._name(rank)} has sent no heartbeat for {silent:.0f} s: {row.text}"
         if silent >= limit:
-            self._end(f"{self._name(rank)} has sent no heartbeat for {silent:.0f} s: {row.text}")
-        elif rank not in self._told:
-            self._told.add(rank)
-            self._say(
-                f"silent-{rank}-{row.beats}",
-                f"{self._name(rank)} has sent no heartbeat for {silent:.0f} s: {row.text}. The job "
-                f"ends after {limit:.0f} s",
-            )
+            self._end(text)
+        else:
+            self._say(rank, f"{text}. The job ends after {limit:.0f} s")
 
     def _judge_store(self, now: float) -> None:
         """End the job if the store does not answer, and this rank does not move either."""
-        silent = now - self._answered
-        limit = NAMED_SECONDS if self._store_is_gone else SILENT_SECONDS
-        row = self.rows[self.rank]
-        if row.phase == BUILDING and not self._store_is_gone:
-            limit = self.timeout
-        still = now - self._moved[self.rank]
-        if self.job is not None and min(silent, still) >= limit:
+        is_building = self.rows[self.rank].place[1] == BUILDING
+        limit = self.timeout if is_building else LONG_SECONDS
+        if self._store_is_gone:
+            limit = NAMED_SECONDS
+        seconds = now - max(self._answered, self._moved[self.rank])
+        if self.job is not None and seconds >= limit:
             word = "is gone" if self._store_is_gone else "does not answer"
-            self._end(f"the store that the ranks share {word}, for {silent:.0f} s: {row.text}")
+            self._end(f"the store that the ranks share {word}, for {seconds:.0f} s")
 
     def _judge_stillness(self, now: float) -> None:
-        """Tell that no rank moves. End the job if that lasts."""
-        if not self._stands_still(now, min(STILL_SECONDS, self.timeout / 2)):
-            self._has_told_stillness = False
+        """Tell that no rank moves. End the job if that lasts, and no rank works."""
+        if not self._stands_still(now):
+            self._told.discard("still")
             return
-        rows = [row for rank, row in self.rows.items() if not self._has_ended(rank)]
-        is_idle = all(row.trained and not row.working for row in rows)
-        seconds = now - max(self._moved.values())
-        if is_idle and seconds >= self.timeout - 2 * BEAT_SECONDS:
-            text = f"no rank has moved for {seconds:.0f} s (timeout_minutes): {self._table()}"
-            self._end(text, stacks=True)
-        elif not self._has_told_stillness:
-            self._has_told_stillness = True
-            own = self.rows[self.rank]
-            self._say(
-                f"still-{own.phase}-{own.step}",
-                f"no rank has moved for {seconds:.0f} s, the job goes on: {self._table()}",
-            )
+        text = f"no rank has moved for {now - max(self._moved.values()):.0f} s"
+        works = any(row.works for row in self.rows.values())
+        if works or now - max(self._moved.values()) < self.timeout - 2 * BEAT_SECONDS:
+            self._say("still", f"{text}, the job goes on: {self._table()}")
+        else:
+            self._end(f"{text} (timeout_minutes)", stacks=True)
 
-    def _stands_still(self, now: float, seconds: float) -> bool:
-        """Return whether all ranks that were read are in a job, and none has moved for so long."""
-        if any(row.debugged or not row.phase for row in self.rows.values()):
-            return False
-        return all(now - moved >= seconds for moved in self._moved.values())
+    def _stands_still(self, now: float) -> bool:
+        """Return whether all ranks that were read are in a job, and none has moved for long."""
+        seconds = min(LONG_SECONDS, self.timeout / 2)
+        is_long = all(now - moved >= seconds for moved in self._moved.values())
+        return is_long and all(row.place[1] for row in self.rows.values())
 
-    def _has_ended(self, rank: int) -> bool:
-        row = self.rows.get(rank)
-        return row is not None and row.left
-
-    # -- messages ---------------------------------------------------------------------------------
+    # -- messages and the end ---------------------------------------------------------------------
 
     def _name(self, rank: int) -> str:
         process = self.processes[rank]
@@ -435,20 +381,26 @@ class Heartbeat:
         places: dict[str, list[str]] = {}
         for rank, row in sorted(self.rows.items()):
             places.setdefault(row.text, []).append(str(rank))
-        parts = []
-        for text, ranks in places.items():
-            word = "ranks" if len(ranks) > 1 else "rank"
-            parts.append(f"{word} {', '.join(ranks)}: {text}")
-        return "; ".join(parts)
+        return "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in places.items())
 
-    def _say(self, name: str, text: str) -> None:
-        """Print a line, if no other rank has printed the line of this name."""
-        said: list[int] = []
-        self._ask_briefly(lambda: said.append(self._store.add(f"said/{name}", 1)))
-        if said in ([], [1]):
+    @property
+    def _speaks(self) -> bool:
+        """Return whether this is the first rank of those that are known to live."""
+        living = [
+            rank
+            for rank, heard in self._heard.items()
+            if self.processes[rank].state in ("alive", "")
+            and self._answered - heard < NAMED_SECONDS
+        ]
+        return self.rank <= min(living, default=self.rank)
+
+    def _say(self, name: object, text: str) -> None:
+        """Print a line once, on one rank."""
+        if name not in self._told and self._speaks:
             print(f"rank {self.rank}: {text}", file=sys.stderr, flush=True)
             if self.job is not None:
                 self.job.log(text)
+        self._told.add(name)
 
     def _end(self, finding: str, *, stacks: bool = False) -> None:
         """End this process, and the job with it.
@@ -459,12 +411,11 @@ class Heartbeat:
         """
         if not self._ending.acquire(blocking=False):
             return  # the main thread ends this process
-        message = ""
-        if finding and self._is_first():
-            parts = [f"{finding}. The job ends.", f"Its ranks: {self._table()}"]
-            if self.job is not None:
-                parts.append(self.job.advice())
-            message = "\n".join(parts)
+        owner = None
+        if finding and not self._store_is_gone:
+            owner = claim_first_error(self._store)
+        is_first = self._speaks if owner is None else owner == str(self.rank)
+        message = self._message(f"{finding}. The job ends.") if finding and is_first else ""
 
         def before() -> None:
             if message and self.job is not None:
@@ -476,25 +427,20 @@ class Heartbeat:
 
         end_at_once(message, before=before, code=0 if is_written() else 1)
 
-    def _is_first(self) -> bool:
-        """Return whether this rank prints why the job ends."""
-        owner = None if self._store_is_gone else claim_first_error(self._store)
-        if owner is not None:
-            return owner == str(self.rank)
-        # No store answers: the first living rank of this machine prints.
-        alive = [rank for rank, process in self.processes.items() if process.state == "alive"]
-        return self.rank == min(alive)
+    def _message(self, finding: str) -> str:
+        advice = "" if self.job is None else self.job.advice()
+        return f"{finding}\nIts ranks: {self._table()}\n{advice}"
 
     def _kill_stopped(self) -> None:
         """Kill the stopped ranks of this machine. They take no other signal."""
-        holder = self.processes.get(0)
-        if holder is not None and self._holds_store(0) and holder.state == "stopped":
-            self._store_is_gone = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch prints C++ stacks for its end
-        for process in self.processes.values():
-            if process.state == "stopped":
-                with contextlib.suppress(OSError):
-                    os.kill(process.pid, signal.SIGKILL)
+        for rank, process in self.processes.items():
+            if process.state != "stopped":
+                continue
+            if _holds_store(rank):
+                self._store_is_gone = True
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch prints C++ stacks for its end
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def _tell_the_end(self) -> None:
         """Tell the other ranks to end, and keep the store until they have read so."""
@@ -502,34 +448,17 @@ class Heartbeat:
         if not self._store_is_gone:
             time.sleep(1.5 * BEAT_SECONDS)
 
-    def _ask_briefly(self, work: Callable[[], object]) -> None:
-        """Ask the store, which may be stopped and never answer."""
-        if self._store_is_gone:
-            return
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError, OSError):
-                work()
-
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(LOOK_SECONDS)
-
     # -- the main thread --------------------------------------------------------------------------
 
     def end_others(self) -> None:
         """Tell the others to end, after the error of this rank was printed.
 
-        The others ask the store who prints the first error. The store goes with rank 0, unless the
-        launcher holds it.
+        The others ask the store who prints the first error. The store goes with its process.
         """
-        if self._holds_store(self.rank):
+        if _holds_store(self.rank):
             self._tell_the_end()
 
-    def _holds_store(self, rank: int) -> bool:
-        return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-
-    def explain(self, error: BaseException) -> str:
+    def explain(self) -> str:
         """Return which rank is gone, after a connection broke. It is "" if no rank is known to be.
 
         It is also "" if another rank prints the reason.
@@ -538,51 +467,31 @@ class Heartbeat:
         end = time.monotonic() + GONE_SECONDS
         while time.monotonic() < end:
             for rank, process in list(self.processes.items()):
-                if process.state == "gone" and not self._has_ended(rank):
-                    owner = claim_first_error(self._store, take=False)
-                    if owner:
-                        return ""
-                    return f"{self._name(rank)} {_SAID['gone']}\nIts ranks: {self._table()}"
+                if process.state == "gone" and not self.rows[rank].left:
+                    has_owner = claim_first_error(self._store, take=False)
+                    return "" if has_owner else self._message(f"{self._name(rank)} {_GONE}")
             time.sleep(LOOK_SECONDS / 5)
         return ""
 
 
-BUILDING = "set-up"
-_SAID: Mapping[str, str] = {
-    "stopped": "is stopped",
-    "gone": (
-        "is gone: killed, out of memory, or aborted in C++ (as if ranks use different parameters "
-        "in one step without find_unused_parameters: true)"
-    ),
-}
-
-
-def _place(row: Row) -> tuple[int, str, int]:
-    return row.step, row.phase, row.moves
+def _holds_store(rank: int) -> bool:
+    """Return whether the process of a rank holds the store. Otherwise the launcher does."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _line_of_main_thread() -> str:
     """Return file and line of the main thread: the innermost line that is not of a package."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    innermost = frame
-    while frame is not None:
-        file = frame.f_code.co_filename
-        is_own = "site-packages" not in file and not file.startswith(_STANDARD_LIBRARY)
-        if is_own and not file.startswith("<"):
-            break
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = innermost
+    library = os.path.dirname(os.__file__)
+    while frame is not None and frame.f_code.co_filename.startswith((library, sys.prefix, "<")):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "no Python"
-    folder, name = os.path.split(frame.f_code.co_filename)
-    place = os.path.join(os.path.basename(folder), name)
+    place = "/".join(Path(frame.f_code.co_filename).parts[-2:])
     return f"{place}:{frame.f_lineno} in {frame.f_code.co_name}"
 
-
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
-
-
-# -- the watch of this process --------------------------------------------------------------------
 
 _watch: Heartbeat | None = None
 
@@ -603,15 +512,15 @@ def start(timeout: timedelta) -> None:
     _watch.start()
     after_last_barrier(_watch.leave)
     after_error(_watch.end_others)
-    atexit.register(_leave_in_order)
+    atexit.register(_leave_in_order, _watch)
 
 
-def _leave_in_order() -> None:
+def _leave_in_order(watch: Heartbeat) -> None:
     """Leave at the end of a script that calls no ``run_and_exit``, unless it ends by an error."""
-    if _watch is not None and getattr(sys, "last_value", None) is None:
-        _watch.leave()
-        if _watch.rank == 0:
-            time.sleep(BEAT_SECONDS)  # the store may go with this process
+    if getattr(sys, "last_value", None) is None:
+        watch.leave()
+        if _holds_store(watch.rank):
+            time.sleep(BEAT_SECONDS)  # the others read that this rank has left
 
 
 @contextlib.contextmanager
@@ -638,14 +547,13 @@ def watched(
         return
 
     around = watch.job
-    watch.job = _Job(position, advice, log, first_step=position()[0])
+    watch.job = _Job(position, advice, log, position()[0])
     try:
         yield
     except Exception as error:
-        if is_lost_peer(error):
-            message = watch.explain(error)
-            if message:
-                raise LostRank(f"{message}\n{advice()}") from error
+        message = watch.explain() if is_lost_peer(error) else ""
+        if message:
+            raise LostRank(message) from error
         raise
     finally:
         watch.job = around

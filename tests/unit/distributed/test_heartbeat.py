@@ -68,11 +68,8 @@ class World:
         )
         self.moves = [0, 0, 0]
         for rank, watch in enumerate(self.ranks):
-            process = Process(host="host", machine="here", pid=rank, started=0)
-            watch.processes = {
-                other: Process(host="host", machine="here", pid=other, started=0)
-                for other in range(3)
-            }
+            process = Process("here", "host", rank, 0)
+            watch.processes = {other: Process("here", "host", other, 0) for other in range(3)}
             assert watch.processes[rank] == process
             watch.job = heartbeat._Job(
                 self._position(rank), lambda: "Resume.", print, first_step=-1
@@ -99,7 +96,7 @@ class World:
                     watch._note_own()
                     if rank > 0 and not self.store.error:
                         watch._send()
-            self.ranks[0]._meet_others()
+            self.ranks[0]._ask_briefly(self.ranks[0]._meet_others)
             self.ranks[0]._judge(self.now)
 
 
@@ -186,7 +183,7 @@ def test_ranks_that_do_not_move_are_told_with_their_places(
     assert not capsys.readouterr().err
     world.run(900, still=True)
     [told] = capsys.readouterr().err.splitlines()
-    assert "no rank has moved for 60 s, the job goes on: ranks 0, 1, 2: step 1, training, " in told
+    assert "no rank has moved for 60 s, the job goes on: rank 0, 1, 2: step 1, training, " in told
 
     monkeypatch.setattr(heartbeat.time, "process_time", lambda: 0.0)
     with pytest.raises(Ended, match=r"no rank has moved for .* \(timeout_minutes\)"):
@@ -240,6 +237,6 @@ def test_the_end_of_a_rank_after_everything_is_written_is_a_notice(
 def test_states_of_processes_are_read_from_the_system() -> None:
     own = Process.own()
     assert own.state == "alive"
-    reused = Process(host="", machine=own.machine, pid=own.pid, started=own.started - 1)
+    reused = Process(own.machine, "", own.pid, own.started - 1)
     assert reused.state == "gone"
-    assert Process(host="", machine="another", pid=own.pid, started=own.started).state == ""
+    assert Process("another", "", own.pid, own.started).state == ""
