@@ -307,11 +307,6 @@ def own_schedule(task: Task) -> str | None:
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
 
 
-def predicts(task: Task) -> bool:
-    """Return whether a task says what is written of each example."""
-    return type(task).prediction_step is not Task.prediction_step
-
-
 def computed_tokens(task: Task, batches: Iterable[Any]) -> float:
     """Count the tokens of some batches that go through the model; 0 if the task counts examples."""
     return float(sum(map(task.computed_tokens, batches))) if task.counts_tokens else 0.0

@@ -1,24 +1,30 @@
-"""``trainer evaluate`` measures what a run measured, and touches nothing of it."""
+"""``trainer evaluate`` measures what a run measured, writes predictions, and touches nothing else."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
+import numpy as np
 import pytest
+import torch
 from evaluated import Sign
 from launchers import clean_environment
 from one_process import rows
 from run_folders import another_run, everything
+from torch import nn
 
-from trainer import Callback, Run, StepInfo, Task, TrainConfig, Trainer
-from trainer.commands import cli
+import trainer
+from trainer import Callback, Task, TrainConfig, Trainer
+from trainer.builder import build_for_evaluation
 from trainer.commands.evaluate import evaluate
+from trainer.commands.evaluated_model import find_model
+from trainer.commands.predictions import write_predictions
 from trainer.errors import CheckpointError, ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -40,13 +46,16 @@ def train(folder: Path, task: Task | None = None, *callbacks: Callback, **settin
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a moving average and the best model of step 2."""
     folder = tmp_path_factory.mktemp("runs") / "sign"
-    settings = {"ema_decay": 0.9, "best_metric": "eval/loss", "best_mode": "max"}
-    return train(folder, **settings)
+    return train(folder, ema_decay=0.9, best_metric="eval/loss", best_mode="max")
 
 
 def evaluated_at(run: Path, step: int, name: str = "eval/loss") -> dict[str, float]:
     [row] = [row for row in rows(run) if row["step"] == step and name in row]
     return {name: value for name, value in row.items() if name.startswith("eval/")}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touched(
@@ -66,28 +75,29 @@ def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touc
     assert written["task"] == "evaluated:Sign" and "torch" in written["versions"]
 
     after = everything(run)
-    assert {path: after[path] for path in before if path != str(run)} == {
-        path: before[path] for path in before if path != str(run)
-    }
+    kept = {path: value for path, value in before.items() if path != str(run)}
+    assert {path: after[path] for path in kept} == kept
     assert set(after) - set(before) == {str(file), str(file.parent)}
     printed = capsys.readouterr().out
-    assert f"eval/loss      {values['eval/loss']:.6g}" in printed
-    assert "no optimizer state" in printed and f"values: {file}" in printed
+    assert f"eval/loss      {values['eval/loss']:.6g}" in printed and f"values: {file}" in printed
 
 
 @pytest.mark.parametrize(
-    ("words", "step", "name"),
+    ("inside", "words", "step", "name"),
     [
-        (["--best"], 2, "best"),
-        (["--checkpoint", "step-4"], 4, "step-00000004"),
-        (["--checkpoint", "4"], 4, "step-00000004"),
-        (["--checkpoint", "latest"], 6, "step-00000006"),
+        (".", ["--best"], 2, "best"),
+        (".", ["--checkpoint", "step-4"], 4, "step-00000004"),
+        (".", ["--checkpoint", "4"], 4, "step-00000004"),
+        (".", ["--checkpoint", "latest"], 6, "step-00000006"),
+        ("model", [], 6, "model"),
+        ("best", [], 2, "best"),
+        ("checkpoints/step-00000004", [], 4, "step-00000004"),
     ],
 )
 def test_the_best_model_and_checkpoints_with_their_moving_average(
-    words: list[str], step: int, name: str, run: Path
+    inside: str, words: list[str], step: int, name: str, run: Path
 ) -> None:
-    assert evaluate([str(run), *words]) == evaluated_at(run, step)
+    assert evaluate([str(run / inside), *words]) == evaluated_at(run, step)
     written = json.loads((run / "evaluations" / f"{name}.json").read_text())
     assert written["step"] == step
 
@@ -95,8 +105,8 @@ def test_the_best_model_and_checkpoints_with_their_moving_average(
 def test_a_folder_with_a_model_needs_a_config(run: Path, tmp_path: Path) -> None:
     model = tmp_path / "moved"
     model.mkdir()
-    (model / "model.safetensors").write_bytes((run / "model" / "model.safetensors").read_bytes())
-    with pytest.raises(ConfigError, match="belongs to no run, so its task is not known; add --con"):
+    shutil.copy(run / "model" / "model.safetensors", model)
+    with pytest.raises(ConfigError, match="belongs to no run; add --config FILE"):
         evaluate([str(model)])
 
     words = [str(model), "--config", str(run / "config.yaml")]
@@ -106,10 +116,24 @@ def test_a_folder_with_a_model_needs_a_config(run: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "values" / "moved.json").read_text())["step"] == 0
 
 
-@pytest.mark.parametrize("inside", ["model", "checkpoints/step-00000004"])
-def test_folders_inside_of_a_run_are_of_that_run(inside: str, run: Path) -> None:
-    step = 6 if inside == "model" else 4
-    assert evaluate([str(run / inside)]) == evaluated_at(run, step)
+def test_damaged_checkpoints_are_passed_over_by_latest_and_named_otherwise(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "checkpoints" / "step-00000006" / "state.json").unlink()
+    found = find_model(copy, checkpoint="latest")
+    assert (found.weights.name, found.run, found.step) == ("step-00000004", copy.resolve(), 4)
+    assert found.samples > 0
+    with pytest.raises(CheckpointError, match=r"step-00000006: state.json is missing"):
+        find_model(copy, checkpoint="step-6")
+
+    shutil.rmtree(copy / "model")
+    with pytest.raises(ConfigError, match="has not ended needs --checkpoint latest"):
+        find_model(copy)
+    (copy / "checkpoints" / "step-00000004").rename(tmp_path / "step-00000004")
+    moved = find_model(tmp_path / "step-00000004")
+    assert (moved.run, moved.step) == (None, 4)
 
 
 def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
@@ -124,49 +148,19 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
     assert values == pytest.approx(evaluated_at(run, 6), rel=1e-6)
 
     evaluate([str(run), "--task_settings.held_out", "7", "--predictions", f"{run}/p.jsonl"])
-    assert len((run / "p.jsonl").read_text().splitlines()) == 7
-
-
-class Looks(Callback):
-    """Evaluates a run from outside while it trains."""
-
-    def __init__(self) -> None:
-        self.message = ""
-
-    def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.step == 3:
-            with pytest.raises(ConfigError) as caught:
-                evaluate([str(run.directory.path)])
-            self.message = str(caught.value)
-
-
-def test_a_run_that_has_not_ended_names_its_newest_checkpoint(tmp_path: Path) -> None:
-    looks = Looks()
-    train(tmp_path / "run", None, looks, save_in_background=False)
-    assert looks.message.endswith(
-        "the run has not ended, so there is no model/ in it; "
-        "--checkpoint latest evaluates step-00000002, its newest checkpoint"
-    )
+    assert len(lines_of(run / "p.jsonl")) == 7
 
 
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        (["--best", "--checkpoint", "latest"], ConfigError, "give one of the two"),
-        (
-            ["--checkpoint", "step-5"],
-            ConfigError,
-            "no such checkpoint; there are step-00000006, st",
-        ),
-        (["--checkpoint", "lastest"], ConfigError, "did you mean 'latest'?"),
-        (["--chekpoint", "latest"], ConfigError, r"chekpoint: no such option; did you mean --che"),
-        (["--weights", "x"], ConfigError, "weights: 'x': trainer evaluate writes to no run"),
-        (["--output_dir", "x"], ConfigError, "output_dir: 'x': trainer evaluate writes to no run"),
+        (["--checkpoint", "step-5"], ConfigError, "no such checkpoint; there are: step-00000006"),
+        (["--chekpoint", "latest"], ConfigError, r"chekpoint: 'latest': unknown key"),
+        (["--weights", "x"], ConfigError, "weights: 'x': is no setting of an evaluation"),
         (["--evaluation_batchsize", "3"], ConfigError, "did you mean 'evaluation_batch_size'"),
-        (["--only_predictions"], ConfigError, "only_predictions: needs --predictions FILE"),
-        (["--predictions", "p.csv"], ConfigError, "p.csv.*ends in neither .jsonl nor .parquet"),
+        (["--sets", "clean"], DataError, "Data.evaluation has no set 'clean'"),
         (["--task_settings.width", "8"], CheckpointError, "does not hold this model: 0.weight has"),
-        (["--task_settings.held_out", "0"], DataError, "Sign.build_data gives no evaluation set"),
+        (["--task_settings.held_out", "0"], DataError, "there is nothing to measure on"),
     ],
 )
 def test_one_clear_error_for_each_mistake(
@@ -176,29 +170,29 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
-@pytest.mark.parametrize("option", ["--out", "--predictions"])
-def test_files_that_cannot_be_written_are_named_before_anything_is_measured(
-    option: str, run: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--best", "--checkpoint", "latest"], "not allowed with argument --best"),
+        (["--only_predictions"], "--only_predictions needs --predictions"),
+        (["--predictions", "p.csv"], "must end in .jsonl"),
+    ],
+)
+def test_a_misused_command_line_ends_with_2(
+    words: list[str], told: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = run / "config.yaml" / "p.jsonl"
-    with pytest.raises(CheckpointError, match=r"config.yaml is no folder that this user may write"):
-        evaluate([str(run), option, str(file)])
-    assert "eval/loss" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        evaluate([str(run), *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
 
 
-def test_a_folder_that_is_none_of_what_is_evaluated(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such folder; in .*: did you mean 'sign'\?"):
-        evaluate([str(run.parent / "sing")])
-    with pytest.raises(
-        ConfigError, match=r"holds neither a run .* nor a checkpoint .* nor a model"
-    ):
-        evaluate([str(tmp_path)])
-    with pytest.raises(ConfigError, match="is a file; give the folder"):
-        evaluate([str(run / "config.yaml")])
-    with pytest.raises(ConfigError, match=r"is no run .* leave --best out"):
+def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, run.parent / "sing"):
+        with pytest.raises(ConfigError, match=r"holds no model .* and no checkpoint"):
+            evaluate([str(folder)])
+    with pytest.raises(ConfigError, match=r"is no run .* neither --best nor --checkpoint"):
         evaluate([str(run / "model"), "--best"])
-    with pytest.raises(ConfigError, match="the first word is the folder of a run or of a model"):
-        evaluate(["--best", str(run)])
 
 
 def test_a_task_that_was_built_by_a_script_with_other_settings_is_refused(tmp_path: Path) -> None:
@@ -208,53 +202,11 @@ def test_a_task_that_was_built_by_a_script_with_other_settings_is_refused(tmp_pa
     Trainer(task, config).fit()
     with pytest.raises(
         ConfigError,
-        match=r"held_out: 23: the run was trained with 9 .*add --task_settings.held_out",
+        match=r"held_out: 23: the run was trained with 9; add --task_settings.held_out",
     ):
         evaluate([str(tmp_path / "run")])
     values = evaluate([str(tmp_path / "run"), "--task_settings.held_out", "9"])
     assert values == evaluated_at(tmp_path / "run", 2)
-
-
-class Silent(Sign):
-    """A task that does not say what to write."""
-
-    prediction_step = Task.prediction_step
-
-
-def test_a_task_without_predictions_is_told_the_lines_to_write(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", Silent(), max_steps=1)
-    with pytest.raises(ConfigError, match=r"(?s)Silent does not say what .*def prediction_step\("):
-        evaluate([str(run), "--predictions", str(tmp_path / "p.jsonl")])
-
-
-def test_predictions_alone_need_no_labels(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    assert evaluate([str(run), "--predictions", str(file), "--only_predictions"]) == {}
-    written = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["index"] for row in written] == list(range(23))
-
-
-def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train(tmp_path / "run", Sign(named=True))
-    values = evaluate([str(run), "--predictions", str(tmp_path / "p.parquet")])
-    assert values == evaluated_at(run, 6, "eval/clean/loss")
-    assert set(values) == {
-        f"eval/{name}/{metric}" for name in ("clean", "first") for metric in ("accuracy", "loss")
-    }
-    counts = {
-        name: pyarrow.parquet.read_table(tmp_path / f"p.{name}.parquet").num_rows
-        for name in ("clean", "first")
-    }
-    assert counts == {"clean": 23, "first": 7} and not (tmp_path / "p.parquet").exists()
-    assert "data        clean: 23 examples; first: a stream" in capsys.readouterr().out
-
-    first = evaluate([str(run), "--sets", "first", "--predictions", str(tmp_path / "q.jsonl")])
-    assert first == {name: value for name, value in values.items() if "/first/" in name}
-    assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
-    with pytest.raises(ConfigError, match="sets: 'frist': no such evaluation set; did you mean 'f"):
-        evaluate([str(run), "--sets", "clean,frist"])
 
 
 def test_the_command_finds_a_task_beside_the_script_that_trained_it(
@@ -279,8 +231,127 @@ def test_the_command_finds_a_task_beside_the_script_that_trained_it(
     assert re.search(r"eval/loss +0\.\d+", done.stdout)
 
 
-def test_help_begins_with_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        evaluate(["--help"])
-    assert "usage: trainer evaluate RUN|MODEL" in capsys.readouterr().out
-    assert "evaluate" in cli.COMMANDS
+# -- predictions ----------------------------------------------------------------------------------
+
+
+def built(folder: Path, **settings: Any) -> trainer.Run:
+    config = TrainConfig(
+        task="evaluated:Sign", max_steps=1, output_dir=str(folder), evaluation_batch_size=8
+    )
+    return build_for_evaluation(Sign(**settings), config, None)
+
+
+def predict(run: trainer.Run, path: Path, task: Task | None = None, name: str = "") -> int:
+    """Write predictions, of another task on the same data if one is given."""
+    if task is not None:
+        object.__setattr__(run, "task", task)
+    return write_predictions(run, run.evaluation_sets[name], path)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_example_once_in_the_order_of_the_data(stream: bool, tmp_path: Path) -> None:
+    run = built(tmp_path, stream=stream)
+    path = tmp_path / "new" / "predictions.jsonl"
+    assert predict(run, path) == 23
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+    items = Sign().build_data().evaluation
+    run.model.eval()
+    with torch.no_grad():
+        logits = run.model(torch.stack([values for values, _ in items]))
+    found = lines_of(path)
+    assert [row["index"] for row in found] == list(range(23))
+    assert [row["label"] for row in found] == [label for _, label in items]
+    assert torch.allclose(torch.tensor([row["logits"] for row in found]), logits)
+
+
+def test_predictions_alone_need_no_labels(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    assert evaluate([str(run), "--predictions", str(file), "--only_predictions"]) == {}
+    assert [row["index"] for row in lines_of(file)] == list(range(23))
+
+
+def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", Sign(named=True))
+    values = evaluate([str(run), "--predictions", str(tmp_path / "p.jsonl")])
+    assert values == evaluated_at(run, 6, "eval/clean/loss")
+    assert set(values) == {
+        f"eval/{name}/{metric}" for name in ("clean", "first") for metric in ("accuracy", "loss")
+    }
+    counts = {name: len(lines_of(tmp_path / f"p.{name}.jsonl")) for name in ("clean", "first")}
+    assert counts == {"clean": 23, "first": 7} and not (tmp_path / "p.jsonl").exists()
+
+    first = evaluate([str(run), "--sets", "first", "--predictions", str(tmp_path / "q.jsonl")])
+    assert first == {name: value for name, value in values.items() if "/first/" in name}
+    assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
+    with pytest.raises(ConfigError, match="sets: 'frist': no such evaluation set"):
+        evaluate([str(run), "--sets", "frist", "--predictions", str(tmp_path / "r.jsonl")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("no names", "must return {name: an entry for each example}"),
+        ("index", "no name 'index'"),
+        ("one number", "'mean' must have an entry for each of the 8 examples"),
+        ("too few", "'name' must have an entry for each of the 8 examples"),
+    ],
+)
+def test_predictions_that_have_not_one_entry_for_each_example(
+    wrong: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        predict(built(tmp_path, wrong=wrong), tmp_path / "p.jsonl")
+    assert not (tmp_path / "p.jsonl").exists()
+
+
+class Values(Sign):
+    """Predictions of many types."""
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        count = len(batch[1])
+        return {
+            "not finite": torch.tensor([float("nan"), float("inf"), *range(2, count)]),
+            "half": torch.full((count,), 0.5, dtype=torch.bfloat16),
+            "matrix": torch.arange(count * 4.0).view(count, 2, 2),
+            "array": np.arange(count, dtype=np.int16),
+            "of other lengths": [torch.arange(number) for number in range(count)],
+            "yes": [number % 2 == 0 for number in range(count)],
+            "text": tuple(f"é{number}" for number in range(count)),
+        }
+
+
+def test_values_of_many_types(tmp_path: Path) -> None:
+    path = tmp_path / "values.jsonl"
+    predict(built(tmp_path), path, Values())
+    found = lines_of(path)
+    assert [row["not finite"] for row in found[:3]] == [None, None, 2.0]
+    assert found[3] == {
+        "index": 3,
+        "not finite": 3.0,
+        "half": 0.5,
+        "matrix": [[12.0, 13.0], [14.0, 15.0]],
+        "array": 3,
+        "of other lengths": [0, 1, 2],
+        "yes": False,
+        "text": "é3",
+    }
+
+
+class Moments(Sign):
+    """Predictions that say when and on which set they are made."""
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        moment = trainer.now()
+        count = len(batch[1])
+        return {"set": [moment.evaluation_set] * count, "step": [moment.step] * count}
+
+
+def test_a_prediction_knows_its_set_and_the_steps_of_its_model(tmp_path: Path) -> None:
+    run = built(tmp_path, named=True)
+    run.position.step = 7
+    for name, count in (("clean", 23), ("first", 7)):
+        path = tmp_path / f"{name}.jsonl"
+        assert predict(run, path, Moments(named=True), name) == count
+        expected = [{"index": index, "set": name, "step": 7} for index in range(count)]
+        assert lines_of(path) == expected
