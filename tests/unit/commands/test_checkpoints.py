@@ -22,7 +22,7 @@ def test_the_list_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["checkpoints", str(tmp_path)]) == 0, "sizes are right"
     assert cli.main(["checkpoints", str(tmp_path / "checkpoints"), "--verify"]) == 1
     lines = capsys.readouterr().out.splitlines()[-5:]
-    assert lines[0].split() == ["checkpoint", "strategy", "world", "size", "age", "state"]
+    assert lines[0].split() == ["checkpoint", "strategy", "world", "size", "created", "state"]
     assert lines[1].split()[:3] == ["step-00000008", "single", "1"] and lines[1].endswith(
         "complete"
     )

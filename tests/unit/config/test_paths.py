@@ -105,7 +105,6 @@ def test_in_the_settings_of_a_language_task() -> None:
         "checkpoints s3://a/b",
         "new s3://a/b",
         "plan s3://a/b",
-        "plan 1B --write s3://a/b",
         "parity a.yaml --to s3://a/b",
     ],
 )
