@@ -1,6 +1,6 @@
-"""Write the first weights of a run, nudged in their last places: how far does rounding alone lead?
+"""Write the first weights of a run, nudged in their last places, for ``trainer parity``.
 
-``trainer parity`` trains from them to find out.
+A training from these weights shows how far rounding alone leads.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from .runs import Run
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from ..checkpoint.export import ModelFile
-
-# The name of a folder of nudged weights, before the seed; runs that began with one are known by it.
+# The name of a folder of nudged weights, before the seed. Runs from such weights are known by the
+# name.
 NUDGED = "nudged-weights-"
 
-# How far each weight is nudged, in units in its last place. A network that chooses (ReLU, max
-# pooling) takes another way by chance, the sooner the larger the nudge; how far it then goes does
-# not depend on it. Of the digits CNN's runs from weights nudged by 16 units all three left the
-# reference by the third step, and were 3e-3 to 2e-2 away within 30; of six nudged by one unit none
-# within 20, while two processes did at the fourth step (2026-11-23). Without kinks 16 units are
-# 1e-6, and stay below the strict bounds.
+# The units in the last place by which each weight is nudged. A network that chooses (ReLU, max
+# pooling) takes another way by chance, the sooner the larger the nudge. How far the network then
+# goes does not depend on the nudge. Three runs of the digits CNN from weights nudged by 16 units
+# left the reference by the third step, and were 3e-3 to 2e-2 away within 30. Of six runs from
+# weights nudged by one unit none left within 20 steps, while two processes did at the fourth
+# (2026-11-23). Without such choices 16 units are 1e-6, and stay below the strict bounds.
 UNITS = 16
 
 
@@ -43,16 +42,14 @@ class FirstWeights:
     """The weights that every run of a config begins with, on the CPU.
 
     Args:
-        form: which tensors of the model are written, and under which names.
+        file: the name of a model file.
         tensors: parameters and persistent buffers, by their names in a model file.
         parameters: the parameters among them.
-        dropouts: how many active dropout modules the model has.
     """
 
-    form: ModelFile
+    file: str
     tensors: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
-    dropouts: int
 
     @classmethod
     def of(cls, loaded: Loaded) -> FirstWeights:
@@ -78,9 +75,7 @@ class FirstWeights:
             if isinstance(tensor, nn.Parameter):
                 parameters[name_in_file] = tensor.detach()
 
-        return cls(
-            form=form, tensors=tensors, parameters=parameters, dropouts=_count_dropouts(model)
-        )
+        return cls(file=form.file, tensors=tensors, parameters=parameters)
 
     def write_nudged(self, folder: Path, seed: int) -> None:
         """Write a model folder in which each trainable weight is ``UNITS`` units up or down.
@@ -90,8 +85,7 @@ class FirstWeights:
             seed: decides which weights go up.
         """
         import torch
-
-        from ..checkpoint.export import write_model
+        from safetensors.torch import save_file
 
         generator = torch.Generator().manual_seed(seed)
         written: dict[str, Tensor] = {}
@@ -106,8 +100,8 @@ class FirstWeights:
                 value = _nudge(value.float(), generator)
             written[name] = value.contiguous()
 
-        entries = [(name, tuple(value.shape), value.dtype) for name, value in written.items()]
-        write_model(folder, self.form.file, entries, written.values(), lambda folder: None)
+        folder.mkdir(parents=True)
+        save_file(written, folder / self.file)
 
 
 def _nudge(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -117,18 +111,3 @@ def _nudge(value: Tensor, generator: torch.Generator) -> Tensor:
     sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
     neighbour = torch.nextafter(value, sign * torch.tensor(torch.inf))
     return value + UNITS * (neighbour - value)
-
-
-def _count_dropouts(model: nn.Module) -> int:
-    from torch import nn
-
-    kinds = (
-        nn.Dropout,
-        nn.Dropout1d,
-        nn.Dropout2d,
-        nn.Dropout3d,
-        nn.AlphaDropout,
-        nn.FeatureAlphaDropout,
-    )
-    dropouts = [module for module in model.modules() if isinstance(module, kinds)]
-    return sum(dropout.p > 0 for dropout in dropouts)

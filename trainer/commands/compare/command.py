@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ...launching.files.accelerate_file import read_accelerate_file
 from ...script import load_config
 from ...text import printable
 from ..runs import Run, read_run
-from ..trials import Trial, check_script
+from ..trials import Trial
 from ..usage import local_text, usage_error
 from .present import as_page, as_table
 from .report import make_report
@@ -26,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     """Print the table, and write the page and the JSON.
 
     Returns:
-        0 where all runs could be read, 1 where a training of ``--launch`` failed; the others are
+        0 if all runs could be read, 1 if a training of ``--launch`` failed. The others are
         compared.
 
     Raises:
@@ -36,28 +35,19 @@ def run(argv: Sequence[str]) -> int:
     if args.launch:
         runs = launch_all(args, words)
     elif words:
-        rule = "belongs to a training: it has an effect beside --launch only"
-        raise usage_error("", words[0], rule)
+        raise usage_error("", words[0], "is a setting of a training: it needs --launch")
     else:
         runs = [read_run(path) for path in args.paths]
 
-    report = make_report(runs, args.by, args.mode)
-    first_name = report["runs"][0]["name"]
-    others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    report["title"] = args.title or f"{first_name}{others}"
-
-    folder = Path(args.output) if args.launch else Path()
-    page = args.html or str(folder / "compare.html")
+    report = make_report(runs)
+    report["title"] = args.title or ", ".join(run.name for run in runs[:3])
+    page = args.html or str(Path(args.output if args.launch else "") / "compare.html")
     Path(page).write_text(as_page(report), encoding="utf-8")
-    written = [page]
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        written.append(args.json)
-
     print(as_table(report))
-    print(printable("written: " + ", ".join(written)))
-    any_failed = any(run.error for run in runs)
-    return 1 if any_failed else 0
+    print(printable(f"written: {page} {args.json or ''}".rstrip()))
+    return 1 if any(run.error for run in runs) else 0
 
 
 def launch_all(args: argparse.Namespace, settings: Sequence[str]) -> list[Run]:
@@ -68,38 +58,28 @@ def launch_all(args: argparse.Namespace, settings: Sequence[str]) -> list[Run]:
         settings: the other words of the command line, which go to every training.
 
     Raises:
-        ConfigError: a file or a setting is wrong; nothing was started then.
+        ConfigError: a file or a setting is wrong. Nothing was started then.
     """
     if args.config is None:
-        rule = "needs --config: the training config that all of them run"
-        raise usage_error("", "--launch", rule)
-    check_script(args.script)
+        raise usage_error("", "--launch", "needs --config: the training config of all runs")
     names = [Path(path).stem for path in args.paths]
     if len(set(names)) < len(names):
-        rule = "two launch files have the same name; the runs are called after them"
-        raise usage_error("", names[0], rule)
+        raise usage_error("", names[0], "is the name of two launch files, and runs have theirs")
 
     arguments = ["--config", args.config, *settings]
-    is_pushed = load_config(arguments).config.push_to_hub is not None
-    if is_pushed and not any(word.startswith("--push_to_hub") for word in settings):
-        arguments.append("--push_to_hub=null")  # one repository, and several models of one training
+    load_config(arguments)
     for path in args.paths:
         read_accelerate_file(path)
-
     runs = []
     for path, name in zip(args.paths, names, strict=True):
         trial = Trial(
             name=name,
             launch_file=path,
             script=args.script,
-            arguments=arguments,
-            output=Path(args.output) / name,
-            log=Path(args.output) / f"{name}.log",
+            arguments=[*arguments, "--push_to_hub=null"],  # one repository, several models
+            folder=Path(args.output),
         )
-        run = trial.run(verbose=args.verbose)
-        runs.append(run)
-        if run.error:
-            print(printable(f"{name}: {run.error} ({trial.log})"), file=sys.stderr)
+        runs.append(trial.run())
     return runs
 
 
@@ -110,44 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Behind --launch, further settings such as --max_steps 50 go to every training.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        type=local_text,
-        help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: "
-        "accelerate YAMLs",
-    )
-    parser.add_argument(
-        "--launch",
-        action="store_true",
-        help="train first: once for each accelerate YAML, one after another",
-    )
-    parser.add_argument("--config", help="with --launch: the training config")
-    parser.add_argument(
-        "--script",
-        help="with --launch: your training script; not needed where the config names the task",
-    )
-    parser.add_argument(
-        "--output",
-        type=local_text,
-        default="runs/compare",
-        help="with --launch: folder of the runs; default runs/compare",
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="with --launch: show what the trainings print"
-    )
-    parser.add_argument(
-        "--html",
-        type=local_text,
-        help="where the page goes; default compare.html, with --launch in the output folder",
-    )
-    parser.add_argument("--json", type=local_text, help="write the same as JSON")
-    parser.add_argument(
-        "--by", help="name the best run by this metric, such as eval/accuracy; else by best_metric"
-    )
-    parser.add_argument(
-        "--mode", choices=("min", "max"), help="with --by: which of its values is the best"
-    )
-    parser.add_argument("--title", help="headline of the page")
-
+    add = parser.add_argument
+    add("paths", nargs="+", type=local_text, help="output folders; with --launch accelerate YAMLs")
+    add("--launch", action="store_true", help="train first, once for each accelerate YAML")
+    add("--config", help="with --launch: the training config")
+    add("--script", help="with --launch: your script; not needed if the config names the task")
+    add("--output", type=local_text, default="runs/compare", help="with --launch: for the runs")
+    add("--html", type=local_text, help="the page; default compare.html")
+    add("--json", type=local_text, help="write the same as JSON")
+    add("--title", help="headline of the page")
     return parser

@@ -25,18 +25,6 @@ def test_a_name_cannot_break_out_of_the_page() -> None:
     assert "<title>&lt;b&gt;&amp;</title>" in text and "<script>alert" not in text
 
 
-def test_settings_are_short_in_the_table() -> None:
-    groups = [{"name": "body", "lr": 0.1, "eps": 1e-8}, {"name": "head", "lr": 0.1, "eps": 1e-8}]
-    runs = []
-    for name, rate in (("a", 0.003), ("b", 0.01)):
-        runs.append(
-            made(name, lr=rate, optimizer_groups=[groups[0], {**groups[1], "lr": 3 * rate}])
-        )
-    table = as_table(make_report(runs) | {"title": ""})
-    assert "0.009000" not in table and " 0.009 " in table
-    assert "optimizer_groups (" in table and "optimizer_groups.body.eps" not in table
-
-
 # Written into the outer page: what sticks out of the page, what is cut off, and which texts lie on
 # each other.
 MEASURE = """
@@ -106,9 +94,8 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     [encoded] = re.findall("MEASURED(.*)END</body>", shown)
     found = json.loads(base64.b64decode(encoded))
     assert (found["wide"], found["problems"]) == (width, []) and found["texts"] > 150
-    assert found["paths"] == 6 and found["bars"] == 4 * 8
-    assert "Of the 4 that ended with the same settings: take ddp" in found["text"]
-    assert "Parity of ddp, zero3, killed, unmeasured, sparse: the same curve" in found["text"]
+    assert found["paths"] == 6 and found["bars"] == 3 * 8
+    assert "beside ddp, zero3: the same curve" in found["text"]
     assert "failed: RuntimeError: the cat sat on rank 1" in found["text"]
 
 
