@@ -1,4 +1,4 @@
-# make train | test | nightly | upstream | clusters | gpu | lint | docs | help; all of them set the environment up first.
+# make train | test | nightly | upstream | clusters | gpu | lint | help; all of them set the environment up first.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -10,7 +10,7 @@ train test nightly clusters gpu upstream: export OMP_NUM_THREADS ?= 1
 # Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
 PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
-.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint docs
+.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +24,6 @@ help:
 	@echo "make gpu-wheels  .site: what a GPU machine without a network lacks (docs/gpu.md)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
-	@echo "make docs     write docs/api.md anew from the docstrings"
 
 setup: $(INSTALLED)
 
@@ -67,6 +66,3 @@ gpu-wheels: setup
 
 browser: setup
 	$(BIN)/pytest -m browser
-
-docs: setup
-	$(BIN)/python docs/make_api.py

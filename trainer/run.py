@@ -409,6 +409,17 @@ class Run(Setup, Folder, RunData, Prepared):
         """Return how a job that ends now is resumed. Any thread may call it."""
         return how_to_resume(self.directory.path / "checkpoints")
 
+    def tracker(self, name: str) -> Any:
+        """Return a tracker's own object, such as the run of W&B, to log pictures with it.
+
+        The trackers start at the first logged step. Other processes than the main one get an object
+        that does nothing.
+
+        Raises:
+            ValueError: no tracker of this name runs.
+        """
+        return self.accelerator.get_tracker(name, unwrap=True)
+
     def say(self, text: str) -> None:
         """Print one line, and add it to log.txt, from the main process."""
         say_on_main(self.directory, self.is_main, text)

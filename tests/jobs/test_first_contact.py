@@ -5,7 +5,6 @@
 | make train starts as many processes as the machine takes | DDP with 0, 1 and 8 emulated GPUs | test_make_train_starts_as_many_processes_as_the_machine_takes |
 | Tests and the deepspeed launcher rehearse on the CPU beside GPUs | one process; ZeRO-2 on 2 (nightly) | test_tests_rehearse_beside_gpus, test_deepspeeds_launcher_rehearses_beside_gpus |
 | The task of the README trains by the line below it | FSDP2 on 2 | test_the_task_of_the_readme_trains |
-| The commands on the page of the API run | FSDP2 on 2 | test_api_commands_run |
 | The test that trainer new writes passes | all on 2 (nightly) | test_the_test_that_new_writes_passes |
 | A wheel without a checkout trains what trainer new writes | DDP on 2 (nightly) | test_wheel_trains_and_tests_a_new_folder |
 """
@@ -24,7 +23,6 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 import torch
-from doc_pages import API, examples, write_files
 from launchers import BIN, HIDE_GPUS, ROOT, clean_environment, command, run
 
 from trainer.commands import cli
@@ -85,7 +83,7 @@ def test_deepspeeds_launcher_rehearses_beside_gpus(tmp_path: Path) -> None:
     assert (job.plan["device"], job.plan["rehearsal"], job.plan["world_size"]) == ("cpu", True, 2)
 
 
-# What README, trainer new and the API page have people paste
+# What README, trainer new have people paste
 
 
 def run_in(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -128,21 +126,6 @@ def test_the_test_that_new_writes_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert "5 passed" in done.stdout
-
-
-def test_api_commands_run(module_folder: Path) -> None:
-    """One job: every command on the page, one after the other."""
-    write_files(API)
-    commands = [text for language, text in examples(API) if language == "sh"]
-    assert len(commands) == 3
-    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-e", "-c", "".join(commands)],
-        env=clean_environment(path), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    assert "fsdp on 2 processes" in done.stdout
-    assert "step-00000040" in done.stdout
 
 
 # An installed wheel

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import CheckpointError
 from .export import ModelFile
+from .forms import STATE_FORM, check_form
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import DTYPE_NAMES
 from .untrusted import LARGEST_JSON, path_inside, read_json, too_large
@@ -29,7 +30,7 @@ class Contents:
     """A checkpoint, opened.
 
     Args:
-        state: what state.json holds, in the form of ``STATE_SCHEMA``.
+        state: the values of state.json, in the form of ``STATE_FORM``.
         model: name, shape and dtype of each tensor of a model file, in its order.
         ranges: the tensors.
     """
@@ -46,7 +47,9 @@ class Contents:
             CheckpointError: state.json or a header has another form.
             OSError: a file cannot be read.
         """
-        state = read_json(path_inside(folder, STATE))
+        file = path_inside(folder, STATE)
+        state = read_json(file)
+        check_form(file.read_bytes(), STATE_FORM, STATE)
 
         model = []
         for name, shape, dtype in state["model"]:

@@ -22,6 +22,7 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from .contents import STATE, Contents
 from .disk import hash_file
+from .forms import MANIFEST_FORM, check_form
 from .untrusted import Unreadable, path_inside, read_json
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
@@ -149,7 +150,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         version = str(manifest.get("version"))[:20]
         raise Unreadable(f"has version {version} of the format; this program reads {VERSION}")
-
+    check_form(text, MANIFEST_FORM, MANIFEST)
     return manifest
 
 

@@ -148,7 +148,7 @@ def test_what_did_not_arrive_is_tried_again_at_the_end_and_then_told(
     lines = [line for line in log_of(tmp_path).splitlines() if "push_to_hub" in line][1:]
     assert lines == [
         "note: push_to_hub: anna/odd: ConnectError: no network",
-        "push_to_hub: waiting for uploads, for 900 s at most",
+        "push_to_hub: waiting for uploads, for 300 s at most",
         f"push_to_hub: not on the Hub; upload it with: hf upload anna/odd {tmp_path}/best .",
         f"push_to_hub: not on the Hub; upload it with: hf upload anna/odd {tmp_path}/model . --revision last",
     ]

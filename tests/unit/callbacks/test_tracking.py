@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_run import fake_run
-from one_process import fit, log_of
 from origins import origin
 
 from trainer import Callback, Run, StepInfo
@@ -109,20 +107,3 @@ class Pictures(Callback):
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         run.show("late", torch.zeros(1, 1, 4, 4))
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_pictures_wait_for_the_trackers_and_come_in_the_order_of_their_steps(
-    tmp_path: Path,
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    fit(tmp_path, None, Pictures(), trackers=["tensorboard"], log_every=4, max_steps=5)
-    guidance = {"images": 0}
-    events = EventAccumulator(str(tmp_path / "tracking" / "samecurve"), size_guidance=guidance)
-    events.Reload()
-    assert [event.step for event in events.Images("media/early")] == [0]
-    assert [event.step for event in events.Images("media/step")] == [1, 2, 3, 4, 5]
-    assert events.Tags()["images"] == ["media/early", "media/step"]
-    assert (tmp_path / "media" / "late" / "step-00000005.png").exists()
-    assert "show: late: the trackers have ended; it is in media/ of the run" in log_of(tmp_path)

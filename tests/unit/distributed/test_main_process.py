@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from trainer import is_main
@@ -39,15 +38,6 @@ def test_before_a_launch_the_launchers_rank_counts(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_main() == main
-
-
-def test_after_it_the_process_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert is_main()
-    finally:
-        dist.destroy_process_group()
 
 
 class Asks:

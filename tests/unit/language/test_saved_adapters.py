@@ -57,9 +57,11 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
     built = dict(canonical_state(Language(kind="lora").build_model()))
     held = load_file(exported / "adapter_model.safetensors")
     tensors = dict(canonical_state(run.model))
-    assert run.model_file.names and len(held) == len(run.model_file.names)
+    assert run.parts.model_file.names and len(held) == len(run.parts.model_file.names)
     for name, tensor in tensors.items():
-        there = held[run.model_file.names[name]] if name in run.model_file.names else None
+        there = (
+            held[run.parts.model_file.names[name]] if name in run.parts.model_file.names else None
+        )
         assert there is None or torch.equal(tensor, there), name
     assert tensors.keys() == built.keys()
     run.close()
