@@ -19,8 +19,9 @@ from launchers import Job, command, run, some_quick
 
 
 def job(how: str, hub: Hub, tmp_path: Path, *more: str) -> Job:
-    world = 0 if how == "single" else 2
-    words = [*command("ranks", how, world), "--config", "examples/configs/digits_cnn.yaml"]
+    # Not forked: the address of the server is read when the Hub's package is imported.
+    launcher = "python" if how == "single" else "torchrun"
+    words = [*command(launcher, how), "--config", "examples/configs/digits_cnn.yaml"]
     words += ["--max_steps", "12", "--eval_every", "6", "--best_metric", "eval/loss"]
     words += ["--push_to_hub", "anna/digits", *more]
     return run(words, tmp_path / "out", environment=hub.environment(tmp_path / "home"))
@@ -43,7 +44,7 @@ def test_the_best_models_and_the_last_one_are_pushed_once(how: str, tmp_path: Pa
         assert "| steps | 12 |" in pushed.files["README.md"].decode()
     for private in (TOKEN, str(tmp_path)):
         assert private.encode() not in hub.sent()
-    assert "not on the Hub" not in done.out and not (done.output_dir / ".hub").exists()
+    assert "upload it by" not in done.out and not (done.output_dir / ".hub").exists()
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ def last_files(hub: Hub) -> dict[str, dict[str, bytes]]:
 
 
 FAILURES = {
-    "fails": (Hub(status=500), "500 Internal Server Error"),
-    "hangs": (Hub(hangs=lambda path: True), "has not arrived after 6 s at the end of the run"),
+    "fails": (Hub(status=500), "500 "),
+    "hangs": (Hub(hangs=lambda path: True), "has not arrived after 6 s"),
 }
 
 
@@ -89,7 +90,7 @@ def test_a_server_that_fails_or_hangs_ends_no_run(how: str, failure: str, tmp_pa
         done = job(how, hub, tmp_path, "--timeout_minutes", "0.2").ok()
     assert (done.plan["world_size"], done.plan["strategy"]) == (2, how)
     assert done.rows[-1]["step"] == 12 and hub.commits == []
-    assert done.out.count("note: push_to_hub: anna/digits: ") == 1 and said in done.out
+    assert said in done.out
     for name in ("best .", "model . --revision last"):
         assert f"hf upload anna/digits {done.output_dir}/{name}" in done.out
     assert (done.output_dir / "model" / "model.safetensors").is_file()
