@@ -312,18 +312,20 @@ class Meter:
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
-    """Return the last lines of a run, for people.
+    """Return the last two lines of a run, for people. summary.json has the details.
 
     Args:
-        summary: what summary.json holds.
-        model: where the exported model is.
+        summary: the content of summary.json.
+        model: the folder of the exported model.
     """
-    lines = [_end_text(summary), _time_text(summary)]
-    if "attempts" in summary:
-        lines.append(account_text(summary["attempts"]))
-    lines.append(f"peak memory of the largest rank, {_memory_text(summary['memory'])}")
-    lines.append(f"model: {model}")
-    return "\n".join(lines)
+    parts = [f"{summary['seconds']['wall']:.1f} s"]
+    for unit in UNITS:
+        if f"{unit}_per_second" in summary:
+            parts.append(f"{summary[f'{unit}_per_second']:,.0f} {unit.replace('_', ' ')}/s")
+    if "mfu" in summary:
+        parts.append(f"MFU {summary['mfu']:.1%}")
+    parts.append(f"peak memory {size(max(summary['peak_memory_bytes']))}")
+    return f"{_end_text(summary)}\n{', '.join(parts)}; model: {model}"
 
 
 def _end_text(summary: Mapping[str, Any]) -> str:
@@ -344,52 +346,3 @@ def _end_text(summary: Mapping[str, Any]) -> str:
 
     text = f"{end}, {summary['samples']:,} samples"
     return f"{text}, {results}" if results else text
-
-
-def _time_text(summary: Mapping[str, Any]) -> str:
-    """Say where the wall time went, and how fast training was."""
-    seconds = dict(summary["seconds"])
-    wall = seconds.pop("wall")
-    training = seconds.pop("training")
-
-    parts = []
-    for name in ("data", "forward and backward", "optimizer"):
-        if name in seconds:
-            parts.append(f"{name} {seconds.pop(name):.1f}")
-    others = [f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items())]
-
-    speeds = []
-    for unit in UNITS:
-        speed = Speed.of_summary(summary, unit)
-        if speed is not None:
-            speeds.append(speed.text(unit))
-    speed_text = ", ".join(speeds)
-    if not summary.get("readings_of_speed"):
-        speed_text += " (the first step included)"
-    if "mfu" in summary:
-        speed_text += f", MFU {summary['mfu']:.1%}"
-
-    return (
-        f"wall time {wall:.1f} s: training {training:.1f} s ({', '.join(parts)}), "
-        f"{', '.join(others)}; {speed_text}"
-    )
-
-
-def _memory_text(memory: Mapping[str, Mapping[str, list[int]]]) -> str:
-    """List the peaks of the largest rank by measure: ``resident: set-up 1 GiB, training 2 GiB``."""
-    phases_of: dict[str, list[str]] = {}
-    for phase, measures in memory.items():
-        for name, counts in measures.items():
-            phases_of.setdefault(name, []).append(f"{phase} {size(max(counts))}")
-    return "; ".join(f"{name}: {', '.join(phases)}" for name, phases in phases_of.items())
-
-
-def account_text(account: Mapping[str, Any]) -> str:
-    """Return the account of all attempts as a line for people."""
-    wall = account["wall_seconds"]
-    count = account["count"]
-    attempts = "1 attempt" if count == 1 else f"{count} attempts"
-
-    largest_first = sorted(account["seconds"].items(), key=lambda part: -part[1])
-    shares = [f"{name} {spent / wall:.1%}" for name, spent in largest_first if spent > 0]
-    return f"goodput {account['goodput']:.1%} of {wall:.1f} s in {attempts}: {', '.join(shares)}"

@@ -32,17 +32,8 @@ class Speed:
     high: float
     readings: int
 
-    def text(self, unit: str) -> str:
-        """Return it for people, with its spread."""
-        text = f"{_short(self.median)} {unit.replace('_', ' ')}/s"
-        if self.readings < 2:
-            return text
-
-        spread = f"{_short(self.low)} to {_short(self.high)}"
-        return f"{text} (middle half of {self.readings} readings: {spread})"
-
     def as_dict(self, unit: str) -> dict[str, Any]:
-        """Return it as summary.json holds it."""
+        """Return the speed as summary.json holds it."""
         values: dict[str, Any] = {f"{unit}_per_second": round(self.median, 3)}
         if self.readings:
             values[f"{unit}_per_second_quartiles"] = [round(self.low, 3), round(self.high, 3)]
@@ -51,7 +42,7 @@ class Speed:
 
     @classmethod
     def of_readings(cls, values: Sequence[float]) -> Speed | None:
-        """Return the speed of readings in steady state; None where there are none."""
+        """Return the speed of readings in steady state; or None without readings."""
         if not values:
             return None
         middle = median(values)
@@ -61,24 +52,9 @@ class Speed:
         low, _, high = quantiles(values, n=4, method="inclusive")
         return cls(median=middle, low=low, high=high, readings=len(values))
 
-    @classmethod
-    def of_summary(cls, summary: Mapping[str, Any], unit: str) -> Speed | None:
-        """Read what ``as_dict`` wrote into a summary; None where it has no speed in this unit."""
-        value = summary.get(f"{unit}_per_second")
-        if value is None:
-            return None
-
-        low, high = summary.get(f"{unit}_per_second_quartiles", (value, value))
-        readings = summary.get("readings_of_speed", 0)
-        return cls(median=value, low=low, high=high, readings=readings)
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
 
 def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
-    """Return the speed of a run from its logged rows; None where no row is of the steady state.
+    """Return the speed of a run from its logged rows; or None if no row is of the steady state.
 
     Args:
         rows: in their order, with ``seconds`` since the process began to train; they start again

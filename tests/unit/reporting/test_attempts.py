@@ -13,7 +13,7 @@ import torch
 from trainer.reporting import attempts
 from trainer.reporting.attempts import Attempt, Attempts, account
 from trainer.reporting.directory import RunDirectory
-from trainer.reporting.meter import Meter, account_text
+from trainer.reporting.meter import Meter
 
 
 def attempt(started: float, seconds: float, first: int, last: int, **apart: float) -> Attempt:
@@ -36,9 +36,6 @@ def test_redone_steps_and_the_time_between_attempts_are_separate_parts() -> None
     }
     assert found["wall_seconds"] == 260.0 == 1230.0 + 30.0 - 1000.0
     assert (found["count"], found["goodput"]) == (3, round(160 / 260, 4))
-    assert account_text(found).startswith(
-        "goodput 61.5% of 260.0 s in 3 attempts: training 61.5%, saving 15.4%, "
-    )
 
 
 def test_a_checkpoint_of_an_earlier_attempt_makes_all_since_redone() -> None:

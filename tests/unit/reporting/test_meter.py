@@ -50,22 +50,16 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert summary["trained_tokens_per_second"] == pytest.approx(
         summary["tokens_per_second"] / 4, rel=1e-3
     )
-    assert summary["readings_of_speed"] == 0 and "(the first step included)" in summary_text(
-        summary, "x"
-    )
+    assert summary["readings_of_speed"] == 0
     assert "mfu" not in summary, "no peak is known for a CPU"
 
     lines = summary_text(summary, "runs/x/model").splitlines()
     assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
-    assert (
-        f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
-    )
-    assert " trained tokens/s" in lines[1]
     pattern = (
-        r"peak memory of the largest rank, resident: "
-        r"set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
+        r"[\d.]+ s, [\d,]+ samples/s, [\d,]+ tokens/s, [\d,]+ trained tokens/s, "
+        r"peak memory [\d.]+ [MG]iB; model: runs/x/model"
     )
-    assert re.fullmatch(pattern, lines[2]) and lines[3] == "model: runs/x/model"
+    assert re.fullmatch(pattern, lines[1]) and len(lines) == 2
 
 
 def test_a_reading_has_the_speed_since_the_last_reading() -> None:
@@ -113,10 +107,7 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     text = summary_text(
         {"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m"
     )
-    assert (
-        f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), "
-        in text
-    )
+    assert f"{values[1]:,.0f} samples/s, " in text
 
 
 def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
@@ -219,10 +210,7 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
     text = summary_text(
         {"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m"
     )
-    assert (
-        "allocated: set-up 900 B, training 300 B, evaluation 200 B; reserved: set-up 900 B, tr"
-        in text
-    )
+    assert "peak memory 300 B; model: m" in text
 
 
 def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from trainer.reporting.speed import Speed, steady_speed
 
 
@@ -26,21 +24,7 @@ def test_rows_without_tokens_have_no_speed_in_tokens() -> None:
     assert speed == Speed(median=1000, low=1000, high=1000, readings=1)
 
 
-@pytest.mark.parametrize("values", [[120.0], [100.0, 110.0, 120.0, 300.0]])
-def test_a_summary_gives_back_the_speed_that_was_written(values: list[float]) -> None:
-    speed = Speed.of_readings(values)
-    assert speed is not None
-    assert Speed.of_summary(speed.as_dict("samples"), "samples") == speed
-    assert Speed.of_summary(speed.as_dict("samples"), "tokens") is None
-
-
 def test_without_readings_there_is_no_steady_speed() -> None:
     assert Speed.of_readings([]) is None
     overall = Speed(median=3.25, low=3.25, high=3.25, readings=0)
     assert overall.as_dict("samples") == {"samples_per_second": 3.25, "readings_of_speed": 0}
-
-
-def test_a_speed_for_people_has_its_spread_from_two_readings_on() -> None:
-    assert Speed(median=3.14, low=3, high=4, readings=1).text("samples") == "3.1 samples/s"
-    text = Speed(median=12345, low=12000, high=13000, readings=8).text("tokens")
-    assert text == "12,345 tokens/s (middle half of 8 readings: 12,000 to 13,000)"

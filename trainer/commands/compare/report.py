@@ -11,6 +11,7 @@ from typing import Any
 
 from ...config.fingerprint import fingerprint
 from ...errors import ConfigError, Origin, Problem
+from ...reporting.speed import steady_speed
 from ...text import is_headline
 from ..curves import bounds_of, gaps_of, judge
 from ..nudged import is_nudged
@@ -134,8 +135,8 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "name": name,
         "state": _state(run, last["step"]),
         "steps": last["step"],
-        "samples_per_second": _speed(logged, "samples_per_second"),
-        "tokens_per_second": _speed(logged, "tokens_per_second"),
+        "samples_per_second": _speed(run, "samples"),
+        "tokens_per_second": _speed(run, "tokens"),
         "peak_memory_bytes": [peak for peak in peaks if peak],
         "seconds": run.summary.get("seconds", {}),
         "final": final,
@@ -155,10 +156,10 @@ def _state(run: Run, step: int) -> str:
     return "" if step == total else f"ended at step {step} of {total}"
 
 
-def _speed(logged: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Return the median of the logged speeds, without the first, which has the warm-up in it."""
-    speeds = sorted(row[key] for row in logged if row.get(key) is not None)
-    return speeds[len(speeds) // 2] if speeds else None
+def _speed(run: Run, unit: str) -> float | None:
+    """Return the median of the logged speeds, without the first of each process."""
+    speed = steady_speed(run.rows, unit)
+    return None if speed is None else speed.median
 
 
 def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
