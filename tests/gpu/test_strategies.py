@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from launchers import ROOT, installed, launch_file, ranks
 
-from trainer.commands.trials import BOUNDS
+from trainer.commands.curves import LOW
 
 ENGINE = ["zero1", "zero2", "zero3"] if installed("deepspeed") else []
 STRATEGIES = ["replicas", "fsdp", *ENGINE]
@@ -112,7 +112,7 @@ def test_losses_are_those_of_a_plain_loop(
     gap = furthest(told["losses"], by_hand)
     note(furthest_loss=gap, **told["plan"], skipped=told["skipped"])
     assert len(told["losses"]) == len(by_hand) and told["skipped"] == 0
-    assert gap <= (EXACT if precision == "no" else BOUNDS[precision].step)
+    assert gap <= (EXACT if precision == "no" else LOW.step)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_strategy_goes_on(
 def test_a_pretrained_model_trains(strategy: str, folder: Path, gpus: int) -> None:
     losses = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())
     first = list(result(job(folder, STRATEGIES[0], gpus), "pretrained")["losses"].values())
-    assert losses == pytest.approx(first, rel=BOUNDS["bf16"].step)
+    assert losses == pytest.approx(first, rel=LOW.step)
 
 
 @pytest.mark.parametrize("strategy", IN_4_BITS)
@@ -146,7 +146,7 @@ def test_adapters_learn_on_a_model_in_4_bits(
     first = list(result(job(folder, STRATEGIES[0], gpus), "four_bits")["losses"].values())
     whole = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())
     note(first_loss=losses[0], of_whole_weights=whole[0])
-    assert losses == pytest.approx(first, rel=BOUNDS["bf16"].step) and losses[-1] < losses[0]
+    assert losses == pytest.approx(first, rel=LOW.step) and losses[-1] < losses[0]
     assert losses[0] != whole[0] and losses[0] == pytest.approx(whole[0], rel=0.05)
 
 
@@ -157,7 +157,7 @@ def test_a_compiled_model_has_the_same_losses(
     results = job(folder, strategy, gpus)
     gap = furthest(result(results, "compiled")["losses"], result(results, "curve-bf16")["losses"])
     note(furthest_loss=gap)
-    assert gap <= BOUNDS["bf16"].step
+    assert gap <= LOW.step
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
@@ -182,7 +182,7 @@ def test_offload_has_the_same_losses(how: str, folder: Path, gpus: int, note: No
     told = result(job(folder, how, gpus), "plain")
     gap = furthest(told["losses"], result(job(folder, "hand", gpus), "hand-bf16")["losses"])
     note(furthest_loss=gap, **told["plan"])
-    assert gap <= BOUNDS["bf16"].step
+    assert gap <= LOW.step
 
 
 def test_deterministic_runs_repeat_bit_by_bit(folder: Path, gpus: int) -> None:

@@ -88,16 +88,6 @@ def test_runs_are_compared_by_what_ran(tmp_path: Path) -> None:
         "optimizer_groups.0.weight_decay" in table and "optimizer_groups.head.weight_decay" in table
     )
     assert "0.05" in table and "optimizer_settings" not in table
-    # A folder of an older version says nothing of groups: the same run of today is no other for
-    # that.
-    old = replace(
-        now[1],
-        plan={
-            k: v for k, v in now[1].plan.items() if k not in ("optimizer_groups", "schedule_class")
-        },
-    )
-    [group] = make_report([old, replace(now[1], name="today")])["groups"]
-    assert group["runs"] == ["usual", "today"]
 
 
 class Own(Plain):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...config.fingerprint import fingerprint
 from ...errors import ConfigError, Origin, Problem
+from ...optim.groups import group_names
 from ...reporting.speed import steady_speed
 from ...text import is_headline
 from ..curves import bounds_of, gaps_of, judge
@@ -61,6 +62,14 @@ def _settings(run: Run) -> dict[str, Any]:
     settings = fingerprint(run.plan)
     if is_nudged(run):  # the weights are those of the reference, but for their last places
         settings["weights"] = None
+    groups = settings.pop("optimizer_groups", None)
+    if groups:  # which show what runs, whoever built the optimizer
+        settings.pop("optimizer_settings", None)
+        names = group_names(groups)
+        settings["optimizer_groups"] = {
+            name: {key: value for key, value in group.items() if key not in ("name", "lr")}
+            for name, group in zip(names, groups, strict=True)
+        }
     return {key: value for key, value in _flat(settings) if value is not None}
 
 
