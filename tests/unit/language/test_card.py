@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from one_process import checkpoint, fit
 
-from trainer.callbacks.hub_folder import Private, copy_for_upload
 from trainer.commands import cli
-from trainer.config.plain import plain
 from trainer.language import Adapter, CausalLM
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -61,23 +59,3 @@ def test_card_describes_the_whole_run_up_to_its_step(
     )
     again = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"| tokens trained on | {tokens:,.0f} |" in again and "| steps | 4 |" in again
-
-
-def test_an_adapter_goes_to_the_hub_without_paths_of_this_machine(
-    task: Callable[..., CausalLM], tmp_path: Path, llama: Path
-) -> None:
-    own = task(evaluation=0.1, adapter=Adapter(r=4))
-    fit(tmp_path / "run", own, max_steps=1, micro_batch_size=2)
-    model = tmp_path / "run" / "model"
-    assert str(llama) in (model / "README.md").read_text()
-    known = Private.of({"task": plain(own)}, None, [str(tmp_path)])
-    copy_for_upload(model, tmp_path / "copy", known, "")
-    assert {path.name for path in (tmp_path / "copy").iterdir()} == {
-        path.name for path in model.iterdir()
-    }
-    for path in (tmp_path / "copy").iterdir():
-        assert str(llama.parent).encode() not in path.read_bytes(), path.name
-    card = (tmp_path / "copy" / "README.md").read_text()
-    assert "base_model" not in card and f"Fine-tuned from {llama.name}.\n" in card
-    tokenizer = (model / "tokenizer.json").read_bytes()
-    assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == tokenizer
