@@ -108,11 +108,14 @@ class HubPush(Callback):
             card = plain_card(self.repo, str(run.facts["task"]), run.parts.run, run.last_evaluation)
             (copy / "README.md").write_text(card, encoding="utf-8")
 
-        upload = self._api.run_as_future(self._upload, copy, branch, f"Step {step}")
+        secrets = secrets_of(run.config.task_settings)
+        upload = self._api.run_as_future(self._upload, copy, branch, f"Step {step}", secrets)
         self._uploads[name] = step, upload
 
-    def _upload(self, copy: Path, branch: str | None, message: str) -> None:
-        secret = secret_in(copy)
+    def _upload(
+        self, copy: Path, branch: str | None, message: str, secrets: Mapping[str, str]
+    ) -> None:
+        secret = secret_in(copy, secrets)
         if secret:
             raise ValueError(f"was not uploaded: it holds the secret {secret}")
         if branch is not None:
@@ -122,18 +125,25 @@ class HubPush(Callback):
         )
 
 
-def secret_in(folder: Path) -> str:
-    """Return the name of an environment variable whose secret stands in a text of the folder."""
-    secrets = {
-        name: value.encode()
-        for name, value in os.environ.items()
-        if is_secret(name) and len(value) >= _LEAST_SECRET
+def secrets_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the secrets of the environment, the Hub's token and those among a task's settings."""
+    from huggingface_hub import get_token
+
+    named = {**os.environ, **settings, "hub_token": get_token()}
+    return {
+        name: value
+        for name, value in named.items()
+        if is_secret(name) and isinstance(value, str) and len(value) >= _LEAST_SECRET
     }
+
+
+def secret_in(folder: Path, secrets: Mapping[str, str]) -> str:
+    """Return the name of a secret whose value stands in a text of the folder, or ""."""
     for path in folder.rglob("*"):
         if not path.is_file() or path.stat().st_size > _LARGEST_TEXT:
             continue
         text = path.read_bytes()
         for name, value in secrets.items():
-            if value in text:
+            if value.encode() in text:
                 return name
     return ""

@@ -8,7 +8,6 @@ attempts.json   how long each attempt of the run took, and from which step to wh
 log.txt         the plain lines that the terminal showed
 model/          the exported model; best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
-media/          what callbacks have shown: images, histograms, confusion matrices
 profile/        the trace of profile_steps
 wandb/, tracking/, tracking.json    the trackers' files
 evaluations/    what `trainer evaluate` measured
