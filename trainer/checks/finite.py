@@ -150,7 +150,9 @@ class SkippedBuffers(Callback):
         self._buffers.take()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        self._buffers.put_back(info.update.left_out)
+        # A model without buffers does not wait for its device.
+        if self._buffers.before and info.update.left_out:
+            self._buffers.put_back()
 
 
 # -- the optimizer's step --------------------------------------------------------------------------

@@ -18,6 +18,7 @@ To add a strategy:
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -99,10 +100,9 @@ class StepResult:
     skipped: bool = False
 
     @property
-    def left_out(self) -> Tensor:
-        """Return whether the step changed no weight, as a truth value that stays on the device."""
-        not_finite = self.grad_norm.isfinite().logical_not()
-        return torch.ones_like(not_finite) if self.skipped else not_finite
+    def left_out(self) -> bool:
+        """Return whether the step changed no weight. The host waits for the device."""
+        return self.skipped or not math.isfinite(self.grad_norm)
 
 
 class Strategy(ABC):

@@ -26,7 +26,7 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
     before = BuffersBefore(model)
     before.take()
     yield
-    before.put_back(torch.tensor(True))
+    before.put_back()
 
 
 class BuffersBefore:
@@ -37,43 +37,32 @@ class BuffersBefore:
 
     Args:
         model: prepared. Its modules stay the same.
+
+    Attributes:
+        before: a module, the name of a buffer in it, the buffer, and its values.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
-        # A module, the name of a buffer in it, the buffer, and its values.
-        self._before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
+        self.before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
 
     def take(self) -> None:
         """Copy the buffers."""
-        self._before = []
+        self.before = []
         for module in self._modules:
             for key, buffer in own_buffers(module).items():
                 if buffer is None:
-                    self._before.append((module, key, None, None))
+                    self.before.append((module, key, None, None))
                 elif _can_change(buffer):
-                    self._before.append((module, key, buffer, buffer.clone()))
+                    self.before.append((module, key, buffer, buffer.clone()))
 
-    def put_back(self, left_out: Tensor) -> None:
-        """Give the buffers the values of ``take`` if the step was left out.
-
-        On a GPU the host does not wait for the outcome, unless the forward pass has replaced a
-        buffer by another tensor.
-
-        Args:
-            left_out: a truth value, on the device.
-        """
-        if left_out.device.type == "cpu" and not left_out:
-            return
-        for module, key, buffer, values in self._before:
-            is_same = own_buffers(module).get(key) is buffer
-            if buffer is None or values is None:
-                if not is_same and left_out:
-                    set_buffer(module, key, None)
-            elif is_same:
-                buffer.copy_(torch.where(left_out.to(buffer.device), values, buffer))
-            elif left_out:
-                set_buffer(module, key, buffer.copy_(values))
+    def put_back(self) -> None:
+        """Give the buffers the values of ``take``. A buffer that a pass has replaced comes back."""
+        for module, key, buffer, values in self.before:
+            if own_buffers(module).get(key) is not buffer:
+                set_buffer(module, key, buffer)
+            if buffer is not None and values is not None:
+                buffer.copy_(values)
 
 
 def _can_change(buffer: Tensor) -> bool:
