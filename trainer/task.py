@@ -73,7 +73,7 @@ class Pretrained:
         names: what tensors are called in the model, by their names in the files; the others are
             called the same.
         new: parameters that do not come from the files: they have values, or ``initialize`` gives
-            them their first ones (an adapter, a head).
+            them their first ones (a new head).
     """
 
     folder: str | Path
