@@ -65,7 +65,8 @@ def row_of(
 
     # Its numbers. The log waits for the device; an evaluation takes the time of many steps.
     log = Log(config.log_every)
-    row += [log, Evaluation(log)]
+    evaluation = Evaluation(log)
+    row += [log, evaluation]
 
     # Checks come before anything of the step is written.
     row += checks_of(config)
@@ -105,4 +106,5 @@ def row_of(
     if config.sanity_evaluation:
         row.append(SanityEvaluation(config.best_metric, origin_of(origins, "best_metric")))
     row.append(SaveCheckpoints())
+    evaluation.behind = row[row.index(evaluation) + 1 :]
     return row

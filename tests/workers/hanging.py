@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import ctypes
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -130,13 +129,8 @@ def wait_for_ever(seconds: float) -> None:
 
 
 def keep_the_lock(seconds: float) -> None:
-    """Compute in one call of C that keeps Python's lock, as regular expressions and json do."""
-    length = 18  # each letter more takes twice as long
-    begin = time.monotonic()
-    re.match("(a+)+$", "a" * length + "b")
-    measured = time.monotonic() - begin
-    length += math.ceil(math.log2(seconds / measured))
-    re.match("(a+)+$", "a" * length + "b")
+    """Stay in one call of C that keeps Python's lock, as regular expressions and json do."""
+    ctypes.PyDLL(None).sleep(int(seconds))
 
 
 def run_a_program(seconds: float) -> None:
