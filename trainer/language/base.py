@@ -16,9 +16,8 @@ from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .columns import Columns
 from .loss import loss_of_logits, mean_loss
-from .meta_model import StoredWeights
+from .meta_model import StoredWeights, build_on_meta
 from .packing import IGNORED
-from .pretrained import build_on_meta
 from .sources import Row, Source, find_sources, held_out
 from .templates import ChatTemplate
 from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
@@ -93,11 +92,6 @@ class LanguageTask(Task):
                 object.__setattr__(self, setting.name, str(value))
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
-        if self.attention == "varlen":
-            raise ValueError(
-                "attention: varlen is no longer offered; set flash_attention_2 on a GPU, or leave "
-                "it out"
-            )
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         if self.model is None:

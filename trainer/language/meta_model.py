@@ -1,53 +1,39 @@
-"""Models of transformers on the meta device, without values, and the files that hold the values.
+"""Pretrained models of transformers on the meta device, and the files that hold their values.
 
-So no process ever has the whole model in memory: the model is sharded first, and each process reads
-its own parts of the files.
+No process ever has the whole model in memory: the model is sharded first, and each process reads
+its own parts of the files. ``from_pretrained`` on the meta device gives the model and compares the
+names of its tensors with those of the files. It reads no values.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint.ranges import of_model_folder
+from ..checkpoint.ranges import Ranges, of_model_folder
 from ..data.cache import prepare_once
-from ..private.transformers import attention_of, model_from_config
+from ..errors import ConfigError
+from ..private.transformers import converts_files, model_from_config
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
-from .problems import setting_error
+from .problems import first_line, setting_error
 
-FORMAT = 2  # raise it when the same files are converted into others
+CAUSAL = "AutoModelForCausalLM"
+CLASSIFIER = "AutoModelForSequenceClassification"
+FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
-
-class Located(NamedTuple):
-    """A tensor in a file.
-
-    Args:
-        path: of the file.
-        stored: its name in the file.
-        name: its name in the model. Some stored tensors become one of the model (experts).
-        pattern: of the converter that makes the model's tensor; None: it is stored as it is.
-    """
-
-    path: Path
-    stored: str
-    name: str
-    pattern: str | None
-
-    def read(self) -> Any:
-        from safetensors import safe_open
-
-        with safe_open(self.path, framework="pt") as file:
-            return file.get_tensor(self.stored)
+Load = Callable[..., Any]  # a model, and what its files lack or have more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,50 +42,36 @@ class StoredWeights:
 
     Args:
         folder: with safetensors files.
-        names: of tensors in the model, by their names in the files.
-        unused: tensors of the files that the model has no place for, as they would be called in it.
+        names: of the tensors in the files that the model has as well.
     """
 
     folder: Path
-    names: dict[str, str]
-    unused: list[str]
+    names: frozenset[str]
 
     def for_model(self, model: Any) -> Pretrained:
         """Return which tensors of a model are in the files, and which are new.
 
-        The model may have got adapters since it was built: these are new. So are weights in 4 bits,
-        which were made from the files already.
+        New are the adapters that the model got since it was built, and weights in 4 bits, which
+        have their values already.
 
         Raises:
-            ConfigError: a tensor of the files is not found in the model any more.
+            ConfigError: the model has lost a tensor of the files.
         """
         tensors = dict(canonical_state(model))
         name_now = {bare_name(name): name for name in tensors}
-        lost = sorted(set(self.names.values()) - name_now.keys())
+        lost = sorted(self.names - name_now.keys())
         if lost:
-            rule = (
-                f"its files hold {listed(lost)}, which is not found in the model any more since it "
-                "was changed or got adapters; name it in task_settings.ignore_tensors"
-            )
+            rule = f"its files hold {listed(lost)}, which the model has lost since it was built"
             raise setting_error("model", str(self.folder), rule)
 
-        names = {stored: name_now[name] for stored, name in self.names.items()}
-        # By identity, since one tensor may have several names in the model.
+        names = {name: name_now[name] for name in self.names}
+        # By identity, because a tensor may have several names in the model.
         in_files = {id(tensors[name]) for name in names.values()}
         new = []
         for name, tensor in tensors.items():
-            in_4_bits = hasattr(tensor, "quant_state")
-            if in_4_bits or id(tensor) not in in_files:
+            if id(tensor) not in in_files or hasattr(tensor, "quant_state"):
                 new.append(name)
         return Pretrained(folder=self.folder, names=names, new=new)
-
-    def keep_precision(self, model: Any) -> None:
-        """Change tensors of a model to the dtype of the files, if its own would round them."""
-        store, _ = of_model_folder(self.folder, self.names)
-        for name, tensor in canonical_state(model):
-            if tensor.is_floating_point() and name in store.names("parameter"):
-                dtype = torch.promote_types(tensor.dtype, store.dtype("parameter", name))
-                tensor.data = tensor.data.to(dtype)
 
 
 def bare_name(name: str) -> str:
@@ -107,123 +79,178 @@ def bare_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
-# -- finding and converting -----------------------------------------------------------------------
-
-
-def find_stored(model: Any, folder: Path, cache_dir: str, ignored: Sequence[str]) -> StoredWeights:
-    """Find the files with the values of a model.
-
-    If tensors have to be converted (a tensor for each expert becomes one for all), the converted
-    tensors are written to a folder of ``cache_dir`` once per machine, one at a time.
+def build_on_meta(
+    name: str,
+    attention: str | None,
+    cache_dir: str,
+    auto_class: str = CAUSAL,
+    ignored: Sequence[str] = (),
+    **options: Any,
+) -> tuple[Any, StoredWeights]:
+    """Build a pretrained model without its values, and find the files that hold them.
 
     Args:
-        ignored: patterns of tensors of the files that are left out, such as ``mtp.*``.
+        name: a folder of safetensors or a name on the Hub.
+        attention: as transformers calls it; None for the choice of the model's class.
+        cache_dir: for converted files.
+        auto_class: of transformers, that knows the model's class.
+        ignored: patterns of tensors of the files that the model may lack.
+        options: of the configuration.
 
     Raises:
-        ConfigError: the files hold different values for one tensor of the model.
+        ConfigError: a file is missing, damaged or of another kind, the Hub cannot be reached, or
+            the files do not hold exactly this model.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming
+    import transformers
 
-    renamings: list[Any] = []
-    converters: list[Any] = []
-    for conversion in get_model_conversion_mapping(model):
-        (renamings if isinstance(conversion, WeightRenaming) else converters).append(conversion)
+    logging: Any = transformers.logging
+    logging.disable_progress_bar()  # each rank would draw one
+    folder = Path(name).expanduser()
 
-    tensors = dict(canonical_state(model))
-    used, unused = [], set()
-    for located in _locate_tensors(model, folder, renamings, converters):
-        if located.name in tensors:
-            used.append(located)
-        elif not any(fnmatchcase(located.name, pattern) for pattern in ignored):
-            unused.add(located.name)
-    _check_tied(used, tensors, folder)
+    def load(**placement: Any) -> Any:
+        build = getattr(transformers, auto_class).from_pretrained
+        how = {"attn_implementation": attention, "output_loading_info": True, **options}
+        return build(str(folder), **how, **placement)
 
-    names = {located.stored: located.name for located in used}
-    if any(located.pattern for located in used):
-        folder = _converted_folder(model, folder, used, converters, cache_dir)
-        names = {name: name for name in of_model_folder(folder)[1]}
-    return StoredWeights(folder=folder, names=names, unused=sorted(unused))
+    try:
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
 
-
-def _locate_tensors(
-    model: Any, folder: Path, renamings: list[Any], converters: list[Any]
-) -> Iterator[Located]:
-    """Yield each tensor of the files of a folder."""
-    from safetensors import safe_open
-    from transformers.core_model_loading import rename_source_key
-
-    state = model.state_dict()
-    prefix = model.base_model_prefix
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for stored in file.keys():  # noqa: SIM118  (no mapping)
-                name, pattern = rename_source_key(stored, renamings, converters, prefix, state)
-                if name not in state and stored in state:
-                    name, pattern = stored, None
-                yield Located(path, stored, name, pattern)
+            folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
+        model, stored = _load(load, name, folder, cache_dir, auto_class, ignored)
+    except ConfigError:
+        raise
+    except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
+        raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
+    model.name_or_path = model.config.name_or_path = name
+    return model, stored
 
 
-def _check_tied(used: Sequence[Located], tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse files with different values for one tensor of the model, under its several names."""
-    first_of: dict[int, Located] = {}
-    for located in used:
-        first = first_of.setdefault(id(tensors[located.name]), located)
-        if first.name != located.name and not torch.equal(first.read(), located.read()):
+def _load(
+    load: Load, name: str, folder: Path, cache_dir: str, auto_class: str, ignored: Sequence[str]
+) -> tuple[Any, StoredWeights]:
+    """Build the model of a folder without values, and find its values there or converted."""
+    ranges, _ = of_model_folder(folder)
+    model, info = load(device_map="meta")
+    if _rounds(model, ranges):
+        model, info = load(device_map="meta", dtype=torch.float32)
+    if hasattr(model, "hf_quantizer"):
+        raise ValueError("its files are quantized; give a model in 16 or 32 bits")
+    # from_pretrained leaves tied tensors apart that have no values to compare, and leaves the model
+    # in evaluation mode.
+    model.tie_weights()
+    model.train()
+
+    missing = _check_tensors(name, model, info, auto_class, ignored)
+    stored = _stored_in(folder, model, ranges, missing)
+    if converts_files(model) or set(stored.for_model(model).new) - missing:
+        folder = _converted_folder(folder, load, model, missing, cache_dir)
+        stored = _stored_in(folder, model, of_model_folder(folder)[0], missing)
+    return model, stored
+
+
+def _stored_in(folder: Path, model: Any, ranges: Ranges, missing: set[str]) -> StoredWeights:
+    """Return which tensors of a model are in a folder, by the names that the model has for them.
+
+    Raises:
+        ConfigError: the files hold different values for a tensor that has two names in the model.
+    """
+    tensors: dict[str, Tensor] = dict(canonical_state(model))
+    names = tensors.keys() & set(ranges.names("parameter")) - missing
+    first_of: dict[int, str] = {}
+    for name in sorted(names):
+        first = first_of.setdefault(id(tensors[name]), name)
+        if first != name and not torch.equal(
+            *(ranges.whole("parameter", n) for n in (first, name))
+        ):
             rule = (
-                f"its files hold different values for {first.name} and {located.name}, which its "
-                "configuration makes one tensor; set tie_word_embeddings: false in its config.json"
+                f"its files hold different values for {first} and {name}, which its configuration "
+                "makes one tensor; set tie_word_embeddings: false in its config.json"
             )
             raise setting_error("model", str(folder), rule)
+    return StoredWeights(folder=folder, names=frozenset(names))
+
+
+def _rounds(model: Any, ranges: Ranges) -> bool:
+    """Return whether the dtypes of a model would round values of its files."""
+    dtypes = {name: tensor.dtype for name, tensor in canonical_state(model)}
+    for name in ranges.names("parameter"):
+        stored, own = ranges.dtype("parameter", name), dtypes.get(name, model.dtype)
+        if stored.is_floating_point and torch.promote_types(stored, own) != own:
+            return True
+    return False
+
+
+def _check_tensors(
+    name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: Sequence[str]
+) -> set[str]:
+    """Check that a model and its files have the same tensors; return the names of new ones.
+
+    An encoder's pooling and its last layers belong to one task each: other tasks' layers in the
+    files are left out, and a classifier's are new.
+
+    Raises:
+        ConfigError: another tensor is missing or unused.
+    """
+    missing, unused = set(info["missing_keys"]), set(info["unexpected_keys"])
+    body = f"{model.base_model_prefix}."
+    of_body = {key for key in missing | unused if key.startswith(body) and "pooler" not in key}
+    lost = missing & of_body if auto_class == CLASSIFIER else missing
+    if auto_class != CAUSAL:
+        unused &= of_body
+    unused = {key for key in unused if not any(fnmatchcase(key, rule) for rule in ignored)}
+
+    if lost:
+        rule = f"its files lack {listed(sorted(lost))}, which would begin as random numbers"
+        raise setting_error("model", name, rule)
+    if unused:
+        rule = (
+            f"its files hold {listed(sorted(unused))}, which {type(model).__name__} does not know; "
+            "name them in ignore_tensors (patterns such as 'mtp.*') to leave them out"
+        )
+        raise setting_error("model", name, rule)
+    return missing
 
 
 def _converted_folder(
-    model: Any, folder: Path, used: Sequence[Located], converters: Sequence[Any], cache_dir: str
+    folder: Path, load: Load, model: Any, missing: set[str], cache_dir: str
 ) -> Path:
-    """Return the folder with the converted tensors of a model."""
+    """Return a folder with the tensors of a model as the model has them, named as it names them.
+
+    Files may have other names, or a tensor for each expert where the model has a single tensor for
+    all. They are converted once per machine, a few gigabytes at a time.
+
+    Args:
+        missing: tensors that no file holds. If there are any, the whole model is read at once.
+    """
     import transformers
-    from safetensors.torch import save_file
-    from transformers.core_model_loading import WeightRenaming, dot_natural_key
+
+    # save_pretrained looks on the disk for all tensors of a model that stays there.
+    place = "cpu" if missing else "disk"
 
     def write(into: Path) -> None:
-        converter_of = {p: converter for converter in converters for p in converter.source_patterns}
-        plan: dict[str, Any] = {}
-        for tensor in sorted(used, key=lambda tensor: dot_natural_key(tensor.stored)):
-            name, stored, pattern = tensor.name, tensor.stored, tensor.pattern
-            if name not in plan:
-                renaming = WeightRenaming(stored, name)
-                plan[name] = copy.deepcopy(converter_of[pattern]) if pattern else renaming
-            plan[name].add_tensor(name, stored, pattern or stored, tensor.read)
-
-        for number, name in enumerate(list(plan)):
-            # Removed from the plan, so that its memory is freed.
-            made = plan.pop(name).convert(name, model=model, config=model.config)
-            tensors = {}
-            for key, value in made.items():
-                tensors[key] = (value[0] if isinstance(value, list) else value).contiguous()
-            save_file(tensors, into / f"{number:05}.safetensors")
+        with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # save_pretrained warns of its use of memory
+            whole, _ = load(device_map={"": place}, offload_folder=offloaded, dtype=model.dtype)
+            whole.save_pretrained(into, save_original_format=False, max_shard_size="2GB")
 
     facts = []
     for path in sorted(folder.glob("*.safetensors")):
         facts.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
-    content = ["converted", FORMAT, transformers.__version__, str(folder.resolve()), facts]
-    return prepare_once(cache_dir, content, write)
-
-
-# -- trying out -----------------------------------------------------------------------------------
+    how = [type(model).__name__, str(model.dtype), transformers.__version__]
+    return prepare_once(cache_dir, ["saved again", *how, str(folder.resolve()), facts], write)
 
 
 def small_copy(model: Any) -> Any:
     """Return a model of the same class with random weights, few layers and few words, to try out.
 
-    It has a layer of each kind that the configuration names.
+    The copy has a layer of each kind that the configuration names.
     """
     config = copy.deepcopy(model.config)
     kinds = list(getattr(config, "layer_types", None) or ())
+    layers = min(2, config.num_hidden_layers)
     if kinds:
         layers = max(kinds.index(kind) + 1 for kind in set(kinds))
-    else:
-        layers = min(2, config.num_hidden_layers)
 
     config.num_hidden_layers = layers
     if "layer_types" in vars(config):  # others derive it
@@ -233,4 +260,4 @@ def small_copy(model: Any) -> Any:
         setattr(config, key, None)
 
     with torch.random.fork_rng(devices=[]):
-        return model_from_config(type(model), config, attn_implementation=attention_of(config))
+        return model_from_config(type(model), config)

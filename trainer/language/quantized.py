@@ -7,6 +7,7 @@ layout.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def put_4_bit_layers(model: Any, quantize: str, stored: StoredWeights | None) ->
         rule = f"needs bitsandbytes ({first_line(error)}): pip install 'bitsandbytes>=0.50'"
         raise setting_error("adapter.quantize", quantize, rule) from None
 
-    layers = _layers_to_quantize(model, set() if stored is None else set(stored.names.values()))
+    layers = _layers_to_quantize(model, set() if stored is None else stored.names)
     if not layers:
         rule = "there are no files with linear layers to quantize; leave it out"
         raise setting_error("adapter.quantize", quantize, rule)
@@ -67,7 +68,7 @@ def quantize_weights(model: nn.Module, stored: StoredWeights) -> None:
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    store, _ = of_model_folder(stored.folder, stored.names)
+    store, _ = of_model_folder(stored.folder)
     device = training_device()
     for name, layer in model.named_modules():
         if isinstance(layer, Linear4bit):
@@ -78,7 +79,7 @@ def quantize_weights(model: nn.Module, stored: StoredWeights) -> None:
             mark_initialized(layer.weight)
 
 
-def _layers_to_quantize(model: Any, in_files: set[str]) -> dict[str, nn.Linear]:
+def _layers_to_quantize(model: Any, in_files: Collection[str]) -> dict[str, nn.Linear]:
     """Return the linear layers of a model's body that are in the files, by name."""
     body = set(model.base_model.modules())
     head = model.get_output_embeddings()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,17 +54,6 @@ def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
     return build(config, **options)
 
 
-def attention_of(config: Any) -> str | None:
-    """Return the implementation of attention that a configuration names, which layers look up.
-
-    ``_attn_implementation``: the public ``attn_implementation`` is an argument only.
-    ``set_attn_implementation`` leaves it as it was, with a warning, where a class has an attention
-    of its own.
-    """
-    name: str | None = config._attn_implementation
-    return name
-
-
 def layer_classes(module: Any) -> Iterable[str]:
     """Return the names of the classes that a model of transformers treats as one layer.
 
@@ -73,20 +62,12 @@ def layer_classes(module: Any) -> Iterable[str]:
     return getattr(module, "_no_split_modules", None) or ()
 
 
-def may_be_missing(model: Any) -> Sequence[str]:
-    """Return patterns of tensors that a model has and its files may lack.
+def converts_files(model: Any) -> bool:
+    """Return whether ``from_pretrained`` changed tensors of the files, or names, to load a model.
 
-    ``_keys_to_ignore_on_load_missing``; ``from_pretrained`` itself would read the whole model.
+    ``_weight_conversions``, which ``save_pretrained`` reads as well.
     """
-    return getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
-
-
-def may_be_unused(model: Any) -> Sequence[str]:
-    """Return patterns of tensors that files have and the model may lack.
-
-    ``_keys_to_ignore_on_load_unexpected``, as above.
-    """
-    return getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return bool(model._weight_conversions)
 
 
 # -- chat templates -------------------------------------------------------------------------------

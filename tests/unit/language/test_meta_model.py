@@ -83,7 +83,7 @@ def test_a_weight_that_is_hidden_after_loading_is_refused(task: Callable[..., Ca
     )
     with pytest.raises(
         ConfigError,
-        match=r"its files hold lm_head.weight, which is not found in the model any more",
+        match=r"its files hold lm_head.weight, which the model has lost since it was built",
     ):
         causal.pretrained(copied)
 

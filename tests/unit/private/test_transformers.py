@@ -10,7 +10,6 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from trainer.language.pretrained import from_configuration
 from trainer.private import transformers as private_transformers
 
 TRANSFORMERS = f"transformers {transformers.__version__}"
@@ -73,27 +72,12 @@ def test_models_are_built_by_the_class_of_a_task_or_of_an_architecture(
     assert model.lm_head.weight.dtype == torch.bfloat16
 
 
-def test_a_configuration_names_its_attention(config: LlamaConfig) -> None:
-    assert hasattr(config, "_attn_implementation"), (
-        f"{TRANSFORMERS} has no PretrainedConfig._attn_implementation"
-    )
-    assert private_transformers.attention_of(config) == "eager"
-
-
 def test_a_model_names_the_classes_of_its_layers(config: LlamaConfig) -> None:
     model = LlamaForCausalLM(config)
     assert [*private_transformers.layer_classes(model)] == ["LlamaDecoderLayer"], (
         f"{TRANSFORMERS} does not name layers in _no_split_modules"
     )
     assert not [*private_transformers.layer_classes(nn.Linear(1, 1))]
-
-
-def test_a_model_names_the_tensors_that_may_be_missing_or_unused(config: LlamaConfig) -> None:
-    model: Any = LlamaForCausalLM(config)
-    model._keys_to_ignore_on_load_missing = ["head"]
-    model._keys_to_ignore_on_load_unexpected = None
-    assert private_transformers.may_be_missing(model) == ["head"]
-    assert private_transformers.may_be_unused(model) == ()
 
 
 def test_sharded_modules_are_run_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,18 +107,3 @@ def test_thoughts_have_the_names_by_which_templates_ask_for_them() -> None:
     except ImportError:
         pytest.fail(f"{TRANSFORMERS} has no _alias_reasoning_fields in utils.chat_template_utils")
     assert given["reasoning_content"] == given["thinking"] == "2 + 2"
-
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-
-
-def build(model_type: str, **settings: Any) -> Any:
-    return from_configuration({"model_type": model_type, **settings}, None, {"vocab_size": 64})
-
-
-@pytest.mark.parametrize(("name", "able"), [("llama", True), ("falcon", False)])
-def test_attention_of_is_what_was_set_if_the_class_can(name: str, able: bool) -> None:
-    model = build(name, **SMALL)
-    assert private_transformers.attention_of(model.config) == "sdpa"
-    model.set_attn_implementation("eager")
-    assert (private_transformers.attention_of(model.config) == "eager") is able
