@@ -15,6 +15,7 @@ from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from .base import DENSE, Documents, TokenTask, as_evaluation
 from .card import model_card
+from .chat import ChatWriter
 from .columns import Columns
 from .ends import end_with, with_end
 from .loss import FusedHead, why_not_fusible
@@ -26,7 +27,6 @@ from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import ChatTemplate, read_template
-from .turn_end import notice_of_turn_end, turn_ends
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,12 +127,12 @@ class CausalLM(TokenTask):
             return columns, None
 
         template = read_template(tokenizer, self.template)
-        self.memory.setdefault("ends", turn_ends(tokenizer, template))
-        self.note(f"template: {template}", *notice_of_turn_end(tokenizer, template))
+        self.memory.setdefault("ends", ChatWriter(tokenizer, template).turn_ends())
+        self.note(f"template: {template}")
         return columns, template
 
     def _rows(self, documents: Documents) -> Rows:
-        rows = Rows(
+        return Rows(
             documents.corpus,
             documents.chosen,
             length=self.sequence_length,
@@ -141,8 +141,6 @@ class CausalLM(TokenTask):
             cache=self.cache_dir,
             key=documents.key,
         )
-        self.memory[documents.key] = rows.fill
-        return rows
 
     def _collate(self) -> Collate:
         tokenizer = self.load_tokenizer()

@@ -1,4 +1,4 @@
-"""The tokens that end what a model generates: in its configuration, its tokenizer, its adapter."""
+"""The tokens that end the text that a model generates: in its configuration and its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,41 +7,29 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def end_tokens(generation_config: Any) -> list[int]:
-    """List the tokens that end what a model generates."""
-    ends = getattr(generation_config, "eos_token_id", None)
-    if ends is None:
-        return []
-    return [ends] if isinstance(ends, int) else list(ends)
-
-
 def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> str:
-    """Make a model end what it generates with the tokens that it is trained to end with.
+    """Make a model end its texts with the tokens that it is trained to end with.
 
-    The tokens that it ended with before still end it.
+    The tokens that it ended with before still end its texts.
 
     Args:
         model: changed in place.
         trained: tokens; the first one becomes the ``eos_token_id`` of the model's configuration.
 
     Returns:
-        A notice of the change; empty where the model ends with these tokens already.
+        A notice of the change; empty if the model ends with these tokens already.
     """
     config = getattr(model, "generation_config", None)
-    before = end_tokens(config)
+    given = getattr(config, "eos_token_id", None)
+    before = given if isinstance(given, list) else [] if given is None else [given]
     if config is None or set(trained) <= set(before):
         return ""
 
     ends = list(dict.fromkeys([*trained, *before]))
     config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.config.eos_token_id = trained[0]
-
-    new = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(trained))))
-    old = ", ".join(map(str, tokenizer.convert_ids_to_tokens(before))) or "nothing"
-    return (
-        f"generation: trained to end with {new}, and the exported model ends there; "
-        f"the given model ended with {old}"
-    )
+    names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(ends)))
+    return f"generation: the exported model ends its texts with {names}"
 
 
 def with_end(tokenizer: Any, trained: Sequence[int]) -> Any:

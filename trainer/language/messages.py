@@ -1,17 +1,16 @@
-"""Messages of conversations, from the forms of data sets to the one that templates take."""
+"""Messages of conversations, from the forms of data sets to the form that a template takes."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from .problems import setting_error
 
 Message = dict[str, Any]
-FORM = "{role: ..., content: ...} or {from: ..., value: ...}"
 ROLES = {  # of ShareGPT and its relatives
     "human": "user",
     "gpt": "assistant",
@@ -21,7 +20,6 @@ ROLES = {  # of ShareGPT and its relatives
     "observation": "tool",
     "function_response": "tool",
 }
-THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,186 +28,127 @@ class Chat:
 
     Args:
         messages: each with a role, and content or tool_calls.
-        trained: of each message, whether what it says is trained on.
+        trained: of each message, whether it is trained on.
         settings: what the template gets beside the messages: tools, and whatever the row says.
     """
 
     messages: list[Message]
     trained: list[bool]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
+
+
+class Form(NamedTuple):
+    """The form in which a template takes messages.
+
+    Args:
+        arguments_as_text: arguments of a call are JSON text instead of a mapping.
+        in_parts: content is a list of {type: text, text: ...}.
+    """
+
+    arguments_as_text: bool
+    in_parts: bool
+
+
+FORMS = (Form(False, False), Form(True, False), Form(False, True), Form(True, True))
 
 
 def read_chat(
-    origin: str,
-    messages: Any,
-    *,
-    key: str,
-    prompt: Sequence[Any] = (),
-    tools: Any = None,
-    settings: Any = None,
-    defaults: Mapping[str, Any] | None = None,
+    origin: str, key: str, prompt: Any, messages: Any, settings: Mapping[str, Any]
 ) -> Chat:
     """Check a conversation of a row, and bring it to the form that templates take.
 
     Args:
-        origin: of the row, for messages.
-        messages: of the row.
+        origin: of the row, for messages of errors.
         key: of the setting that names the column.
-        prompt: messages before it, which are not trained on.
-        tools: of the row: a list of JSON schemas, or its JSON text.
-        settings: ``chat_template_kwargs`` of the row, or its JSON text.
-        defaults: of settings that the row does not have.
+        prompt: messages before ``messages``, which are not trained on.
+        messages: of the row.
+        settings: as of ``Chat``.
 
     Raises:
         ConfigError: something has another form.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise setting_error(key, origin, f"must hold a list of {FORM}")
+    if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
+        raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
 
-    read: list[Message] = []
-    trained: list[bool] = []
+    read = []
+    trained = []
     for number, given in enumerate([*prompt, *messages]):
-        place = f"{origin} message {number + 1}"
-        message = _read_message(place, given, key)
-        weight = message.pop("weight", None)
-        if weight not in (None, 0, 1):
-            rule = f"weight {weight}: a message's weight is 0 (not trained on) or 1"
-            raise setting_error(key, place, rule)
-
-        in_prompt = number < len(prompt)
-        read.append(message)
-        trained.append(message["role"] == "assistant" and weight != 0 and not in_prompt)
-
-    beside = dict(defaults or {})
-    beside.update(_from_json(origin, settings, "chat_template_kwargs", Mapping) or {})
-    tools = _from_json(origin, tools, "tools", Sequence)
-    if tools:
-        beside["tools"] = list(tools)
-    return Chat(messages=read, trained=trained, settings=beside)
-
-
-def _read_message(origin: str, given: Any, key: str) -> Message:
-    """Return a message with a role, and with content as text or as a list of parts."""
-    if not isinstance(given, Mapping):
-        raise setting_error(key, origin, f"must be {FORM}, not a {type(given).__name__}")
-
-    message = dict(given)
-    if "role" not in message and "from" in message and "value" in message:
-        role = str(message.pop("from"))
-        message["role"] = ROLES.get(role, role)
-        message["content"] = message.pop("value")
-
-    if not isinstance(message.get("role"), str):
-        names = ", ".join(map(str, given)) or "nothing"
-        raise setting_error(key, origin, f"must be {FORM}; it has {names}")
-    if message["role"] == "function_call":
-        rule = "is a function call as text; write it as tool_calls of an assistant's message"
-        raise setting_error(key, origin, rule)
-
-    content = message.get("content")
-    if content is None and not message.get("tool_calls"):
-        raise setting_error(key, origin, "has no content")
-    if isinstance(content, list | tuple):
-        message["content"] = [_read_part(origin, part, key) for part in content]
-    elif content is not None and not isinstance(content, str):
-        raise setting_error(key, origin, f"content must be text, not a {type(content).__name__}")
-    return message
-
-
-def _read_part(origin: str, part: Any, key: str) -> dict[str, str]:
-    """Return a part of a message's content, which must be text."""
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-
-    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-    raise setting_error(key, origin, f"holds {kind!r}; only text is supported")
-
-
-def _from_json(origin: str, value: Any, column: str, wanted: type) -> Any:
-    """Return a column that some data sets keep as JSON text; empty text is None."""
-    if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else None
+            message = _read_message(given)
         except ValueError as error:
-            raise setting_error("data", origin, f"{column}: is no JSON: {error}") from None
-
-    if value is not None and not isinstance(value, wanted):
-        form = "a list" if wanted is Sequence else "a mapping"
-        rule = f"{column}: must be {form}, not a {type(value).__name__}"
-        raise setting_error("data", origin, rule)
-    return value
+            raise setting_error(key, f"{origin} message {number + 1}", str(error)) from None
+        weight = message.pop("weight", 1)
+        read.append(message)
+        trained.append(message["role"] == "assistant" and weight != 0 and number >= len(prompt))
+    return Chat(messages=read, trained=trained, settings=settings)
 
 
-def spoken_text(content: Any) -> str:
-    """Return the text of a message's content, without the thoughts in it."""
+def _read_message(given: Any) -> Message:
+    """Return a message with a role, and with content as text; ValueError if it has another form."""
+    message = {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else {}
+    if "role" not in message and "value" in message:
+        role = message.pop("from", None)
+        message |= {"role": ROLES.get(role, role), "content": message.pop("value")}
+    if not isinstance(message.get("role"), str) or message["role"] == "function_call":
+        raise ValueError("must be {role: ..., content: ...}, a call of a tool its tool_calls")
+    if message.get("weight", 1) not in (0, 1):
+        raise ValueError(f"weight {message['weight']}: must be 0 (not trained on) or 1")
+
+    content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
-    _, _, spoken = (content or "").rpartition("</think>")
-    return spoken.strip()
-
-
-def thoughts_of(message: Mapping[str, Any]) -> str:
-    """Return the thoughts of a message: under one of the usual keys, or in front of its content."""
-    for key in THOUGHT_KEYS:
-        if isinstance(message.get(key), str):
-            return str(message[key]).strip()
-
-    content = message.get("content")
+        texts: list[Any] = [
+            part.get("text") if isinstance(part, dict) else part for part in content
+        ]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     if not isinstance(content, str):
-        return ""
-    thoughts, _, _ = content.rpartition("</think>")
-    return thoughts.replace("<think>", "").strip()
+        raise ValueError("content must be text, or a list of parts that are text")
+    return {**message, "content": content}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """The form in which a template takes messages.
+def read_json(origin: str, column: str, value: Any, wanted: type) -> Any:
+    """Return the value of a column, which may be JSON text; an empty value if there is none.
 
-    Args:
-        takes_text: content may be text.
-        takes_parts: content may be a list of {type: text, text: ...}.
-        nothing: the content of a message that only calls tools; None: without that key.
-        arguments_as_text: arguments of a call are JSON text instead of a mapping.
+    Raises:
+        ConfigError: the value is not of the wanted type.
     """
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value or "null")
+    if value is not None and not isinstance(value, wanted):
+        rule = f"{column}: must be a {wanted.__name__}, or its JSON text"
+        raise setting_error("data", origin, rule)
+    return value or wanted()
 
-    takes_text: bool = True
-    takes_parts: bool = False
-    nothing: str | None = None
-    arguments_as_text: bool = False
 
-    def apply(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages in this form."""
-        return [self._apply_to_message(message) for message in messages]
+def spoken_text(message: Message) -> str:
+    """Return the text of a message's content, without the thoughts in it."""
+    _, _, spoken = message.get("content", "").rpartition("</think>")
+    return str(spoken.strip())
 
-    def _apply_to_message(self, given: Message) -> Message:
-        message = dict(given)
-        content = message.get("content")
-        if isinstance(content, str) and not self.takes_text and self.takes_parts:
-            message["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, list) and not self.takes_parts:
-            message["content"] = "".join(part["text"] for part in content)
 
+def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
+    """Return messages in the form that a template takes."""
+    formed = []
+    for given in messages:
+        message = {"content": "", **given}
+        if form.in_parts:
+            message["content"] = [{"type": "text", "text": message["content"]}]
         if message.get("tool_calls"):
-            if not content:
-                message["content"] = self.nothing
-            message["tool_calls"] = [self._apply_to_call(call) for call in message["tool_calls"]]
-        return message
+            calls = message["tool_calls"]
+            message["tool_calls"] = [_call_in_form(form, call) for call in calls]
+        formed.append(message)
+    return formed
 
-    def _apply_to_call(self, call: Any) -> Any:
-        """Return a call of a tool, {type: function, function: {name, arguments}} or flat."""
-        if not isinstance(call, Mapping):
-            return call
-        if isinstance(call.get("function"), Mapping):
-            return {**call, "function": self._with_arguments(call["function"])}
-        return self._with_arguments(call)
 
-    def _with_arguments(self, function: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and not self.arguments_as_text:
-            with contextlib.suppress(ValueError):
-                arguments = json.loads(arguments)
-        elif isinstance(arguments, Mapping) and self.arguments_as_text:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        return {**function, "arguments": arguments}
+def _call_in_form(form: Form, call: Any) -> Any:
+    """Return a call of a tool, {type: function, function: {name, arguments}} or flat."""
+    if "function" in call:
+        return {**call, "function": _call_in_form(form, call["function"])}
+
+    arguments = call.get("arguments")
+    if form.arguments_as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not form.arguments_as_text and isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+    return {**call, "arguments": arguments}

@@ -8,7 +8,6 @@ piece predicts the first token of the next piece.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,36 +27,6 @@ IGNORED = -100  # label of a position that has no loss
 FORMAT = 1  # raise it when the same documents become other rows
 Packing = Literal["best_fit", "none"]
 LongDocuments = Literal["split", "cut", "refuse"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fill:
-    """Counts of what became of the documents, for the banner.
-
-    Args:
-        documents: number of documents.
-        tokens: number of their tokens.
-        rows: number of rows that they became.
-        used: share of all positions that hold a token.
-        long: documents with more positions than a row.
-        left_out: rows of the source, and pieces of documents, without a token to train on.
-    """
-
-    documents: int
-    tokens: int
-    rows: int
-    used: float
-    long: int
-    left_out: int
-
-    def __str__(self) -> str:
-        text = f"{self.documents:,} documents, {self.tokens:,} tokens, "
-        text += f"{self.rows:,} rows {self.used:.1%} full"
-        if self.long:
-            text += f", {self.long:,} longer than a row"
-        if self.left_out:
-            text += f", {self.left_out:,} without a token to train on left out"
-        return text
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -96,92 +65,51 @@ class Rows(Dataset[dict[str, Tensor]]):
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
 
-        positions = self.ends - self.starts - 1
-        long = int((positions > length).sum())
-        if long and long_documents == "refuse":
-            most = positions.max() + 1
-            rule = f"{long:,} documents have more tokens, up to {most:,}; "
-            rule += "raise it, or set long_documents"
+        longest = int((self.ends - self.starts).max())
+        if longest - 1 > length and long_documents == "refuse":
+            rule = f"a document has {longest:,} tokens; raise it, or set long_documents"
             raise setting_error("sequence_length", length, rule)
 
         # The plan is made once per machine; other content or other settings are another plan.
         chosen_digest = hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()
         content = [FORMAT, corpus.folder.name, chosen_digest, length, packing, long_documents]
 
-        def make(folder: Path) -> None:
-            self._write_plan(folder, length, packing, keep_rest=long_documents == "split")
-
-        folder = prepare_once(cache, content, make)
+        def write_plan(folder: Path) -> None:
+            keep_rest = long_documents == "split"
+            pieces = cut_documents(self.tokens, self.starts, self.ends, length, keep_rest=keep_rest)
+            rows = np.arange(len(pieces) + 1)
+            if packing == "best_fit":
+                order, rows = best_fit(pieces[:, 1], length)
+                pieces = pieces[order]
+            np.save(folder / "pieces.npy", pieces)
+            np.save(folder / "rows.npy", rows)
 
         # Mapped: all ranks and workers of a machine share the same pages of memory.
+        folder = prepare_once(cache, content, write_plan)
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
         if len(self) == 0:
             rule = f"no document has a token to train on in its first {length} positions"
             raise DataError(f"task_settings.{key}: {rule}")
 
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        self.fill = Fill(
-            documents=len(chosen),
-            tokens=int((self.ends - self.starts).sum()),
-            rows=len(self),
-            used=int(self.pieces[:, 1].sum()) / (len(self) * length),
-            long=long,
-            left_out=corpus.left_out + about["without"],
-        )
-
-    def _write_plan(self, folder: Path, length: int, packing: Packing, *, keep_rest: bool) -> None:
-        """Write which pieces of documents there are, and which row has which of them."""
-        pieces, without_target = cut_documents(
-            self.tokens, self.starts, self.ends, length, keep_rest=keep_rest
-        )
-        if packing == "best_fit":
-            order, rows = best_fit(pieces[:, 1], length)
-            pieces = pieces[order]
-        else:
-            rows = np.arange(len(pieces) + 1)
-
-        np.save(folder / "pieces.npy", pieces)
-        np.save(folder / "rows.npy", rows)
-        (folder / "about.json").write_text(json.dumps({"without": without_target}))
-
     def __len__(self) -> int:
         return len(self.rows) - 1
 
-    def _pieces_of(self, index: int) -> list[list[int]]:
-        """Return [first token, positions] of each piece in a row; IndexError behind the last."""
-        begin, end = self.rows[index], self.rows[index + 1]
-        pieces: list[list[int]] = self.pieces[begin:end].tolist()
-        return pieces
-
-    def cuts(self, index: int) -> list[tuple[bool, bool]]:
-        """Return of each piece in a row whether its document is cut before it, and behind it."""
-        cuts = []
-        for start, length in self._pieces_of(index):
-            document = int(np.searchsorted(self.ends, start, side="right"))
-            cut_before = start > self.starts[document]
-            cut_behind = start + length + 1 < self.ends[document]
-            cuts.append((bool(cut_before), bool(cut_behind)))
-        return cuts
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return input_ids, labels and position_ids of a row, each (positions,) in int64."""
-        ids, labels, positions = [], [], []
-        for start, length in self._pieces_of(index):
-            piece = self.tokens[start : start + length + 1]
-            is_target = (piece & TARGET) != 0
-            tokens = (piece & ~TARGET).astype(np.int64)
+        begin, end = self.rows[index], self.rows[index + 1]  # IndexError behind the last row
+        pieces = self.pieces[begin:end]
+        places = np.concatenate([start + np.arange(length) for start, length in pieces])
 
-            # Position i holds token i and predicts token i + 1.
-            ids.append(tokens[:-1])
-            labels.append(np.where(is_target[1:], tokens[1:], IGNORED))
-            positions.append(np.arange(length))
-
-        return {
-            "input_ids": torch.from_numpy(np.concatenate(ids)),
-            "labels": torch.from_numpy(np.concatenate(labels)),
-            "position_ids": torch.from_numpy(np.concatenate(positions)),
+        # Position i holds token i and predicts token i + 1.
+        predicted = self.tokens[places + 1]
+        labels = np.where(predicted & TARGET, (predicted & ~TARGET).astype(np.int64), IGNORED)
+        row = {
+            "input_ids": (self.tokens[places] & ~TARGET).astype(np.int64),
+            "labels": labels,
+            "position_ids": places - np.repeat(*pieces.T),
         }
+        return {name: torch.from_numpy(column) for name, column in row.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,54 +127,43 @@ class Collate:
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return input_ids, labels and position_ids, each (rows, positions)."""
         width = self.length or max(len(row["input_ids"]) for row in rows)
-        ids = torch.full((len(rows), width), self.padding)
-        labels = torch.full_like(ids, IGNORED)
-        positions = torch.zeros_like(ids)
-
+        shape = len(rows), width
+        batch = {
+            "input_ids": torch.full(shape, self.padding),
+            "labels": torch.full(shape, IGNORED),
+            "position_ids": torch.zeros(shape, dtype=torch.int64),
+        }
         for number, row in enumerate(rows):
-            size = len(row["input_ids"])
-            ids[number, :size] = row["input_ids"]
-            labels[number, :size] = row["labels"]
-            positions[number, :size] = row["position_ids"]
+            size = len(row["labels"])
+            for name, tensor in batch.items():
+                tensor[number, :size] = row[name]
             # Padding counts from 0 again: a document of its own, which no other one attends to.
-            positions[number, size:] = torch.arange(width - size)
-
-        return {"input_ids": ids, "labels": labels, "position_ids": positions}
+            batch["position_ids"][number, size:] = torch.arange(width - size)
+        return batch
 
 
 def cut_documents(
     tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
-) -> tuple[Int64Array, int]:
+) -> Int64Array:
     """Cut documents into pieces of at most ``length`` positions.
 
     Args:
         tokens: of all documents; the bit ``TARGET`` says which have a loss.
         starts, ends: of each document, in ``tokens``.
         length: positions of a row.
-        keep_rest: keep all pieces of a long document; else only its first one.
+        keep_rest: keep all pieces of a long document with a target; else only its first piece.
 
     Returns:
-        (first token, positions) of each piece, as (n, 2), and how many pieces of long documents
-        were left out because they have no target.
+        (first token, positions) of each piece, as (n, 2).
     """
     pieces = []
-    without_target = 0
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        positions = end - start - 1
-        if positions <= length:
-            pieces.append((start, positions))
-            continue
-
         stop = end - 1 if keep_rest else start + 1
         for first in range(start, stop, length):
             size = min(length, end - 1 - first)
-            predicted = tokens[first + 1 : first + size + 1]
-            if (predicted & TARGET).any():
+            if (tokens[first + 1 : first + size + 1] & TARGET).any():
                 pieces.append((first, size))
-            else:
-                without_target += 1
-
-    return np.array(pieces, np.int64).reshape(-1, 2), without_target
+    return np.array(pieces, np.int64).reshape(-1, 2)
 
 
 def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array]:
@@ -263,30 +180,25 @@ def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array
         The order of the pieces, and where in it each row begins, with the end behind the last.
     """
     rows: list[list[int]] = []
-    rows_by_free: list[list[int]] = [[] for _ in range(capacity + 1)]
-    free_bits = 0  # bit n is set where rows_by_free[n] is not empty
+    rows_by_free: list[list[list[int]]] = [[] for _ in range(capacity + 1)]
+    free_bits = 0  # bit n is set if rows_by_free[n] is not empty
 
     for piece in np.argsort(-lengths, kind="stable").tolist():
         size = int(lengths[piece])
-        fitting = free_bits >> size
-        if fitting:
+        free = capacity
+        row: list[int] = []
+        if fitting := free_bits >> size:
             # The lowest bit that is set: the row that this piece leaves fullest.
-            lowest = (fitting & -fitting).bit_length() - 1
-            free = size + lowest
+            free = size + (fitting & -fitting).bit_length() - 1
             row = rows_by_free[free].pop()
-            if not rows_by_free[free]:
-                free_bits ^= 1 << free
-            rows[row].append(piece)
+            free_bits ^= 0 if rows_by_free[free] else 1 << free
         else:
-            free = capacity
-            row = len(rows)
-            rows.append([piece])
+            rows.append(row)
 
-        left = free - size
-        if left:
-            rows_by_free[left].append(row)
-            free_bits |= 1 << left
+        row.append(piece)
+        if free > size:
+            rows_by_free[free - size].append(row)
+            free_bits |= 1 << (free - size)
 
     order = np.array([piece for row in rows for piece in row], np.int64)
-    begins = np.cumsum([0, *map(len, rows)])
-    return order, begins
+    return order, np.cumsum([0, *map(len, rows)])

@@ -11,13 +11,13 @@ def setting_error(key: str, value: object, rule: str) -> ConfigError:
     Args:
         key: of the setting, below ``task_settings``.
         value: of the setting, or the place in the data that the rule is about.
-        rule: which is broken, and how to follow it.
+        rule: that is broken, and how to follow it.
     """
     origin = Origin("language task", key=f"task_settings.{key}")
     return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type where the message is empty."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     line, _, _ = str(error).strip().partition("\n")
     return line.rstrip(".") or type(error).__name__

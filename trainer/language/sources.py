@@ -1,59 +1,77 @@
-"""Rows of text from files, folders, patterns, saved data sets and the Hugging Face Hub.
+"""Rows of text from files, folders, patterns and the Hugging Face Hub, read by ``load_dataset``.
 
-    notes.txt            plain text, one document
-    rows.jsonl, .ndjson  one JSON object a line
-    rows.json            a list of JSON objects, or one object a line
-    rows.csv, .tsv       a line of names, then a row a line
-    rows.parquet         a table
-    rows.jsonl.gz        any of these but parquet, compressed
-    folder               its data files in the order of their names (``folders.py``), or what
-                         ``Dataset.save_to_disk`` wrote
-    a/*.jsonl            the files that a pattern matches
-    hf:NAME              a data set of the Hub, hf:NAME:SUBSET one of its parts
+    rows.jsonl, .ndjson, .json, .csv, .tsv, .parquet    rows, also packed as .gz
+    notes.txt and any other file                        a text, which is a row
+    a/*.jsonl                                           the files of one kind that match
+    folder                                              as datasets reads a folder
+    hf:NAME, hf:NAME:SUBSET                             a data set of the Hub
 
-``@SPLIT`` behind a folder, a saved data set or one of the Hub names its split,
-``hf:NAME@train[:1000]``; without it ``train``.
+``@SPLIT`` behind a folder or a name of the Hub names its split: ``hf:NAME@train[:1000]``. Without
+it the split is ``train``.
 """
 
 from __future__ import annotations
 
-import csv
 import glob
-import gzip
-import io
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.disk import hash_file
 from ..private.datasets import fingerprint
-from .folders import files_of_folder, kind_of
 from .problems import first_line, setting_error
 
-Row = str | Mapping[str, Any]  # plain text has no columns
-Rows = Iterator[tuple[str, Row]]  # each with its origin: the file, and its line or number
+Row = Mapping[str, Any]
+Rows = Iterator[tuple[str, Row]]  # each with its origin, for messages
+
+# By suffix: the builder of load_dataset, and its options.
+AS_JSON = ("json", {"parse_agent_traces": False})
+AS_TEXT = ("text", {"sample_by": "document"})
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), AS_JSON),
+    ".csv": ("csv", {"keep_default_na": False}),  # the text "NA" is a text
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
+    ".parquet": ("parquet", {}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file or a data set.
+    """Rows that a setting names.
 
     Args:
-        name: for messages.
+        name: of the file or the data set.
+        key: of the setting, for messages.
         digest: changes with the content.
-        read: yields each row with its origin.
+        dataset: of Hugging Face.
     """
 
     name: str
+    key: str
     digest: str
-    read: Callable[[], Rows]
+    dataset: Any
+
+    def read(self) -> Rows:
+        """Yield each row with its origin.
+
+        Raises:
+            ConfigError: a file is not what its suffix says.
+        """
+        is_json = self.dataset.info.builder_name == "json"
+        try:
+            for number, row in enumerate(self.dataset, 1):
+                if "__index_level_0__" in row:  # of pandas, which takes them for names of rows
+                    raise ValueError("a row has more columns than the first line")
+                if not is_json:
+                    row = {column: _without_nulls(value) for column, value in row.items()}
+                yield f"{self.name} row {number}", row
+        except Exception as error:  # pyarrow, pandas and datasets each raise their own
+            raise _unreadable(self.name, self.key, error) from None
 
 
 def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
-    """List the files and data sets that a setting names, in order.
+    """List the sources that a setting names, in order.
 
     Args:
         names: value of the setting.
@@ -62,17 +80,11 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
     Raises:
         ConfigError: something does not exist or cannot be loaded.
     """
-    if isinstance(names, str):
-        names = [names]
-
-    sources = []
-    for name in names:
-        sources += _find(name, key)
-    return sources
+    return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
 
 
 def held_out(count: int, share: float) -> list[bool]:
-    """Return whether each of ``count`` documents is kept for evaluation: every n-th one is.
+    """Return whether each of ``count`` documents is kept for evaluation: every n-th document is.
 
     Args:
         share: to be kept, between 0 and 1.
@@ -87,199 +99,57 @@ def held_out(count: int, share: float) -> list[bool]:
     return kept
 
 
-def _find(name: str, key: str) -> list[Source]:
-    if name.startswith("hf:"):
-        return [_hub_source(name, key)]
-
-    path, split = _path_and_split(name)
-    saved_by_datasets = ("dataset_dict.json", "dataset_info.json")
-    if path.is_dir() and any((path / file).is_file() for file in saved_by_datasets):
-        return [_saved_source(path, split or "train", key)]
-
-    files = _files(name, key)
-    if not files:
-        rule = "no such file, folder or match of a pattern; hf:NAME is on the Hub"
-        raise setting_error(key, name, rule)
-    return [_file_source(file, key) for file in files]
-
-
-def _files(name: str, key: str) -> list[Path]:
-    """Return the files that a name refers to."""
-    # A path may hold an @ itself.
-    whole = Path(name).expanduser()
-    if whole.is_dir():
-        return files_of_folder(whole, None, key)
-    if whole.is_file():
-        return [whole]
-
-    path, split = _path_and_split(name)
-    if path.is_dir() and split is not None:
-        return files_of_folder(path, split, key)
-
-    matches = [Path(match) for match in sorted(glob.glob(str(whole), recursive=True))]
-    return [path for path in matches if path.is_file()]
-
-
-def _path_and_split(name: str) -> tuple[Path, str | None]:
-    path, at, split = name.rpartition("@")
-    if not at:
-        return Path(name).expanduser(), None
-    return Path(path).expanduser(), split
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-
-def _file_source(path: Path, key: str) -> Source:
-    return Source(name=str(path), digest=hash_file(path), read=lambda: _read_file(path, key))
-
-
-def _read_file(path: Path, key: str) -> Rows:
-    """Yield the rows of a file, each with its origin.
-
-    Raises:
-        ConfigError: the file is not what its suffix says.
-    """
-    kind = kind_of(path)
-    try:
-        if kind == ".parquet":
-            yield from _read_parquet(path)
-            return
-
-        with _open(path) as file:
-            if kind in (".jsonl", ".ndjson"):
-                yield from _read_lines(path, file, key)
-            elif kind == ".json":
-                yield from _read_json(path, file.read(), key)
-            elif kind == ".csv":
-                yield from _read_table(path, file, ",", key)
-            elif kind == ".tsv":
-                yield from _read_table(path, file, "\t", key)
-            else:
-                yield str(path), file.read()
-    except UnicodeDecodeError as error:
-        rule = (
-            f"is no UTF-8 text (byte {error.start}); .txt, .jsonl, .json, .csv, .tsv are read, "
-            "each also as .gz, and .parquet"
-        )
-        raise setting_error(key, str(path), rule) from None
-    except (gzip.BadGzipFile, EOFError) as error:
-        rule = f"cannot be decompressed: {first_line(error)}"
-        raise setting_error(key, str(path), rule) from None
-
-
-def _open(path: Path) -> io.TextIOWrapper:
-    """Open a text, compressed or not, with a byte order mark or without."""
-    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    return io.TextIOWrapper(opened(path, "rb"), encoding="utf-8-sig")
-
-
-def _read_lines(path: Path, lines: Iterable[str], key: str) -> Rows:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            origin = f"{path}:{number}"
-            yield origin, _read_object(line, origin, key)
-
-
-def _read_object(text: str, origin: str, key: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise setting_error(key, origin, f"is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise setting_error(key, origin, "must be an object with columns, {...}")
-    return value
-
-
-def _read_json(path: Path, text: str, key: str) -> Rows:
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        if not text.lstrip().startswith("{"):
-            raise setting_error(key, str(path), f"is no JSON: {error}") from None
-        yield from _read_lines(path, text.splitlines(), key)
-        return
-
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        rule = "must be a list of objects, [{...}, ...], or one object a line"
-        raise setting_error(key, str(path), rule)
-    for number, row in enumerate(rows, 1):
-        yield f"{path} row {number}", row
-
-
-def _read_table(path: Path, file: Iterable[str], separator: str, key: str) -> Rows:
-    csv.field_size_limit(sys.maxsize)
-    rows = csv.DictReader(file, delimiter=separator, strict=True)
-    try:
-        for number, row in enumerate(rows, 1):
-            origin = f"{path} row {number}"
-            if None in row or None in row.values():
-                count = len(rows.fieldnames or ())
-                rule = f"does not have the {count} columns of the first line"
-                raise setting_error(key, origin, rule)
-            yield origin, row
-    except csv.Error as error:
-        raise setting_error(key, str(path), f"is no table: {error}") from None
-
-
-def _read_parquet(path: Path) -> Rows:
-    from pyarrow import parquet
-
-    number = 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path} row {number}", _without_null_keys(row)
-
-
-# -- data sets ------------------------------------------------------------------------------------
-
-
-def _saved_source(path: Path, split: str, key: str) -> Source:
-    from datasets import DatasetDict, load_from_disk
-
-    try:
-        dataset = load_from_disk(str(path))
-    except (OSError, ValueError) as error:
-        raise setting_error(key, str(path), f"cannot be read: {first_line(error)}") from None
-
-    if isinstance(dataset, DatasetDict):
-        if split not in dataset:
-            rule = f"has no split {split!r}; write {path}@{' or @'.join(dataset)}"
-            raise setting_error(key, str(path), rule)
-        dataset = dataset[split]
-
-    digest = " ".join(hash_file(Path(part["filename"])) for part in dataset.cache_files)
-    return Source(name=str(path), digest=digest, read=lambda: _rows_of(dataset, str(path)))
-
-
-def _hub_source(name: str, key: str) -> Source:
+def _find(name: str, key: str) -> Source:
     from datasets import load_dataset
 
-    path_and_subset, _, split = name.removeprefix("hf:").partition("@")
-    path, _, subset = path_and_subset.partition(":")
+    files = _files(name)
+    kinds = [KINDS.get(Path(file.removesuffix(".gz")).suffix.lower(), AS_TEXT) for file in files]
+    if any(kind != kinds[0] for kind in kinds):
+        raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
+
+    if files:
+        path, options = kinds[0]
+        options = {**options, "data_files": files, "split": "train", "streaming": True}
+    else:
+        path, _, split = name.rpartition("@") if "@" in name else (name, "", "")
+        options = {"split": split or "train"}
+        if path.startswith("hf:"):
+            path, _, subset = path.removeprefix("hf:").partition(":")
+            options["name"] = subset or None
+        elif not (folder := Path(path).expanduser()).is_dir():
+            rule = "no such file, folder or match of a pattern; hf:NAME is on the Hub"
+            raise setting_error(key, name, rule)
+        else:
+            path = str(folder)
+
     try:
-        dataset = load_dataset(path, subset or None, split=split or "train")
+        dataset = load_dataset(path, **options)
     except Exception as error:  # no such name or no network: each library raises its own
-        raise setting_error(key, name, f"cannot be loaded: {first_line(error)}") from None
-    return Source(name=name, digest=fingerprint(dataset), read=lambda: _rows_of(dataset, name))
+        raise _unreadable(name, key, error) from None
+    if not files and dataset.info.builder_name == "text":
+        rule = f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
+        raise setting_error(key, name, rule)
+
+    digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
+    return Source(name=name, key=key, digest=digest, dataset=dataset)
 
 
-def _rows_of(dataset: Any, name: str) -> Rows:
-    for number, row in enumerate(dataset, 1):
-        yield f"{name} row {number}", _without_null_keys(row)
+def _files(name: str) -> list[str]:
+    """Return the file of this name, or the files that it matches as a pattern."""
+    path = Path(name).expanduser()
+    names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
+    return [name for name in names if Path(name).is_file()]
 
 
-def _without_null_keys(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without the keys that Arrow adds to mappings inside of its columns.
-
-    All mappings of a column have the same keys there; those that a mapping lacked are null. A
-    column of the row itself may be null.
-    """
-    return {column: _without_nulls(value) for column, value in row.items()}
+def _unreadable(name: str, key: str, error: Exception) -> Exception:
+    return setting_error(key, name, f"cannot be read: {first_line(error.__cause__ or error)}")
 
 
 def _without_nulls(value: Any) -> Any:
+    """Return the value of a column without the keys that Arrow adds to mappings inside of it.
+
+    All mappings of a column have the same keys there; those that a mapping lacked are null.
+    """
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..text import did_you_mean
 from .problems import setting_error
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -29,27 +27,18 @@ SHIPPED = {"chatml": CHATML, "alpaca": ALPACA}
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """The Jinja text that writes conversations.
+    """A chat template.
 
     Args:
-        text: of the template.
-        origin: where it comes from, for people.
-        with_tools: the text for conversations with tools, where the tokenizer has another one for
-            these.
+        text: Jinja.
+        origin: where the text is from, for people.
     """
 
     text: str
     origin: str
-    with_tools: str | None = None
 
     def __str__(self) -> str:
-        if GENERATION.search(self.text) is not None:
-            return f"{self.origin}; its {{% generation %}} marks say what the assistant writes"
-        return f"{self.origin}; its loop over the messages shows what the assistant writes"
-
-    def for_tools(self, tools: object) -> str:
-        """Return the text for a conversation with these tools."""
-        return self.with_tools if tools and self.with_tools is not None else self.text
+        return self.origin
 
 
 def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
@@ -63,41 +52,15 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
         ConfigError: there is none.
     """
     own = tokenizer.chat_template
-    named: Mapping[str, str] = own if isinstance(own, Mapping) else {}
-    if given is None:
-        return _default_template(own, named)
-    if given in named:
-        return ChatTemplate(text=named[given], origin=f"the tokenizer's, {given}")
-    if given in SHIPPED:
-        return ChatTemplate(text=SHIPPED[given], origin=given)
-    if "{%" in given or "{{" in given:
-        return ChatTemplate(text=given, origin="the config's")
+    named = {**SHIPPED, **(own if isinstance(own, dict) else {"default": own})}
+    name = given or "default"
+    if named.get(name):
+        return ChatTemplate(text=named[name], origin=name if given else "the tokenizer's")
+    if "{%" in name or "{{" in name:
+        return ChatTemplate(text=name, origin="the config's")
 
     try:
-        text = Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8 text"
-        rule = f"cannot be read: {reason}; as a name: {did_you_mean(given, [*named, *SHIPPED])}"
+        return ChatTemplate(text=Path(name).expanduser().read_text(encoding="utf-8"), origin=name)
+    except (OSError, UnicodeDecodeError):
+        rule = f"is no text file, and none of the templates {', '.join(filter(named.get, named))}"
         raise setting_error("template", given, rule) from None
-    return ChatTemplate(text=text, origin=given)
-
-
-def _default_template(own: Any, named: Mapping[str, str]) -> ChatTemplate:
-    """Return the tokenizer's template.
-
-    Args:
-        own: the only one of the tokenizer, if it is text.
-        named: those of the tokenizer, by name, if it has several.
-    """
-    if isinstance(own, str):
-        return ChatTemplate(text=own, origin="the tokenizer's")
-    if "default" in named:
-        return ChatTemplate(
-            text=named["default"],
-            origin="the tokenizer's, default",
-            with_tools=named.get("tool_use"),
-        )
-
-    names = ", ".join([*named, *SHIPPED])
-    rule = f"the tokenizer has no default chat template; give {names}, a Jinja file or its text"
-    raise setting_error("template", None, rule)
