@@ -127,8 +127,10 @@ class CausalLM(TokenTask):
             return columns, None
 
         template = read_template(tokenizer, self.template)
-        self.memory.setdefault("ends", ChatWriter(tokenizer, template).turn_ends())
+        ends = self.memory.setdefault("ends", ChatWriter(tokenizer, template).turn_ends())
         self.note(f"template: {template}")
+        if not ends:
+            self.note("template: no token ends a turn of the assistant")
         return columns, template
 
     def _rows(self, documents: Documents) -> Rows:

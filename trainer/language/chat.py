@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
-from .messages import FORMS, Chat, Form, Message, in_form, spoken_text
+from .messages import FORMS, Chat, Form, Message, in_form, spoken_text, thoughts_of
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
 from .templates import GENERATION, ChatTemplate
@@ -64,12 +64,17 @@ class ChatWriter:
     Args:
         tokenizer: that knows the special tokens of the template.
         template: of the run.
+
+    Attributes:
+        without_thoughts: how many of the assistant's turns the template wrote without their
+            thoughts, as many do with all turns but the last.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
         self.tokenizer = tokenizer
         self.has_marks = GENERATION.search(template.text) is not None
         self.watched = compile_watched(template.text)
+        self.without_thoughts = 0
         self._forms: dict[bool, Form] = {}
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
@@ -90,21 +95,27 @@ class ChatWriter:
             rule = f"the template refuses this conversation: {first_line(error)}"
             raise setting_error("template", origin, rule) from None
 
+        writers = range(len(chat.messages)) if self.has_marks else {of for of, _, _ in parts}
         spans = [part for part in parts if part.message != NOBODY and chat.trained[part.message]]
         for number, message in enumerate(chat.messages):
             written = text
             if chat.trained[number]:
                 written = "".join(text[start:end] for of, start, end in spans if of == number)
             words = [_name_of(call) for call in message.get("tool_calls") or ()]
-            if message["role"] != "tool":  # whose words may be written as JSON
-                words.append(spoken_text(message))
-            if not all(word in written for word in words):
+            is_right = all(word in written for word in words)
+            said = spoken_text(message)
+            if message["role"] != "tool":
+                is_right &= said in written
+            elif said and number not in writers:  # who has a part may write the answer as JSON
+                is_right = not any(said in text[start:end] for _, start, end in spans)
+            if not is_right:
                 rule = (
                     f"the template leaves out words of the {message['role']}, or does not show "
                     "that they are its own; give another template, or put "
                     "{% generation %} around them"
                 )
                 raise setting_error("template", f"{origin} message {number + 1}", rule)
+            self.without_thoughts += chat.trained[number] and thoughts_of(message) not in written
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             rule = "the template leaves the row's tools out; give another template"

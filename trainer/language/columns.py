@@ -138,15 +138,19 @@ class Columns:
         return turns
 
 
-def read_ids(row: Row, origin: str, column: str) -> tuple[list[int], list[int]]:
+def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[int]]:
     """Return the tokens of a row that holds some, and which of them are targets.
 
     All are, or those whose label is not -100.
 
     Raises:
-        ConfigError: a label is another token than the token at its place.
+        ConfigError: a label is another token than the token at its place, or a token is no number
+            below ``vocabulary``.
     """
     ids = take_column(row, origin, column, "data")
+    if not all(isinstance(id, int) and 0 <= id < vocabulary for id in ids):
+        rule = f"{column}: must be tokens from 0 to {vocabulary - 1:,}"
+        raise setting_error("data", origin, rule)
     labels = ids if row.get("labels") is None else row["labels"]
     if len(labels) != len(ids) or any(
         label not in (-100, id) for label, id in zip(labels, ids, strict=True)

@@ -126,6 +126,13 @@ def spoken_text(message: Message) -> str:
     return str(spoken.strip())
 
 
+def thoughts_of(message: Message) -> str:
+    """Return the thoughts of a message: of their own key, or in its content."""
+    content, _, _ = message.get("content", "").rpartition("</think>")
+    thoughts = message.get("reasoning_content") or content.replace("<think>", "")
+    return str(thoughts).strip()
+
+
 def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form that a template takes."""
     formed = []

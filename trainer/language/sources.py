@@ -3,7 +3,7 @@
     rows.jsonl, .ndjson, .json, .csv, .tsv, .parquet    rows, also packed as .gz
     notes.txt and any other file                        a text, which is a row
     a/*.jsonl                                           the files of one kind that match
-    folder                                              as datasets reads a folder
+    folder                                              as datasets reads or has saved it
     hf:NAME, hf:NAME:SUBSET                             a data set of the Hub
 
 ``@SPLIT`` behind a folder or a name of the Hub names its split: ``hf:NAME@train[:1000]``. Without
@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
+# A folder of ``save_to_disk`` has one of these files. load_dataset refuses such a folder.
+SAVED = ("dataset_dict.json", "state.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def held_out(count: int, share: float) -> list[bool]:
 
 
 def _find(name: str, key: str) -> Source:
-    from datasets import load_dataset
+    from datasets import DatasetDict, load_dataset, load_from_disk
 
     files = _files(name)
     kinds = [KINDS.get(Path(file.removesuffix(".gz")).suffix.lower(), AS_TEXT) for file in files]
@@ -123,7 +125,12 @@ def _find(name: str, key: str) -> Source:
             path = str(folder)
 
     try:
-        dataset = load_dataset(path, **options)
+        if any((Path(path) / file).is_file() for file in SAVED):
+            dataset = load_from_disk(path)
+            if isinstance(dataset, DatasetDict):
+                dataset = dataset[options["split"]]
+        else:
+            dataset = load_dataset(path, **options)
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
@@ -142,7 +149,10 @@ def _files(name: str) -> list[str]:
 
 
 def _unreadable(name: str, key: str, error: Exception) -> Exception:
-    return setting_error(key, name, f"cannot be read: {first_line(error.__cause__ or error)}")
+    cause = error.__cause__ or error
+    # datasets raises StopIteration if a file has no first row.
+    reason = "it has no row" if isinstance(cause, StopIteration) else first_line(cause)
+    return setting_error(key, name, f"cannot be read: {reason}")
 
 
 def _without_nulls(value: Any) -> Any:

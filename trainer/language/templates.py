@@ -62,5 +62,6 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     try:
         return ChatTemplate(text=Path(name).expanduser().read_text(encoding="utf-8"), origin=name)
     except (OSError, UnicodeDecodeError):
-        rule = f"is no text file, and none of the templates {', '.join(filter(named.get, named))}"
-        raise setting_error("template", given, rule) from None
+        names = ", ".join(filter(named.get, named))
+        rule = f"there is no such template; give a Jinja file, its text, or one of {names}"
+        raise setting_error("template", name, rule) from None

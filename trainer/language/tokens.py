@@ -48,6 +48,8 @@ def load_tokenizer(name: str, key: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = Path(name).expanduser()
+    if path.is_file() and (path.parent / "tokenizer_config.json").is_file():
+        path = path.parent  # the file alone does not say which token ends a text
     try:
         if path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
@@ -77,6 +79,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.columns = columns
         self.writer = None if template is None else ChatWriter(tokenizer, template)
+        self.vocabulary = 1 + int(max(tokenizer.get_vocab().values()))
         self.bad_rows = bad_rows
         self.bad = 0
         self.first_bad: ConfigError | None = None
@@ -96,7 +99,7 @@ class Encoder:
                 if self.columns.ids is None:
                     texts += self._read(origin, row)
                 else:
-                    yield read_ids(row, origin, self.columns.ids)
+                    yield read_ids(row, origin, self.columns.ids, self.vocabulary)
             except ConfigError as error:
                 if self.bad_rows is None:
                     raise
@@ -290,6 +293,12 @@ def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
         notices.append(f"{encoder.bad:,} bad rows are left out, the first: {encoder.first_bad}")
     if left_out:
         notices.append(f"{left_out:,} documents without a token to train on are left out")
+
+    if encoder.writer is not None and encoder.writer.without_thoughts:
+        notices.append(
+            f"the template leaves out the thoughts of {encoder.writer.without_thoughts:,} turns; "
+            "turns: each trains on each turn as the last of its conversation"
+        )
 
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.tobytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -19,27 +18,12 @@ def test_show_packed_documents_and_their_trained_tokens(
     words = conversation_config(tmp_path, llama, sequence_length=96)
     assert cli.main(["show", *words]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("data        2 documents, ")
+    assert "note: data: columns messages" in shown and "note: template: the tokenizer's" in shown
     assert (
-        "== row 1: 96 positions" in shown
-        and "-- document 2:" in shown
-        and "positions hold nothing" in shown
-    )
-    assert (
-        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«Good day<|im_end|>»\n" in shown
-    )
-    assert "note: data: conversations in the column messages" in shown
-    assert (
-        "note: template: the tokenizer's; its {% generation %} marks say what the assistant writes"
+        "-- <|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«Good day<|im_end|>»\n"
         in shown
     )
-    assert "middle of its document" not in shown and "cut off" not in shown
-    assert cli.main(["show", *words, "--task_settings.sequence_length", "12"]) == 0
-    pieces = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("-- document")
-    ]
-    assert any("begins in the middle of its document" in line for line in pieces)
-    assert any("is cut off before the end of its document" in line for line in pieces)
+    assert shown.count("\n-- ") == 2, "a line for each document, none for the padding"
     assert cli.main(["show", *words, "--rows", "0"]) == 0
     assert "row 1" not in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -61,37 +45,15 @@ def test_show_masked_and_classified_rows(
         f"task: trainer.language:MaskedLM\ntask_settings: {{{settings}}}\nmax_steps: 1\n"
     )
     assert cli.main(["show", str(path), "--task_settings.mask_probability=0.5"]) == 0
-    data, *lines = capsys.readouterr().out.splitlines()
-    assert data.split() == ["data", "2", "rows"]
-    for title, text in zip(lines[::2], lines[1::2], strict=True):
-        count = int(title.removesuffix(" of them are to be predicted").rpartition(" ")[2])
-        assert count > 1 and text.count("«") == text.count("»") == count
-    assert any("<|im_start|>«" in text for text in lines[1::2]), (
-        "the token that hides another one, and that one"
-    )
+    shown = capsys.readouterr().out
+    assert shown.count("== row") == 2 and "<|im_start|>«" in shown
     path.write_text(path.read_text().replace("MaskedLM", "SequenceClassifier"))
     assert cli.main(["show", str(path), "--rows", "1"]) == 2, "the second text has no label"
     save_rows(rows, [{"text": "To be or not", "label": "good"}])
     capsys.readouterr()
     assert cli.main(["show", str(path), "--rows", "1"]) == 0
-    assert re.fullmatch(
-        r"data        1 rows\n== row 1: \d+ tokens\n.*To be or not.* «good»\n",
-        capsys.readouterr().out,
-    )
-
-
-def test_show_names_each_evaluation_set(
-    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sets = f"{{one: {tmp_path}/a.jsonl, other: {tmp_path}/a.jsonl}}"
-    words = conversation_config(tmp_path, llama, evaluation=sets, sequence_length=96)
-    assert cli.main(["show", *words, "--rows", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" 2 documents")[0] for line in lines[:3]] == [
-        "data       ",
-        "evaluation one",
-        "evaluation other",
-    ]
+    _, label, text = capsys.readouterr().out.splitlines()
+    assert label == "label: good" and "To be or not" in text
 
 
 def test_show_refuses_a_wrong_config_and_another_task(

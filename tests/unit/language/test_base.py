@@ -18,9 +18,9 @@ def test_evaluation_keeps_a_share_of_the_documents(
     task: Callable[..., CausalLM], texts: Path
 ) -> None:
     data = task(evaluation=0.25).build_data()
-    assert (data.train.fill.documents, data.evaluation.fill.documents) == (90, 30)
+    assert (len(data.train.ends), len(data.evaluation.ends)) == (90, 30)
     whole = task(evaluation=str(texts)).build_data()
-    assert (whole.train.fill.documents, whole.evaluation.fill.documents) == (120, 120)
+    assert (len(whole.train.ends), len(whole.evaluation.ends)) == (120, 120)
     with pytest.raises(
         ConfigError, match=r"evaluation: 0.001: keeps 0 of 120 documents; both parts must hold one"
     ):
@@ -30,9 +30,8 @@ def test_evaluation_keeps_a_share_of_the_documents(
 def test_several_evaluation_sets_have_names(task: Callable[..., CausalLM], texts: Path) -> None:
     made = task(evaluation={"prose": str(texts), "code": str(texts)})
     data = made.build_data()
-    assert [rows.fill.documents for rows in data.evaluation.values()] == [120, 120]
+    assert [len(rows.ends) for rows in data.evaluation.values()] == [120, 120]
     assert list(data.evaluation) == ["prose", "code"]
-    assert {"data", "evaluation.prose", "evaluation.code"} <= made.memory.keys()
     with pytest.raises(ConfigError, match=r"task_settings\.evaluation\.prose: .*no-such-file"):
         task(evaluation={"prose": "no-such-file.jsonl"}).build_data()
 

@@ -67,16 +67,14 @@ def test_a_conversation_is_trained_on_as_it_is_at_its_end_or_turn_by_turn() -> N
     ]
 
 
-def test_dropped_thoughts_and_rewritten_turns_are_notices() -> None:
+def test_turns_whose_thoughts_a_template_leaves_out_are_counted() -> None:
     told = encoder(DROPS_THOUGHTS)
     list(told.encode([("row", THOUGHTFUL)]))
     assert told.writer is not None
-    rewritten, dropped = told.writer.notices
-    assert "turns: each trains on each turn" in rewritten
-    assert "leaves out the thoughts of 1 of 2 turns" in dropped
+    assert told.writer.without_thoughts == 1
     plain = encoder(CHATML)
     list(plain.encode([("row", conversation("a", "b", "c", "d"))]))
-    assert plain.writer is not None and plain.writer.notices == []
+    assert plain.writer is not None and plain.writer.without_thoughts == 0
 
 
 @pytest.mark.parametrize(
@@ -125,20 +123,36 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (
             CHATML,
             {**conversation("a", "b"), "images": ["a.png"]},
-            "'row': has images; only text is supported",
+            "'row': has images or other media; only text is supported",
         ),
-        (CHATML, {"messages": IMAGE}, "row message 1': holds 'image'; only text is supported"),
-        (CHATML, {"messages": HALF}, "row message 3': weight 0.5: a message's weight is 0"),
-        (CHATML, {"messages": [{"role": "user"}]}, "row message 1': has no content"),
+        (
+            CHATML,
+            {"messages": IMAGE},
+            "row message 1': content must be text, or a list of parts that are text",
+        ),
+        (CHATML, {"messages": HALF}, "row message 3': weight 0.5: must be 0 (not trained on) or 1"),
+        (CHATML, {"messages": [{"role": "user"}]}, "row message 1': content must be text"),
         (CHATML, {"messages": ["hi"]}, "row message 1': must be {role: ..., content: ...}"),
-        (CHATML, {"messages": [{"text": "hi"}]}, "it has text"),
-        (CHATML, {"messages": CALLING}, "row message 2': the template leaves its tool calls out"),
+        (
+            CHATML,
+            {"messages": [{"text": "hi"}]},
+            "row message 1': must be {role: ..., content: ...}",
+        ),
+        (
+            CHATML,
+            {"messages": CALLING},
+            "row message 2': the template leaves out words of the assistant",
+        ),
         (
             CHATML,
             {**conversation("a", "b"), "tools": [CALL]},
             "'row': the template leaves the row's tools out",
         ),
-        (CHATML, {**conversation("a", "b"), "tools": "["}, "tools: is no JSON"),
+        (
+            CHATML,
+            {**conversation("a", "b"), "tools": "["},
+            "tools: must be a list, or its JSON text",
+        ),
         (
             ENDS_TURNS.replace("{%- for other", "{%- if false %}{%- for other")
             .replace("{{- ':' + m.content + '<|im_end|>' }}", "{%- endif %}")
@@ -146,27 +160,27 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
                 "arguments | tojson }}", "arguments | tojson + messages[loop.index].content }}"
             ),
             {"messages": CALLING},
-            "row message 3': the template writes the answer of a tool into the assistant's turn",
+            "row message 3': the template leaves out words of the tool",
         ),
         (
             FILTERED,
             conversation("a", "b"),
-            "does not show whose text is whose: put {% generation %}",
+            "row message 2': the template leaves out words of the assistant, or does not show",
         ),
         (
             CHATML.replace("+ message.content", ""),
             conversation("why", ""),
-            "does not write what the user says",
+            "row message 1': the template leaves out words of the user",
         ),
         (
             UNMARKED.replace("{{ m.content }}<|im_end|>{% else %}", "<|im_end|>{% else %}"),
             conversation("a", "words"),
-            "row message 2': the template does not write what the assistant says",
+            "row message 2': the template leaves out words of the assistant",
         ),
         (
             MARKED.replace("{% generation %}{{ m.content }}", "{% generation %}"),
             conversation("a", "words"),
-            "row message 2': the template does not write what the assistant says",
+            "row message 2': the template leaves out words of the assistant",
         ),
         (
             "{{ raise_exception('no such talk') }}",
@@ -208,7 +222,7 @@ def test_a_template_that_raises_is_named_with_the_conversation(
             data=data, messages_column="messages", template=template_file(tmp_path, strict)
         )
         with pytest.raises(
-            ConfigError, match=r"a.jsonl:2': the chat template refuses this conversation: no system"
+            ConfigError, match=r"a.jsonl row 2': the template refuses this conversation: no system"
         ):
             causal.build_data()
 

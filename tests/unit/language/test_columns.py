@@ -38,23 +38,23 @@ def test_rows_of_instructions_are_conversations() -> None:
         (
             {"text_column": "txt"},
             [{"text": "a"}],
-            r"text_column: 'txt': no such column in .*:1; did you mean 'text'\?",
+            r"text_column: 'txt': holds nothing in .* row 1, which has text",
         ),
         (
             {},
             [{"chosen": "a"}],
-            r"no such column in .*; known: chosen; found without a key are messages or",
+            r"text_column: 'text': holds nothing in .* row 1, which has chosen",
         ),
-        ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .*:1"),
+        ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .* row 1"),
         (
             {"messages_column": "text"},
             [{"text": "hello"}],
-            r"messages_column: '.*:1': must hold a list of \{role",
+            r"messages_column: '.* row 1': must hold a list of \{role",
         ),
         (
             {"messages_column": "messages", "template": "/no/such.jinja"},
             [conversation("a", "b")],
-            r"template: '/no/such.jinja': cannot be read: No such file",
+            r"template: '/no/such.jinja': there is no such template",
         ),
     ],
 )
@@ -73,7 +73,8 @@ def test_columns_and_templates_that_do_not_fit_are_refused(
 def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     with pytest.raises(
-        ConfigError, match=r"messages_column: 'messages': .*a.txt is plain text, without columns"
+        ConfigError,
+        match=r"messages_column: 'messages': holds nothing in .*a.txt row 1, which has text",
     ):
         task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
 
@@ -88,7 +89,7 @@ def test_tokens_of_rows_are_taken_as_they_are(
     assert sorted(trained_texts(causal)) == sorted(
         [tokenizer().decode(ids[3:]), tokenizer().decode(ids[1:])]
     )
-    assert causal.notices() == ["data: tokens in the column input_ids, labels where there are any"]
+    assert causal.notices() == ["data: columns input_ids"]
     for row, rule in (
         ({"input_ids": [999_999]}, "tokens from 0 to"),
         ({"input_ids": ids, "labels": ids[1:]}, "labels"),
@@ -100,7 +101,7 @@ def test_tokens_of_rows_are_taken_as_they_are(
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (conversation("Hi", "Good day"), "conversations in the column messages"),
+        (conversation("Hi", "Good day"), "data: columns messages"),
         (
             {
                 "conversations": [
@@ -108,10 +109,13 @@ def test_tokens_of_rows_are_taken_as_they_are(
                     {"from": "gpt", "value": "Good day"},
                 ]
             },
-            "conversations in",
+            "data: columns conversations",
         ),
-        ({"prompt": "Hi", "completion": " Good day"}, "prompts and completions in"),
-        ({"instruction": "Hi", "input": "", "output": "Good day"}, "instruction, input and output"),
+        ({"prompt": "Hi", "completion": " Good day"}, "data: columns prompt, completion"),
+        (
+            {"instruction": "Hi", "input": "", "output": "Good day"},
+            "data: columns instruction, input, output",
+        ),
         ({"text": "Good day", "messages": 3}, ""),
     ],
 )

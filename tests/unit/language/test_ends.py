@@ -77,10 +77,7 @@ def test_the_trained_end_of_a_turn_ends_generation(
     folder = tmp_path / "model"
     monkeypatch.chdir(tmp_path)
     task = trained(Path("base"), chats, folder, adapter=adapter)
-    told = (
-        "generation: trained to end with <|im_end|>, and the exported model ends there; "
-        "the given model ended with <|end|>"
-    )
+    told = "generation: the exported model ends its texts with <|im_end|>, <|end|>"
     assert told in task.notices()
     written = AutoTokenizer.from_pretrained(folder)
     assert written.eos_token == "<|im_end|>"

@@ -10,7 +10,7 @@ from chats import CALL, encoder, trained_spans
 from tiny_language import MARKED, conversation, tokenizer
 
 from trainer import ConfigError
-from trainer.language.messages import Form, read_chat, spoken_text, thoughts_of
+from trainer.language.messages import Form, in_form, read_chat, spoken_text, thoughts_of
 from trainer.language.templates import CHATML
 
 
@@ -63,18 +63,18 @@ def test_other_forms_of_messages_are_read(row: dict[str, Any]) -> None:
 
 def test_a_function_call_as_text_is_refused() -> None:
     messages = [{"from": "human", "value": "Time?"}, {"from": "function_call", "value": "{}"}]
-    with pytest.raises(ConfigError, match="row message 2': is a function call as text"):
-        read_chat("row", messages, key="messages_column")
+    with pytest.raises(ConfigError, match=r"row message 2': .* a call of a tool its tool_calls"):
+        read_chat("row", "messages_column", [], messages, {})
 
 
 @pytest.mark.parametrize(
     ("form", "arguments"),
-    [(Form(), {"zone": "CET"}), (Form(arguments_as_text=True), '{"zone": "CET"}')],
+    [(Form(False, False), {"zone": "CET"}), (Form(True, False), '{"zone": "CET"}')],
 )
 def test_arguments_of_a_call_are_text_or_a_mapping(form: Form, arguments: Any) -> None:
     for given in ({"zone": "CET"}, '{"zone": "CET"}'):
         call = {"function": {"name": "get_time", "arguments": given}}
-        [message] = form.apply([{"role": "assistant", "tool_calls": [call]}])
+        [message] = in_form(form, [{"role": "assistant", "tool_calls": [call]}])
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
@@ -83,4 +83,4 @@ def test_thoughts_are_taken_from_their_key_or_the_content() -> None:
     assert thoughts_of({"reasoning_content": " so "}) == "so"
     assert thoughts_of({"content": content}) == "hm"
     assert thoughts_of({"content": "Hello"}) == ""
-    assert spoken_text(content) == "Hello"
+    assert spoken_text({"content": content}) == "Hello"

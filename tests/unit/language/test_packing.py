@@ -30,7 +30,9 @@ def corpus(folder: Path, *documents: list[int], is_target: Callable[[int], bool]
     for token in chain(*documents):
         tokens.append(token | int(TARGET) if is_target(token) else token)
     ends = np.cumsum([len(document) for document in documents])
-    return Corpus(tokens=np.array(tokens, np.uint32), ends=ends, folder=folder, left_out=0)
+    return Corpus(
+        tokens=np.array(tokens, np.uint32), ends=ends, folder=folder, content="", notices=[]
+    )
 
 
 def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
@@ -56,16 +58,6 @@ def test_every_prediction_of_every_document_comes_once(tmp_path: Path) -> None:
         assert predictions(rows) == wanted, "cut documents lose no prediction at the cut"
         assert all(len(rows[number]["input_ids"]) <= 8 for number in range(len(rows)))
     assert len(rows) == 1 + 3 + 1 + 1, "none: a row for each piece"
-
-
-def test_the_cuts_of_a_row_are_those_of_its_documents(tmp_path: Path) -> None:
-    rows = rows_of(corpus(tmp_path, list(range(1, 12)), [20, 21]), tmp_path, 4, packing="none")
-    assert [rows.cuts(number) for number in range(len(rows))] == [
-        [(False, True)],
-        [(True, True)],
-        [(True, False)],
-        [(False, False)],
-    ]
 
 
 def test_iteration_over_rows_ends_behind_the_last_one(tmp_path: Path) -> None:
@@ -95,7 +87,7 @@ def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_lef
     found = corpus(tmp_path, [*range(1, 10), 100, 101], is_target=lambda token: token >= 100)
     rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
-    assert len(rows) == 1 and rows.fill.left_out == 2
+    assert len(rows) == 1
     with pytest.raises(
         DataError, match="no document has a token to train on in its first 4 positions"
     ):
@@ -105,9 +97,9 @@ def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_lef
 def test_long_documents_are_cut_or_refused_on_request(tmp_path: Path) -> None:
     found = corpus(tmp_path, [1, 2], list(range(10, 25)))
     rows = rows_of(found, tmp_path, 6, long_documents="cut")
-    assert predictions(rows)[-1] == (15, 16) and rows.fill.long == 1
+    assert predictions(rows)[-1] == (15, 16)
     with pytest.raises(
-        ConfigError, match=r"sequence_length: 6: 1 documents have more tokens, up to 15; raise it"
+        ConfigError, match=r"sequence_length: 6: a document has 15 tokens; raise it"
     ):
         rows_of(found, tmp_path, 6, long_documents="refuse")
     assert (
@@ -126,7 +118,8 @@ def test_best_fit_fills_rows_and_keeps_to_their_length() -> None:
 def test_real_text_fills_rows_by_98_percent(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     texts = save_texts(tmp_path / "many.jsonl", count=1500)
     built = task(data=str(texts), sequence_length=256).build_data().train
-    assert built.fill.used >= 0.98 and built.fill.documents == len(paragraphs(1500)) > 1000
+    used = sum(len(row["input_ids"]) for row in built)
+    assert used >= 0.98 * 256 * len(built) and len(paragraphs(1500)) > 1000
 
     row = built[3]
     text = tokenizer().decode(row["input_ids"][row["position_ids"] < 40][:30].tolist())

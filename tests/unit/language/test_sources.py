@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import json
 from pathlib import Path
@@ -66,13 +67,18 @@ def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> 
             writer.writerows(texts)
         assert read_rows(str(tmp_path / name)) == texts, name
     (tmp_path / "c.csv").write_text("text,label\na,b\nc\n")
-    with pytest.raises(
-        ConfigError, match=r"c.csv row 2': does not have the 2 columns of the first line"
-    ):
-        read_rows(str(tmp_path / "c.csv"))
+    assert read_rows(str(tmp_path / "c.csv"))[1] == {"text": "c", "label": ""}
     (tmp_path / "d.csv").write_text('text\n"open')
-    with pytest.raises(ConfigError, match=r"d.csv': is no table: "):
+    with pytest.raises(ConfigError, match=r"d.csv': cannot be read: "):
         read_rows(str(tmp_path / "d.csv"))
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored")  # datasets leaves the file open
+def test_a_row_with_more_columns_than_the_first_line_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,b,c\n")
+    with pytest.raises(ConfigError, match=r"a.csv': .* more columns than the first line"):
+        read_rows(str(tmp_path / "a.csv"))
+    gc.collect()
 
 
 def test_null_keys_that_arrow_adds_are_removed(tmp_path: Path) -> None:
@@ -86,10 +92,13 @@ def test_null_keys_that_arrow_adds_are_removed(tmp_path: Path) -> None:
 
 
 def test_plain_text_is_one_document_a_file_in_the_order_of_names(tmp_path: Path) -> None:
-    for name in ("b/2.md", "a.txt", "b/1.txt", ".hidden/x.txt"):
+    for name in ("b/2.txt", "a.txt", "b/1.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"text of {name}\n")
-    assert read_rows(str(tmp_path)) == ["text of a.txt\n", "text of b/1.txt\n", "text of b/2.md\n"]
+        (tmp_path / name).write_text(f"text of {name}\n\nand more\n")
+    with pytest.raises(ConfigError, match=r"holds texts; name the files, .*/\*\*/\*.txt"):
+        read_rows(str(tmp_path))
+    found = [row["text"].split("\n")[0] for row in read_rows(f"{tmp_path}/**/*.txt")]
+    assert found == ["text of a.txt", "text of b/1.txt", "text of b/2.txt"]
 
 
 def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
@@ -104,26 +113,16 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("absent.txt", None, r"data: '.*absent.txt': no such file, folder or match of a pattern"),
-        ("latin.txt", "é".encode("latin-1"), r"data: '.*latin.txt': is no UTF-8 text \(byte 0\)"),
+        ("latin.txt", "é".encode("latin-1"), r"data: '.*latin.txt': cannot be read: 'utf-8' codec"),
         (
             "bad.jsonl",
             b'{"text": "a"}\n{"text": \n',
-            r"data: '.*bad.jsonl:2': is no JSON: Expecting value",
+            r"'.*bad.jsonl': .*JSON parse error.* in row 1",
         ),
-        ("list.jsonl", b"[1]\n", r"data: '.*list.jsonl:1': must be an object with columns"),
-        ("object.json", b"{}", r"data: '.*object.json': must be a list of objects"),
-        ("numbers.json", b"[1]", r"data: '.*numbers.json': must be a list of objects"),
-        ("cut.json", b'{"a": 1}\n{"a": \n', r"data: '.*cut.json:2': is no JSON"),
-        (
-            "half.jsonl.gz",
-            gzip.compress(b'{"a": 1}', mtime=0)[:-4],
-            r"data: '.*half.jsonl.gz': cannot be decompressed",
-        ),
-        (
-            "a.jsonl.zst",
-            b"\x28\xb5\x2f\xfd",
-            r"data: '.*a.jsonl.zst': is no UTF-8 text \(byte 1\); .txt, .jsonl, .json",
-        ),
+        ("cut.json", b'{"a": 1}\n{"a": \n', r"'.*cut.json': cannot be read: JSON parse error"),
+        ("half.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], r"'.*half.jsonl.gz': .*ended"),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfd", r"'.*a.jsonl.zst': .*zstd not supported"),
+        ("empty.jsonl", b"", r"'.*empty.jsonl': cannot be read: it has no row"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -143,12 +142,12 @@ def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="empty': holds no file"):
+    with pytest.raises(ConfigError, match=r"empty': cannot be read: .* any data files"):
         read_rows(str(tmp_path / "empty"))
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
         str(tmp_path / "splits")
     )
-    with pytest.raises(ConfigError, match=r"splits': has no split 'train'; write .*splits@test"):
+    with pytest.raises(ConfigError, match=r"splits': cannot be read: .*train"):
         read_rows(str(tmp_path / "splits"))
-    with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be loaded: "):
+    with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be read: "):
         read_rows("hf:no-such/set")
