@@ -5,8 +5,7 @@ Needs the extra ``llm``. The core of the package never imports this folder; some
 How a file of rows becomes a packed batch, and which module does which step:
 
 1. ``sources``: the setting ``data`` (a file, a folder, a pattern, a data set of the Hub) becomes
-   rows, each with its file and line for error messages. ``folders`` decides which files of a folder
-   are data.
+   rows, each with its file and number for messages of errors. ``datasets`` reads them.
 2. ``columns``: which columns of a row hold the text, the conversation, or the prompt and answer.
    ``messages`` brings conversations of any data set to one form.
 3. ``chat``: the chat template (``templates``) writes a conversation as one text, and ``rendering``
@@ -14,14 +13,12 @@ How a file of rows becomes a packed batch, and which module does which step:
 4. ``tokens``: the tokenizer turns texts into one memory-mapped file of tokens, made once per
    machine. One bit of each token says whether it is a target, that is, whether it has a loss.
 5. ``packing``: documents are cut and put together into rows of one length, and rows into batches
-   of input_ids, labels, position_ids and the borders of documents. ``attention`` chooses what
-   keeps documents in one row apart: torch's kernel, which is told the borders
-   (``varlen_stand_in`` on CPUs), or a mask. ``separation`` proves on the model itself that they
-   do not see each other.
+   of input_ids, labels and position_ids, by which transformers keeps the documents of a row
+   apart. ``separation`` proves on the model itself that they do not see each other.
 6. ``causal``, ``masked``, ``classifier``: the tasks, on ``base``. ``loss`` computes the mean over
    the targets. ``pretrained`` and ``meta_model`` build the model without values and find these in
-   its files; ``adapters`` and ``quantized`` add LoRA and QLoRA.
-7. ``ends``, ``turn_end``, ``card``: what an export holds beside the weights.
+   its files. ``adapters`` and ``quantized`` add LoRA and QLoRA.
+7. ``ends``, ``card``: the text's end and the model card of an export.
 """
 
 from .adapters import Adapter
