@@ -56,30 +56,26 @@ def add_adapter(
         task_type: as peft calls it; None for a task that it does not know.
 
     Raises:
-        ConfigError: a target is no layer of the model, or it cannot be quantized.
+        ConfigError: a target is no layer of the model, or the model cannot be quantized.
     """
     from peft import LoraConfig, get_peft_model
-    from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    layers = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            layers[name] = module
     targets = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
-    for target in targets:
-        if target != ALL and not any(f".{name}".endswith(f".{target}") for name in layers):
-            raise setting_error("adapter.targets", target, "the model has no such linear layer")
-
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor
         lora_dropout=adapter.dropout,
         target_modules=ALL if ALL in targets else targets,
         # GPT-2 stores its weights transposed.
-        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
         task_type=task_type,
     )
+    layers = [f".{name}" for name, _ in model.named_modules()]
+    for target in targets:
+        if target != ALL and not any(name.endswith(f".{target}") for name in layers):
+            raise setting_error("adapter.targets", target, "the model has no such layer")
+
     if adapter.quantize is not None:
         put_4_bit_layers(model, adapter.quantize, stored)
     adapted = get_peft_model(model, config)
@@ -97,11 +93,15 @@ def adapter_part(model: Any) -> SavedPart:
         model: not prepared yet.
 
     Raises:
-        ConfigError: something is trained that the file of an adapter cannot hold.
+        ConfigError: a trained tensor is not in the file of an adapter.
     """
     from peft.utils import get_peft_model_state_dict
 
     tensors = dict(canonical_state(model))
+    first_name: dict[int, str] = {}  # of each tensor, by which checkpoints know shared ones
+    for name, tensor in tensors.items():
+        first_name.setdefault(id(tensor), name)
+
     # For "auto" peft would ask the hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
         model,
@@ -109,20 +109,11 @@ def adapter_part(model: Any) -> SavedPart:
         adapter_name=str(model.active_adapter),
         save_embedding_layers=False,
     )
-    name_in_file = {id(tensor): name for name, tensor in in_file.items()}
-    names: dict[str, str] = {}
-    held: set[int] = set()
-    wrong = []
-    for name, tensor in tensors.items():
-        if id(tensor) in name_in_file:  # a shared tensor by its first name
-            names[name] = name_in_file.pop(id(tensor))
-            held.add(id(tensor))
-        elif tensor.requires_grad and id(tensor) not in held:
-            wrong.append(name)
-
-    wrong += name_in_file.values()
-    if wrong:
-        rule = f"the file of an adapter cannot hold {listed(wrong)}; train the adapter alone"
+    names = {first_name[id(tensor)]: name for name, tensor in in_file.items()}
+    lost = [name for name in first_name.values() if tensors[name].requires_grad]
+    lost = [name for name in lost if name not in names]
+    if lost:
+        rule = f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone"
         raise setting_error("adapter", "", rule)
     return SavedPart(file=FILE, names=names, save_config=partial(_save_config, model))
 
@@ -131,10 +122,6 @@ def _save_config(model: Any, directory: Path) -> None:
     """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
     config = copy.copy(model.peft_config[str(model.active_adapter)])
     config.inference_mode = True
-    if config.base_model_name_or_path:
-        base = Path(config.base_model_name_or_path).expanduser()
-        if base.is_dir():
-            config.base_model_name_or_path = str(base.absolute())  # found from anywhere
     config.save_pretrained(str(directory))
 
     generation_config = getattr(model.get_base_model(), "generation_config", None)

@@ -122,7 +122,9 @@ def build_on_meta(
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
-    model.name_or_path = model.config.name_or_path = name
+    # An adapter names its base by this path, which is to be found from any working directory.
+    is_local = Path(name).expanduser().is_dir()
+    model.name_or_path = model.config.name_or_path = str(folder.absolute()) if is_local else name
     return model, stored
 
 

@@ -26,7 +26,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
     for part in (
         "library_name: peft",
         f"base_model: {llama}",
-        f"- {texts}",
+        f"data: {texts}",
         "r: 4",
         "| run | Odd-single-1 |",
         "| strategy | single |",
