@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path, PurePath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -25,53 +25,36 @@ from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
 # Values of attention for which transformers keeps packed documents apart by a mask. The others are
 # flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
 LARGEST_EXPONENT = 700.0  # exp(710) is larger than any float
 
 
-def sources_by_set(
-    evaluation: str | float | Mapping[str, str] | None,
-) -> dict[str, tuple[str, str]]:
-    """Return the key of the setting and the source of each evaluation set, by its name.
-
-    A single set has the name "". Nothing is returned for a share of the data.
-    """
-    if isinstance(evaluation, Mapping):
-        return {name: (f"evaluation.{name}", source) for name, source in evaluation.items()}
-    if isinstance(evaluation, str):
-        return {"": ("evaluation", evaluation)}
-    return {}
-
-
 def as_evaluation(sets: Mapping[str, Any]) -> Any:
-    """Return evaluation sets as ``Data.evaluation`` has them: none, a single one, or several."""
-    if not sets:
-        return None
-    return sets.get("", sets)
+    """Return evaluation sets as ``Data.evaluation`` has them: none, a single set, or several."""
+    return sets.get("", sets) if sets else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """A task with a transformers model, which may be built without values, and a tokenizer.
+    """A task with a transformers model, which is built without values, and a tokenizer.
 
     Args:
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
-        adapter: low-rank adapters, which alone are trained; {} for the defaults.
+        adapter: low-rank adapters, which alone are trained. {} for the defaults.
         attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
             model's class takes.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
         cache_dir: for tokens, and for converted tensors of experts.
-        data: what to train on: a file, a folder, a pattern, hf:NAME, or a list of these
+        data: to train on: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
-        evaluation: what to evaluate on, named in the same way; or the share of ``data`` that is
-            kept for it, such as 0.05; or several sets by name: ``{prose: a.jsonl, code: b.jsonl}``.
-        memory: what the task keeps between its calls: the tokenizer, the files of the model,
-            counts of its data, notices.
+        evaluation: the data to evaluate on, named in the same way, or the share of ``data`` that is
+            kept for evaluation, such as 0.05, or several sets by name: ``{prose: a.jsonl, code:
+            b.jsonl}``.
+        memory: kept between calls: the tokenizer, the files of the model, notices.
     """
 
     model: LocalPath | None = None
@@ -85,11 +68,7 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Let code give an adapter as a mapping, and paths as such."""
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if isinstance(value, PurePath):
-                object.__setattr__(self, setting.name, str(value))
+        """Take an adapter as a mapping, which code may give."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
 
@@ -105,7 +84,18 @@ class LanguageTask(Task):
             "max_grad_norm": 1.0,
         }
 
-    # -- tokenizer and notices --------------------------------------------------------------------
+    # -- data -------------------------------------------------------------------------------------
+
+    def evaluation_sources(self) -> dict[str, tuple[str, str]]:
+        """Return the key of the setting and the source of each evaluation set, by its name.
+
+        A single set has the name "". A share of ``data`` has no source.
+        """
+        if isinstance(self.evaluation, Mapping):
+            return {name: (f"evaluation.{name}", path) for name, path in self.evaluation.items()}
+        if self.evaluation is None or isinstance(self.evaluation, float):
+            return {}
+        return {"": ("evaluation", str(self.evaluation))}
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
@@ -115,15 +105,12 @@ class LanguageTask(Task):
         return self.memory["tokenizer"]
 
     def vocabulary(self) -> int:
-        """Return one more than the largest token."""
+        """Return the largest token plus 1."""
         return 1 + int(max(self.load_tokenizer().get_vocab().values()))
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner, each once."""
-        known = self.memory.setdefault("notices", [])
-        for line in lines:
-            if line not in known:
-                known.append(line)
+        self.memory.setdefault("notices", {}).update(dict.fromkeys(lines))
 
     def notices(self) -> list[str]:
         return list(self.memory.get("notices", ()))
@@ -131,26 +118,24 @@ class LanguageTask(Task):
     # -- model ------------------------------------------------------------------------------------
 
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
-        """Build the pretrained model, without values where its files are safetensors.
+        """Build the pretrained model without its values.
 
         Args:
             auto_class: of transformers.
             options: of the model's configuration.
         """
-        ignored = self.ignore_tensors or []
-        if isinstance(ignored, str):
-            ignored = [ignored]
+        given = self.ignore_tensors or []
+        ignored = [given] if isinstance(given, str) else given
         model, self.memory["stored"] = build_on_meta(
             str(self.model), self.attention, self.cache_dir, auto_class, ignored, **options
         )
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
-        """Return a model with adapters, if the task has any, and the name of its class in the
-        configuration.
+        """Return a model with the task's adapters, and its class named in the configuration.
 
         Args:
-            model: as built; changed in place.
+            model: without adapters, changed in place.
             task_type: as of ``add_adapter``.
         """
         model.config.architectures = [type(model).__name__]
@@ -166,15 +151,13 @@ class LanguageTask(Task):
         return None if self.adapter is None else adapter_part(model)
 
     def for_model(self, folder: Path) -> LanguageTask | None:
-        """Return the task with another pretrained model, whole, and the tokenizer beside it.
+        """Return the task with the pretrained model of a folder, without an adapter.
 
         None for a folder with an adapter, which is read into the model of this task.
         """
         if not (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return None
-        has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
-        tokenizer = self.tokenizer or (None if has_tokenizer else self.model)
-        settings: dict[str, Any] = {"model": str(folder), "tokenizer": tokenizer, "adapter": None}
+        settings: dict[str, Any] = {"model": str(folder), "adapter": None}
         if hasattr(self, "config"):  # of a model from scratch
             settings["config"] = None
         return replace(self, **settings)
@@ -216,16 +199,15 @@ class TokenTask(LanguageTask):
     Args:
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
-        text_column: of rows with columns, the one that is trained on.
-        bad_rows: ``leave_out`` continues without rows that cannot be trained on; by default the
-            first one ends the run.
+        text_column: the column to train on, of rows with columns.
+        bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
+            first bad row ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
 
     config: dict[str, Any] | None = None
     text_column: str = "text"
-    # None, and not a word for it: runs from before this setting compare as equal to it.
     bad_rows: BadRows = None
 
     def __post_init__(self) -> None:
@@ -235,34 +217,24 @@ class TokenTask(LanguageTask):
                 "give one of model (a folder or a name) and config (model_type and sizes)"
             )
         if self.config is not None and self.tokenizer is None:
-            raise ValueError(
-                "tokenizer: a model from scratch has none of its own; name a folder or a "
-                "tokenizer.json"
-            )
-        if isinstance(self.evaluation, float) and not 0 < self.evaluation < 1:
-            raise ValueError(
-                f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1"
-            )
+            raise ValueError("a model from scratch needs a tokenizer: a folder or a tokenizer.json")
 
     def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
-        """Return the columns to train on, and the template where rows are conversations.
+        """Return the columns to train on, and the template if rows are conversations.
 
         Args:
-            row: the first one; None: there is none.
+            row: the first row of the data; None if the data is empty.
         """
         return Columns(text=self.text_column), None
 
     def documents(self) -> tuple[Documents, dict[str, Documents]]:
         """Return the documents to train on and those to evaluate on, by set, as tokens."""
         train = self._tokenized("data", self.data)
+        sets = {name: self._tokenized(*place) for name, place in self.evaluation_sources().items()}
         if isinstance(self.evaluation, float):
             kept = np.array(held_out(len(train.chosen), self.evaluation))
-            evaluation = Documents("evaluation", train.corpus, train.chosen[kept])
-            return Documents("data", train.corpus, train.chosen[~kept]), {"": evaluation}
-
-        sets = {}
-        for name, (key, source) in sources_by_set(self.evaluation).items():
-            sets[name] = self._tokenized(key, source)
+            sets[""] = train._replace(key="evaluation", chosen=train.chosen[kept])
+            train = train._replace(chosen=train.chosen[~kept])
         return train, sets
 
     def _tokenized(self, key: str, names: str | list[str]) -> Documents:
@@ -303,14 +275,14 @@ class TokenTask(LanguageTask):
         return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how
+        # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how
         # documents are cut into batches.
         perplexity = math.exp(min(metrics["loss"], LARGEST_EXPONENT))
         return {**metrics, "perplexity": perplexity}
 
 
 def _first_row(sources: Sequence[Source]) -> Row | None:
-    """Return the first row of some sources, or None where they are empty."""
+    """Return the first row of some sources; None if they are empty."""
     for source in sources:
         for _, row in source.read():
             return row

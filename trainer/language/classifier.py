@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +15,9 @@ from xxhash import xxh3_128_hexdigest
 
 from ..errors import DataError
 from ..task import Data
-from .base import LanguageTask, as_evaluation, sources_by_set
+from .base import LanguageTask, as_evaluation
 from .card import model_card
 from .columns import take_column, take_text
-from .problems import setting_error
 from .sources import find_sources, held_out
 
 if TYPE_CHECKING:
@@ -55,28 +53,22 @@ class SequenceClassifier(LanguageTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        examples = self._examples("data", self.data)
-        labels = {label for _, label in examples}
-        # Shorter ones first: 2 before 10.
+        train = self._examples("data", self.data)
+        # Shorter labels first: 2 before 10.
+        labels = {label for _, label in train}
         self.memory["labels"] = sorted(labels, key=lambda label: (len(label), label))
 
-        sets: dict[str, list[Example]] = {}
+        sets = {name: self._examples(*place) for name, place in self.evaluation_sources().items()}
         if isinstance(self.evaluation, float):
-            kept = held_out(len(examples), self.evaluation)
-            sets[""] = list(compress(examples, kept))
-            examples = list(compress(examples, [not keep for keep in kept]))
-        for name, (key, source) in sources_by_set(self.evaluation).items():
-            sets[name] = self._examples(key, source)
-            unknown = {label for _, label in sets[name]} - labels
-            if unknown:
-                rule = f"has a label that data lacks: {min(unknown)!r}"
-                raise setting_error(key, source, rule)
+            kept = held_out(len(train), self.evaluation)
+            sets[""] = list(compress(train, kept))
+            train = list(compress(train, [not is_kept for is_kept in kept]))
 
-        shared = (self.load_tokenizer(), self.memory["labels"], self.sequence_length)
-        collate = partial(_collate, *shared)
-        version = xxh3_128_hexdigest(json.dumps(examples).encode())
         return Data(
-            train=examples, evaluation=as_evaluation(sets), collate=collate, version=version
+            train=train,
+            evaluation=as_evaluation(sets),
+            collate=self._collate,
+            version=xxh3_128_hexdigest(json.dumps(train).encode()),
         )
 
     def load_tokenizer(self) -> Any:
@@ -95,6 +87,19 @@ class SequenceClassifier(LanguageTask):
         if not examples:
             raise DataError(f"task_settings.{key}: no rows")
         return examples
+
+    def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Return a batch of texts, padded to the longest, with the number of each label."""
+        texts, labels = zip(*examples, strict=True)
+        coded = self.load_tokenizer()(
+            list(texts),
+            truncation=True,
+            max_length=self.sequence_length,
+            padding=True,
+            return_tensors="pt",
+        )
+        numbers = [self.memory["labels"].index(label) for label in labels]
+        return {**coded, "labels": torch.tensor(numbers)}
 
     # -- model ------------------------------------------------------------------------------------
 
@@ -125,10 +130,12 @@ class SequenceClassifier(LanguageTask):
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the label of each text, the predicted one, and the logits of all classes."""
         logits = _logits(model, batch)
-        numbers = {"label": batch["labels"], "predicted": logits.argmax(-1)}
         classes = self.memory["labels"]
-        named = {key: [classes[one] for one in value.tolist()] for key, value in numbers.items()}
-        return {**named, "logits": logits}
+        return {
+            "label": [classes[number] for number in batch["labels"].tolist()],
+            "predicted": [classes[number] for number in logits.argmax(-1).tolist()],
+            "logits": logits,
+        }
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
@@ -139,13 +146,3 @@ def _logits(model: nn.Module, batch: Any) -> Tensor:
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     logits: Tensor = model(**inputs).logits.float()
     return logits
-
-
-def _collate(
-    tokenizer: Any, labels: list[str], length: int, examples: Sequence[Example]
-) -> dict[str, Tensor]:
-    """Return a batch of texts, padded to the longest, with the number of each label."""
-    texts = [text for text, _ in examples]
-    numbers = [labels.index(label) for _, label in examples]
-    coded = tokenizer(texts, truncation=True, max_length=length, padding=True, return_tensors="pt")
-    return {**coded, "labels": torch.tensor(numbers)}

@@ -39,8 +39,8 @@ class MaskedLM(TokenTask):
             cache_dir: as of ``CausalLM``.
         sequence_length: tokens of a row, at most; longer texts are cut into several rows.
         mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are
-            hidden, 10 % are replaced by other tokens, 10 % are left. Which ones, is drawn anew in
-            each epoch, and once for evaluation.
+            hidden, 10 % are replaced by other tokens, 10 % are left. They are drawn anew in each
+            epoch, and once for evaluation.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 512
@@ -92,21 +92,19 @@ class Pieces(Dataset[Any]):
     """Documents as tokens, each cut into pieces of at most ``length``.
 
     Args:
-        mask: for evaluation, where each piece is masked in the same way every time; without one
-            the pieces are plain tokens.
+        mask: for evaluation, to mask each piece in the same way every time. Without a mask the
+            pieces are plain tokens.
     """
 
     def __init__(self, documents: Documents, length: int, mask: Mask | None = None) -> None:
-        self.tokens = documents.corpus.tokens
+        corpus, chosen = documents.corpus, documents.chosen
+        self.tokens = corpus.tokens
         self.mask = mask
-        self.version = documents.corpus.version(documents.chosen)
-        starts = documents.corpus.starts[documents.chosen].tolist()
-        ends = documents.corpus.ends[documents.chosen].tolist()
-        spans = []  # first token and end of each piece
-        for start, end in zip(starts, ends, strict=True):
-            for first in range(start, end, length):
-                spans.append((first, min(first + length, end)))
-        self.spans = np.array(spans, np.int64).reshape(-1, 2)
+        self.version = corpus.version(chosen)
+        spans = []
+        for start, end in zip(corpus.starts[chosen], corpus.ends[chosen], strict=True):
+            spans += [(first, min(first + length, end)) for first in range(start, end, length)]
+        self.spans = np.array(spans, np.int64)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -123,7 +121,7 @@ class Mask:
 
     Args:
         probability: share of the tokens that are to be predicted, at least one of each row.
-        token: stands for a hidden one.
+        token: stands for a hidden token.
         vocabulary: number of tokens.
         special: tokens that are not to be predicted, unless a row has no others.
         padding: token of padded positions.
@@ -141,8 +139,7 @@ class Mask:
         Args:
             ids: (tokens,).
         """
-        is_special = torch.isin(ids, torch.tensor(self.special))
-        eligible = (~is_special).nonzero().flatten()
+        [eligible] = torch.isin(ids, torch.tensor(self.special), invert=True).nonzero(as_tuple=True)
         if len(eligible) == 0:
             eligible = torch.arange(len(ids))
 
@@ -161,11 +158,9 @@ class Mask:
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return a batch of rows, padded to the longest; each tensor is (rows, tokens)."""
-        ids = [row["input_ids"] for row in rows]
-        labels = [row["labels"] for row in rows]
-        present = [torch.ones_like(row) for row in ids]
-        return {
-            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.padding),
-            "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
-            "attention_mask": pad_sequence(present, batch_first=True),
-        }
+        fillers = {"input_ids": self.padding, "labels": IGNORED, "attention_mask": 0}
+        batch = {}
+        for name, filler in fillers.items():
+            parts = [row.get(name, torch.ones_like(row["labels"])) for row in rows]
+            batch[name] = pad_sequence(parts, batch_first=True, padding_value=filler)
+        return batch
