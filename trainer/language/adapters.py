@@ -14,7 +14,7 @@ from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
 from .meta_model import StoredWeights
-from .problems import setting_error
+from .problems import first_line, setting_error
 from .quantized import put_4_bit_layers, quantize_weights
 
 ALL = "all-linear"
@@ -26,11 +26,11 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
-        r: rank of each.
+        r: rank of each adapter.
         alpha: the output of an adapter is multiplied by alpha / r.
-        dropout: of an adapter's input; it draws other numbers on every layout.
-        targets: the layers that get one by the ends of their names, such as q_proj; or all-linear,
-            all but the head.
+        dropout: of an adapter's input. Each layout draws other numbers.
+        targets: the layers that get an adapter, by the ends of their names, such as q_proj.
+            ``all-linear``: all linear layers but the head.
         quantize: nf4: the frozen weights of linear layers are stored in 4 bits (QLoRA), by
             bitsandbytes.
     """
@@ -53,32 +53,32 @@ def add_adapter(
     Args:
         model: changed in place.
         stored: the files with the values of a model that was built without them.
-        task_type: as peft calls it; None for a task that it does not know.
+        task_type: as peft calls the task; None for a task that peft does not know.
 
     Raises:
-        ConfigError: a target is no layer of the model, or the model cannot be quantized.
+        ConfigError: peft finds no layer for the targets, or the model cannot be quantized.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    targets = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+    targets = adapter.targets
+    if isinstance(targets, str) and targets != ALL:
+        targets = [targets]  # peft takes other text as a regular expression
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor
         lora_dropout=adapter.dropout,
-        target_modules=ALL if ALL in targets else targets,
+        target_modules=targets,
         # GPT-2 stores its weights transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
         task_type=task_type,
     )
-    layers = [f".{name}" for name, _ in model.named_modules()]
-    for target in targets:
-        if target != ALL and not any(name.endswith(f".{target}") for name in layers):
-            raise setting_error("adapter.targets", target, "the model has no such layer")
-
     if adapter.quantize is not None:
         put_4_bit_layers(model, adapter.quantize, stored)
-    adapted = get_peft_model(model, config)
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise setting_error("adapter", targets, first_line(error)) from None
     if adapter.quantize is not None and stored is not None:
         quantize_weights(adapted, stored)
     return adapted

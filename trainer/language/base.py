@@ -86,16 +86,15 @@ class LanguageTask(Task):
 
     # -- data -------------------------------------------------------------------------------------
 
-    def evaluation_sources(self) -> dict[str, tuple[str, str]]:
-        """Return the key of the setting and the source of each evaluation set, by its name.
+    def evaluation_sources(self) -> dict[str, str]:
+        """Return the source of each evaluation set by its name, which is "" for a single set.
 
-        A single set has the name "". A share of ``data`` has no source.
+        A share of ``data`` has no source.
         """
-        if isinstance(self.evaluation, Mapping):
-            return {name: (f"evaluation.{name}", path) for name, path in self.evaluation.items()}
-        if self.evaluation is None or isinstance(self.evaluation, float):
+        given = self.evaluation
+        if given is None or isinstance(given, float):
             return {}
-        return {"": ("evaluation", str(self.evaluation))}
+        return dict(given) if isinstance(given, Mapping) else {"": given}
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
@@ -230,7 +229,9 @@ class TokenTask(LanguageTask):
     def documents(self) -> tuple[Documents, dict[str, Documents]]:
         """Return the documents to train on and those to evaluate on, by set, as tokens."""
         train = self._tokenized("data", self.data)
-        sets = {name: self._tokenized(*place) for name, place in self.evaluation_sources().items()}
+        sets = {}
+        for name, source in self.evaluation_sources().items():
+            sets[name] = self._tokenized("evaluation", source)
         if isinstance(self.evaluation, float):
             kept = np.array(held_out(len(train.chosen), self.evaluation))
             sets[""] = train._replace(key="evaluation", chosen=train.chosen[kept])

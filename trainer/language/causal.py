@@ -91,21 +91,21 @@ class CausalLM(TokenTask):
         super().__post_init__()
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("prompt_column and completion_column go together")
-        if self.messages_column is not None and self.prompt_column is not None:
-            raise ValueError(
-                "give messages_column, or prompt_column and completion_column, not both"
-            )
 
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        train_documents, evaluation_documents = self.documents()
-        sets = {name: self._rows(documents) for name, documents in evaluation_documents.items()}
-        train = self._rows(train_documents)
+        documents, evaluation = self.documents()
+        train = self._rows(documents)
+        tokenizer = self.load_tokenizer()
+        collate = Collate(
+            length=None if self.packing == "none" else self.sequence_length,
+            padding=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        )
         return Data(
             train=train,
-            evaluation=as_evaluation(sets),
-            collate=self._collate(),
+            evaluation=as_evaluation({name: self._rows(part) for name, part in evaluation.items()}),
+            collate=collate,
             version=train.version,
         )
 
@@ -143,12 +143,6 @@ class CausalLM(TokenTask):
             cache=self.cache_dir,
             key=documents.key,
         )
-
-    def _collate(self) -> Collate:
-        tokenizer = self.load_tokenizer()
-        padding = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
-        length = None if self.packing == "none" else self.sequence_length
-        return Collate(length=length, padding=padding)
 
     # -- model ------------------------------------------------------------------------------------
 

@@ -58,7 +58,9 @@ class SequenceClassifier(LanguageTask):
         labels = {label for _, label in train}
         self.memory["labels"] = sorted(labels, key=lambda label: (len(label), label))
 
-        sets = {name: self._examples(*place) for name, place in self.evaluation_sources().items()}
+        sets = {}
+        for name, source in self.evaluation_sources().items():
+            sets[name] = self._examples("evaluation", source)
         if isinstance(self.evaluation, float):
             kept = held_out(len(train), self.evaluation)
             sets[""] = list(compress(train, kept))

@@ -52,13 +52,7 @@ class MaskedLM(TokenTask):
             rule = "has no token that hides another one; give an encoder's"
             raise setting_error("tokenizer", self.tokenizer or self.model, rule)
 
-        mask = Mask(
-            probability=self.mask_probability,
-            token=tokenizer.mask_token_id,
-            vocabulary=self.vocabulary(),
-            special=tokenizer.all_special_ids,
-            padding=tokenizer.pad_token_id or 0,
-        )
+        mask = Mask(tokenizer, self.vocabulary(), self.mask_probability)
         documents, evaluation = self.documents()
         train = Pieces(documents, self.sequence_length)
         sets = {name: Pieces(part, self.sequence_length, mask) for name, part in evaluation.items()}
@@ -115,23 +109,20 @@ class Pieces(Dataset[Any]):
         return ids if self.mask is None else self.mask(ids, generator_of(index))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mask:
     """A function that hides some tokens of a row, and one that makes a batch of such rows.
 
     Args:
-        probability: share of the tokens that are to be predicted, at least one of each row.
-        token: stands for a hidden token.
+        tokenizer: says which tokens are special: they are not to be predicted, unless a row has no
+            others.
         vocabulary: number of tokens.
-        special: tokens that are not to be predicted, unless a row has no others.
-        padding: token of padded positions.
+        probability: share of the tokens that are to be predicted, at least one of each row.
     """
 
-    probability: float
-    token: int
+    tokenizer: Any
     vocabulary: int
-    special: Sequence[int]
-    padding: int
+    probability: float
 
     def __call__(self, ids: Tensor, generator: Generator) -> dict[str, Tensor]:
         """Return input_ids with hidden tokens, and labels: the tokens to predict, or ``IGNORED``.
@@ -139,7 +130,8 @@ class Mask:
         Args:
             ids: (tokens,).
         """
-        [eligible] = torch.isin(ids, torch.tensor(self.special), invert=True).nonzero(as_tuple=True)
+        special = torch.tensor(self.tokenizer.all_special_ids)
+        [eligible] = torch.isin(ids, special, invert=True).nonzero(as_tuple=True)
         if len(eligible) == 0:
             eligible = torch.arange(len(ids))
 
@@ -153,12 +145,16 @@ class Mask:
         labels[chosen] = ids[chosen]
         masked = ids.clone()
         masked[chosen] = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-        masked[chosen[draw < HIDDEN_SHARE]] = self.token
+        masked[chosen[draw < HIDDEN_SHARE]] = self.tokenizer.mask_token_id
         return {"input_ids": masked, "labels": labels}
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return a batch of rows, padded to the longest; each tensor is (rows, tokens)."""
-        fillers = {"input_ids": self.padding, "labels": IGNORED, "attention_mask": 0}
+        fillers = {
+            "input_ids": self.tokenizer.pad_token_id or 0,
+            "labels": IGNORED,
+            "attention_mask": 0,
+        }
         batch = {}
         for name, filler in fillers.items():
             parts = [row.get(name, torch.ones_like(row["labels"])) for row in rows]

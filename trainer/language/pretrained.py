@@ -22,46 +22,43 @@ def from_configuration(
 
     Args:
         config: ``model_type`` and keys of its configuration class.
-        defaults: of keys that ``config`` does not set, before those of the class.
+        defaults: of keys that ``config`` does not set, before the defaults of the class.
 
     Raises:
-        ConfigError: a key or a value is not one of the configuration class.
+        ConfigError: the configuration class does not know a key, or refuses a value.
     """
     import transformers
 
-    given = dict(config)
-    kind = given.pop("model_type", None)
-    if kind not in transformers.CONFIG_MAPPING:
-        raise setting_error("config.model_type", kind, "transformers has no such model type")
-
-    cls = transformers.CONFIG_MAPPING[kind]
-    known = {*cls().to_dict(), *cls.attribute_map}
-    for key in given.keys() - known:
-        rule = f"unknown key; {did_you_mean(key, known)}"
-        raise setting_error(f"config.{key}", given[key], rule)
-
+    kind, given = config.get("model_type"), {**defaults, **config}
     try:
-        built = cls(**{**defaults, **given})
+        built = transformers.AutoConfig.for_model(**given)
         with torch.device("meta"):
-            build = getattr(transformers, auto_class).from_config
-            return build(built, attn_implementation=attention)
+            model = getattr(transformers, auto_class).from_config(
+                built, attn_implementation=attention
+            )
     except Exception as error:  # a configuration's own checks, sizes that do not divide
         raise setting_error("config", kind, first_line(error)) from None
+
+    known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
+    for key in config.keys() - known:
+        rule = f"unknown key; {did_you_mean(key, known)}"
+        raise setting_error(f"config.{key}", config[key], rule)
+    return model
 
 
 def check_sizes(model: Any, vocabulary: int, tokenizer: str | None, length: int) -> None:
     """Check that the tokenizer and the length of a row fit the model's embeddings.
 
     Args:
-        vocabulary: one more than the largest token.
-        tokenizer: its name, for messages.
+        vocabulary: the largest token plus 1.
+        tokenizer: the tokenizer's name, for messages.
         length: positions of a row.
 
     Raises:
-        ConfigError: there are tokens or positions that the model has no embedding for.
+        ConfigError: the model has no embedding for some tokens or positions.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and 0 < positions < length:  # XLNet says -1: no end
+    positions = getattr(model.config, "max_position_embeddings", None) or length
+    if 0 < positions < length:  # XLNet says -1: no end
         rule = f"the model has {positions:,} positions; lower it"
         raise setting_error("sequence_length", length, rule)
 
@@ -78,11 +75,11 @@ def checkpoint_activations(model: Any, every: int) -> None:
         model: changed in place.
 
     Raises:
-        ConfigError: the model's layers cannot.
+        ConfigError: the model's layers cannot recompute.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    # transformers 5.23 has renamed it, and warns of the name that 5.17 has.
+    # transformers 5.23 has renamed the method, and warns of the name that 5.17 has.
     enable = getattr(model, "activation_checkpointing_enable", None)
     enable = enable or model.gradient_checkpointing_enable
     try:

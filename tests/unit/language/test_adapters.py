@@ -38,6 +38,5 @@ def test_adapters_of_gpt2_know_of_its_transposed_weights(
 
 
 def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:
-    rule = r"adapter.targets: 'q_prj': the model has no such layer"
-    with pytest.raises(ConfigError, match=rule):
-        task(adapter=Adapter(targets=["q_prj", "v_proj"])).build_model()
+    with pytest.raises(ConfigError, match=r"adapter: \['q_prj'\]: Target modules .*not found"):
+        task(adapter=Adapter(targets=["q_prj"])).build_model()
