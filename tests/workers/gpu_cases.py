@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -70,8 +71,12 @@ class InFourBits(Words):
 
     def build_model(self) -> nn.Module:
         from trainer.language.adapters import Adapter, add_adapter
+        from trainer.language.meta_model import build_on_meta
 
-        return add_adapter(super().build_model(), Adapter(r=4, quantize="nf4"))
+        with TemporaryDirectory() as folder:
+            super().build_model().save_pretrained(folder)
+            model, _ = build_on_meta(folder, None, folder, quantize="nf4")
+        return add_adapter(model, Adapter(r=4, quantize="nf4"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,7 @@ from pydantic import Field
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
-from .meta_model import StoredWeights
 from .problems import first_line, setting_error
-from .quantized import put_4_bit_layers, quantize_weights
 
 ALL = "all-linear"
 FILE = "adapter_model.safetensors"
@@ -31,8 +29,7 @@ class Adapter:
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the layers that get an adapter, by the ends of their names, such as q_proj.
             ``all-linear``: all linear layers but the head.
-        quantize: nf4: the frozen weights of linear layers are stored in 4 bits (QLoRA), by
-            bitsandbytes.
+        quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
     r: Annotated[int, Field(ge=1)] = 16
@@ -42,21 +39,15 @@ class Adapter:
     quantize: Literal["nf4"] | None = None
 
 
-def add_adapter(
-    model: Any,
-    adapter: Adapter,
-    stored: StoredWeights | None = None,
-    task_type: str | None = "CAUSAL_LM",
-) -> Any:
+def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM") -> Any:
     """Return the model with adapters, everything else frozen.
 
     Args:
         model: changed in place.
-        stored: the files with the values of a model that was built without them.
         task_type: as peft calls the task; None for a task that peft does not know.
 
     Raises:
-        ConfigError: peft finds no layer for the targets, or the model cannot be quantized.
+        ConfigError: peft finds no layer for the targets.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -73,15 +64,11 @@ def add_adapter(
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
         task_type=task_type,
     )
-    if adapter.quantize is not None:
-        put_4_bit_layers(model, adapter.quantize, stored)
     try:
-        adapted = get_peft_model(model, config)
+        # The matrices stay on the meta device: they get the same first values on every layout.
+        return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", targets, first_line(error)) from None
-    if adapter.quantize is not None and stored is not None:
-        quantize_weights(adapted, stored)
-    return adapted
 
 
 def adapter_part(model: Any) -> SavedPart:

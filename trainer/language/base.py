@@ -126,7 +126,13 @@ class LanguageTask(Task):
         given = self.ignore_tensors or []
         ignored = [given] if isinstance(given, str) else given
         model, self.memory["stored"] = build_on_meta(
-            str(self.model), self.attention, self.cache_dir, auto_class, ignored, **options
+            str(self.model),
+            self.attention,
+            self.cache_dir,
+            auto_class,
+            ignored,
+            None if self.adapter is None else self.adapter.quantize,
+            **options,
         )
         return model
 
@@ -140,7 +146,7 @@ class LanguageTask(Task):
         model.config.architectures = [type(model).__name__]
         if self.adapter is None:
             return model
-        return add_adapter(model, self.adapter, self.memory.get("stored"), task_type)
+        return add_adapter(model, self.adapter, task_type)
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         stored: StoredWeights | None = self.memory.get("stored")
@@ -217,6 +223,8 @@ class TokenTask(LanguageTask):
             )
         if self.config is not None and self.tokenizer is None:
             raise ValueError("a model from scratch needs a tokenizer: a folder or a tokenizer.json")
+        if self.model is None and self.adapter is not None and self.adapter.quantize is not None:
+            raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
     def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
         """Return the columns to train on, and the template if rows are conversations.

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from .base import DENSE, Documents, TokenTask, as_evaluation
 from .card import model_card
@@ -176,21 +175,18 @@ class CausalLM(TokenTask):
         return model  # type: ignore[no-any-return]
 
     def _try(self, model: Any) -> str:
-        """Prove that the model keeps packed documents apart.
-
-        A model without values cannot be tried. A small copy with random values can.
+        """Prove that the model keeps packed documents apart, on a small copy with random values.
 
         Returns:
             Why the last layer cannot compute the loss; empty if it can.
         """
-        probe = small_copy(model) if is_on_meta(model) else model
+        probe = small_copy(model)
         probe.to("cpu" if self.attention in DENSE else training_device())
         if self.packing == "best_fit":
             check_separation(probe, self.inputs)
         why_not = ""
         if self.loss != "plain":
             why_not = why_not_fusible(probe, self.inputs(small_batch(probe)))
-        probe.to("cpu")
         return why_not
 
     def load_model(self, vocabulary: int) -> Any:

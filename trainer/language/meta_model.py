@@ -27,6 +27,7 @@ from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
 from .problems import first_line, setting_error
+from .quantized import follow_autocast, placement_in_4_bits
 
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -51,8 +52,7 @@ class StoredWeights:
     def for_model(self, model: Any) -> Pretrained:
         """Return which tensors of a model are in the files, and which are new.
 
-        New are the adapters that the model got since it was built, and weights in 4 bits, which
-        have their values already.
+        New are the adapters that the model got since it was built.
 
         Raises:
             ConfigError: the model has lost a tensor of the files.
@@ -67,10 +67,7 @@ class StoredWeights:
         names = {name: name_now[name] for name in self.names}
         # By identity, because a tensor may have several names in the model.
         in_files = {id(tensors[name]) for name in names.values()}
-        new = []
-        for name, tensor in tensors.items():
-            if id(tensor) not in in_files or hasattr(tensor, "quant_state"):
-                new.append(name)
+        new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
         return Pretrained(folder=self.folder, names=names, new=new)
 
 
@@ -85,8 +82,9 @@ def build_on_meta(
     cache_dir: str,
     auto_class: str = CAUSAL,
     ignored: Sequence[str] = (),
+    quantize: str | None = None,
     **options: Any,
-) -> tuple[Any, StoredWeights]:
+) -> tuple[Any, StoredWeights | None]:
     """Build a pretrained model without its values, and find the files that hold them.
 
     Args:
@@ -95,6 +93,8 @@ def build_on_meta(
         cache_dir: for converted files.
         auto_class: of transformers, that knows the model's class.
         ignored: patterns of tensors of the files that the model may lack.
+        quantize: load the model with its values in this format of 4 bits. There are no files to
+            read later.
         options: of the configuration.
 
     Raises:
@@ -117,7 +117,7 @@ def build_on_meta(
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
-        model, stored = _load(load, name, folder, cache_dir, auto_class, ignored)
+        model, stored = _load(load, name, folder, cache_dir, auto_class, ignored, quantize)
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
@@ -129,8 +129,14 @@ def build_on_meta(
 
 
 def _load(
-    load: Load, name: str, folder: Path, cache_dir: str, auto_class: str, ignored: Sequence[str]
-) -> tuple[Any, StoredWeights]:
+    load: Load,
+    name: str,
+    folder: Path,
+    cache_dir: str,
+    auto_class: str,
+    ignored: Sequence[str],
+    quantize: str | None,
+) -> tuple[Any, StoredWeights | None]:
     """Build the model of a folder without values, and find its values there or converted."""
     ranges, _ = of_model_folder(folder)
     model, info = load(device_map="meta")
@@ -138,12 +144,17 @@ def _load(
         model, info = load(device_map="meta", dtype=torch.float32)
     if hasattr(model, "hf_quantizer"):
         raise ValueError("its files are quantized; give a model in 16 or 32 bits")
+    missing = _check_tensors(name, model, info, auto_class, ignored)
+    if quantize is not None:
+        model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
+        follow_autocast(model)
+        return model.train(), None
+
     # from_pretrained leaves tied tensors apart that have no values to compare, and leaves the model
     # in evaluation mode.
     model.tie_weights()
     model.train()
 
-    missing = _check_tensors(name, model, info, auto_class, ignored)
     stored = _stored_in(folder, model, ranges, missing)
     if converts_files(model) or set(stored.for_model(model).new) - missing:
         folder = _converted_folder(folder, load, model, missing, cache_dir)

@@ -36,14 +36,6 @@ def mark_sharded(module: Any) -> None:
     module._fsdp_use_orig_params = True
 
 
-def mark_initialized(parameter: Any) -> None:
-    """Keep ``init_weights`` from drawing first values for a parameter that has its values.
-
-    ``_is_hf_initialized``. There is no public mark.
-    """
-    parameter._is_hf_initialized = True
-
-
 def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
     """Build a model with random weights.
 

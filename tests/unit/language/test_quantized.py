@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_language import save_model
 
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
+from trainer.language.quantized import placement_in_4_bits
 
 QUANTIZED = Adapter(r=4, quantize="nf4")
 
@@ -64,43 +62,25 @@ def test_layers_in_4_bits_compute_in_the_dtype_of_autocast_or_their_input(
 
 
 def test_weights_are_quantized_where_the_launch_puts_the_model(
-    task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bitsandbytes.nn import Params4bit
-
-    seen = set()
-
-    def to(weight: Any, device: Any, *others: Any, **more: Any) -> Any:
-        seen.add(torch.device(device))
-        return weight
-
-    # A GPU as the launch would name it; the tensors themselves are left where they can be.
-    monkeypatch.setattr("accelerate.PartialState._shared_state", {"device": torch.device("meta")})
-    monkeypatch.setattr(Params4bit, "to", to)
-    task(adapter=QUANTIZED).build_model()
-    assert seen == {torch.device("meta")}
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr("accelerate.PartialState._shared_state", {"device": device})
+    assert placement_in_4_bits("nf4")["device_map"] == {"": device}
 
 
 def test_what_cannot_be_quantized_is_refused(
-    task: Callable[..., CausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpt2 = save_model(tmp_path / "gpt2", "gpt2")
-    with pytest.raises(
-        ConfigError, match=r"adapter\.quantize: 'nf4': there are no files with linear layers"
-    ):
-        task(model=str(gpt2), adapter=QUANTIZED).build_model()
-    scratch = {
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-    }
-    with pytest.raises(ConfigError, match=r"adapter\.quantize: 'nf4': there are no files"):
+    with pytest.raises(ValueError, match="a model from scratch has no weights to quantize"):
         task(
-            model=None, config=scratch, tokenizer=str(task().model), adapter=QUANTIZED
-        ).build_model()
-    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
-    with pytest.raises(
-        ConfigError, match=r"adapter\.quantize: 'nf4': needs bitsandbytes .*: pip install"
-    ):
+            model=None,
+            config={"model_type": "llama"},
+            tokenizer=str(task().model),
+            adapter=QUANTIZED,
+        )
+    monkeypatch.setattr(
+        "transformers.quantizers.quantizer_bnb_4bit.is_bitsandbytes_available", lambda: False
+    )
+    with pytest.raises(ConfigError, match=r"cannot be loaded: .*bitsandbytes"):
         task(adapter=QUANTIZED).build_model()

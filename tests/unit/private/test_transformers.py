@@ -53,16 +53,6 @@ def test_a_model_gives_its_modules_first_values(config: LlamaConfig) -> None:
     assert private_transformers.initializer_of(nn.Linear(1, 1)) is None
 
 
-def test_a_parameter_that_has_its_values_keeps_them(config: LlamaConfig) -> None:
-    model = LlamaForCausalLM(config)
-    weight = model.lm_head.weight
-    with torch.no_grad():
-        weight.fill_(3.0)
-    private_transformers.mark_initialized(weight)
-    model.init_weights()
-    assert weight.eq(3.0).all(), f"{TRANSFORMERS} does not read _is_hf_initialized of a parameter"
-
-
 @pytest.mark.parametrize("model_class", [LlamaForCausalLM, AutoModelForCausalLM])
 def test_models_are_built_by_the_class_of_a_task_or_of_an_architecture(
     model_class: Any, config: LlamaConfig
