@@ -25,12 +25,7 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
     ),
     "trackers": (
         r"wandb|W&B|trackio|GeneralTracker|init_trackers|\btrackers?\b",
-        {
-            "callbacks/tracking.py",
-            "callbacks/tracker_faults.py",
-            "callbacks/wandb_run.py",
-            "callbacks/wandb_settings.py",
-        },
+        {"callbacks/tracking.py", "callbacks/wandb_run.py"},
         {
             "hooks.py": "says that they are hooks",
             "run.py": "run.tracker(name), for a task's own pictures",

@@ -1,35 +1,44 @@
 """Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process.
 
 A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
-configuration. Settings whose names look like those of secrets are left out. What is special to W&B
-is in ``wandb_run.py``, servers that fail in ``tracker_faults.py``.
+configuration. Settings whose names look like those of secrets are left out. A tracker that fails
+while the run trains is a notice, since metrics.jsonl has every value. What is special to W&B is in
+``wandb_run.py``.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
 from ..config.fingerprint import fingerprint
 from ..config.naming import file_name_part
-from ..errors import ConfigError, Origin, Problem
+from ..distributed.exit import when_failing
+from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
 from ..text import did_you_mean, is_secret
-from .tracker_faults import TolerantTracker
 from .wandb_run import WandbRun, check_run_id
-from .wandb_settings import WandbSettings
 
 _AXES = ("step", "epoch", "samples")
 _PIP_NAMES = {"comet_ml": "comet-ml"}
-_NAME_ARGUMENTS = {"clearml": "task_name", "swanlab": "experiment_name"}
-_WITHOUT_NAME = ("comet_ml", "dvclive")
+# The argument of a tracker's class that takes the name of a run.
+_NAME_ARGUMENTS = {
+    "trackio": "name",
+    "mlflow": "run_name",
+    "clearml": "task_name",
+    "swanlab": "experiment_name",
+}
 # Facts of plan.json that belong to the folder or the machine, not to the training.
 _LEFT_OUT = ("origins", "files", "notices", "output_dir")
+# A client may try for minutes to reach its server, so a tracker that failed is left alone for so
+# many seconds, and at least for so many times as long as its call took.
+_WAIT_SECONDS = 60.0
+_WAIT_FACTOR = 20
 
 
 class Tracking(Callback):
@@ -41,28 +50,20 @@ class Tracking(Callback):
 
     Raises:
         ConfigError: there is no such tracker, or its package is not installed.
+        TrainerError: a tracker does not start.
     """
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         check_names(names, origin)
         self.names = list(names)
-        self.has_started = False
-        self.wandb_settings: WandbSettings | None = None  # on the main process
-        self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
+        self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
+        self._has_started = False
+        self._next_attempts: dict[str, float] = {}
 
     def on_data(self, run: Unfinished) -> None:
-        """Look at W&B's variables, once the folder is this run's and before anything is trained."""
-        if run.config.run_name is not None:
-            for name in self.names:
-                if name in _WITHOUT_NAME:
-                    run.note(f"run_name: Accelerate's tracker {name} takes none")
+        """Look at the variable of W&B's run, once the folder is this run's."""
         if "wandb" in self.names and not run.finished:
-            run.agreement.run_on_main(lambda: self._read_wandb_variables(run))
-
-    def _read_wandb_variables(self, run: Unfinished) -> None:
-        self.wandb_settings = WandbSettings.of(run.config, os.environ)
-        check_run_id(run.directory, os.environ)
-        run.note(*self.wandb_settings.notices)
+            run.agreement.run_on_main(lambda: check_run_id(run.directory))
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
@@ -71,60 +72,78 @@ class Tracking(Callback):
 
         # The other ranks wait in the next step for as long as a client tries to reach its server.
         with run.meter.paused("trackers"):
-            if not self.has_started:
+            if not self._has_started:
                 self._start(run)
-                self.has_started = True
-            run.accelerator.log(tracked_values(info), step=info.step)
+            for tracker in run.accelerator.trackers:
+                if time.monotonic() >= self._next_attempts.get(tracker.name, 0.0):
+                    self._log(run, tracker, tracked_values(info), info.step)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        if not self.has_started:
+        if not self._has_started:
             return
 
-        if self.wandb_run is not None:
-            self.wandb_run.summary = summary
+        for undo in self._undo:
+            undo()
         # Not by end_training, which destroys the process group as well.
         for tracker in run.accelerator.trackers:
-            tracker.finish()
+            try:
+                if isinstance(tracker, WandbRun):
+                    tracker.add_summary(run, summary)
+                tracker.finish()
+            except Exception as error:  # each client raises its own
+                run.say(f"{tracker.name}: did not end its run: {_first_line(error)}")
 
     def _start(self, run: Run) -> None:
-        """Start all trackers, by Accelerate, and give them the configuration of the run."""
-        accelerator = run.accelerator
-        accelerator.log_with = [self._new_tracker(name, run) for name in self.names]
-        accelerator.init_trackers(run.config.project, config=configuration(run))
+        """Start all trackers, and give them the configuration of the run."""
+        # Not by init_trackers, which gives all trackers the same name and configuration.
+        for name in self.names:
+            try:
+                tracker = new_tracker(name, run)
+                tracker.start()
+                tracker.store_init_configuration(_configuration_for(name, run))
+            except Exception as error:  # each client raises its own
+                reason = _first_line(error)
+                raise TrainerError(f"trackers: {name} does not start: {reason}") from error
 
-    def _new_tracker(self, name: str, run: Run) -> TolerantTracker:
-        if name == "wandb":
-            assert self.wandb_settings is not None, "on_data comes before the first step"
-            self.wandb_run = WandbRun(run, self.wandb_settings)
-            return TolerantTracker(
-                self.wandb_run, run.say, on_failure=self.wandb_run.finish_as_failed
+            run.accelerator.trackers.append(tracker)
+            failed = getattr(tracker, "finish_as_failed", tracker.finish)
+            self._undo.append(when_failing(failed))
+        self._has_started = True
+
+    def _log(
+        self, run: Run, tracker: GeneralTracker, values: Mapping[str, float], step: int
+    ) -> None:
+        began = time.monotonic()
+        try:
+            tracker.log(dict(values), step=step)
+        except Exception as error:  # each client raises its own
+            now = time.monotonic()
+            wait = max(_WAIT_SECONDS, _WAIT_FACTOR * (now - began))
+            self._next_attempts[tracker.name] = now + wait
+            run.say(
+                f"{tracker.name}: did not take step {step} ({_first_line(error)}); metrics.jsonl "
+                f"has every value; next try in {wait:.0f} s"
             )
 
-        tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        title, settings = named(name, run)
-        if tracker_class.requires_logging_directory:
-            settings["logging_dir"] = str(run.directory.path / "tracking")
-        tracker = tracker_class(title, **settings)
-        return TolerantTracker(tracker, run.say, on_failure=tracker.finish)
 
+def new_tracker(name: str, run: Run) -> GeneralTracker:
+    """Return a tracker that is told the project and the name of the run, not started yet."""
+    if name == "wandb":
+        return WandbRun(run)
 
-def named(tracker: str, run: Run) -> tuple[str, dict[str, Any]]:
-    """Return how a tracker's class is told project and run: its first argument, and others."""
     project = run.config.project
-    if tracker == "trackio":
-        return project, {"name": run.name, "embed": False}
-    if tracker == "mlflow":
-        return project, {"run_name": run.name}
+    settings: dict[str, Any] = {}
+    if name in _NAME_ARGUMENTS:
+        settings[_NAME_ARGUMENTS[name]] = run.name
+    if name == "trackio":
+        settings["embed"] = False
+    if name == "tensorboard" and run.config.run_name is not None:
+        project = file_name_part(run.name)  # its runs are called as their folders
 
-    if run.config.run_name is None:  # the others were not given one before there was the key
-        return project, {}
-    if tracker == "tensorboard":
-        return file_name_part(run.name), {}  # its runs are called as their folders
-    if tracker == "aim":
-        return run.name, {"experiment": project}
-    if tracker in _NAME_ARGUMENTS:
-        return project, {_NAME_ARGUMENTS[tracker]: run.name}
-    return project, {}
+    tracker_class = LOGGER_TYPE_TO_CLASS[name]
+    if tracker_class.requires_logging_directory:
+        settings["logging_dir"] = str(run.directory.path / "tracking")
+    return tracker_class(project, **settings)
 
 
 def check_names(names: Sequence[str], origin: Origin) -> None:
@@ -163,12 +182,17 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
 
 def configuration(run: Run) -> dict[str, Any]:
     """Return what a tracker keeps beside the curves: settings, plan.json and the git commit."""
-    values = dict(fingerprint(vars(run.config)))
-    for name, value in run.facts.items():
-        if name not in _LEFT_OUT:
-            values[name] = value
-    values["git_commit"] = _commit()
-    return without_secrets(values)
+    facts = {name: value for name, value in run.facts.items() if name not in _LEFT_OUT}
+    return without_secrets({**fingerprint(vars(run.config)), **facts, "git_commit": _commit()})
+
+
+def _configuration_for(tracker: str, run: Run) -> dict[str, Any]:
+    """Return the configuration as a tracker takes it. Only W&B takes nested values."""
+    values = configuration(run)
+    if tracker == "wandb":
+        return values
+    plain = (bool, str, float, int, type(None))
+    return {key: value if isinstance(value, plain) else str(value) for key, value in values.items()}
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,3 +216,8 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, behind its kind."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from fake_run import fake_run
+from accelerate.tracking import GeneralTracker
+from fake_run import fake_run, step_info
 from origins import origin
 
-from trainer import Callback, Run, StepInfo
-from trainer.callbacks.tracking import Tracking, named, tracked_values, without_secrets
+from trainer.callbacks import tracking
+from trainer.callbacks.tracking import Tracking, new_tracker, tracked_values, without_secrets
 from trainer.config.train_config import TrainConfig
-from trainer.errors import ConfigError
+from trainer.distributed import exit as exit_module
+from trainer.errors import ConfigError, TrainerError
 from trainer.row import row_of
 
 
@@ -67,43 +69,108 @@ def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefi
     assert tracked_values(info) == {**axes, "eval/loss": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("tracker", "run_name", "told"),
-    [
-        ("trackio", None, ("samecurve", {"name": "a b", "embed": False})),
-        ("trackio", "{lr}", ("samecurve", {"name": "a b", "embed": False})),
-        ("mlflow", "{lr}", ("samecurve", {"run_name": "a b"})),
-        ("tensorboard", None, ("samecurve", {})),
-        ("tensorboard", "{lr}", ("a-b", {})),  # its runs are folders
-        ("aim", "{lr}", ("a b", {"experiment": "samecurve"})),
-        ("clearml", "{lr}", ("samecurve", {"task_name": "a b"})),
-        ("swanlab", None, ("samecurve", {})),
-    ],
-)
-def test_each_tracker_is_told_the_name_of_the_run(
-    tracker: str, run_name: str | None, told: tuple[str, dict[str, Any]]
+@pytest.mark.parametrize(("run_name", "folder"), [(None, "samecurve"), ("{lr}", "a-b")])
+def test_tensorboard_has_a_folder_of_the_runs_name(
+    run_name: str | None, folder: str, tmp_path: Path
 ) -> None:
-    config = TrainConfig(task="a:B", max_steps=1, run_name=run_name)
-    run: Any = SimpleNamespace(config=config, name="a b")
-    assert named(tracker, run) == told
+    run = fake_run(config=TrainConfig(task="a:B", max_steps=1, run_name=run_name), name="a b")
+    run.directory = SimpleNamespace(path=tmp_path)
+    new_tracker("tensorboard", run).start()
+    assert [path.name for path in (tmp_path / "tracking").iterdir()] == [folder]
 
 
-def test_a_tracker_that_takes_no_name_is_a_notice() -> None:
-    run = fake_run(config=TrainConfig(task="a:B", max_steps=1, run_name="x"))
-    tracking = Tracking([], origin=origin("train.yaml:3 (trackers)"))
-    tracking.names = ["dvclive", "tensorboard"]
-    tracking.on_data(run)
-    assert run.noted == ["run_name: Accelerate's tracker dvclive takes none"]
+class Client(GeneralTracker):
+    """A tracker that remembers its calls, and fails in those that the test names."""
+
+    requires_logging_directory = False
+    tracker = "the client's own object"
+    name = "mlflow"
+
+    def __init__(self, project: str, run_name: str) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.steps: list[int | None] = []
+        self.fails = ""
+        self.finished = 0
+
+    def start(self) -> None:
+        if self.fails == "start":
+            raise ConnectionError("refused\nand more")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.configuration = values
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.steps.append(step)
+        if self.fails == "log":
+            raise ConnectionError("refused\nand more")
+
+    def finish(self) -> None:
+        self.finished += 1
+        if self.fails == "finish":
+            raise StopIteration
 
 
-class Pictures(Callback):
-    """Shows before the trackers start, at each step, and after they have ended."""
+@pytest.fixture
+def tracked(monkeypatch: pytest.MonkeyPatch) -> tuple[Tracking, Client, Any]:
+    """The hook, a tracker that it starts, and the run."""
+    client = Client("samecurve", "a b")
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "mlflow", lambda project, run_name: client)
+    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["mlflow"])
+    hook = Tracking(["mlflow"], origin=origin("train.yaml:3 (trackers)"))
+    run = fake_run(
+        config=TrainConfig(task="a:B", max_steps=9, task_settings={"nested": {"a": 1}}),
+        name="a b",
+        facts={"strategy": "ddp"},
+        accelerator=SimpleNamespace(trackers=[]),
+        meter=SimpleNamespace(paused=lambda name: contextlib.nullcontext()),
+    )
+    return hook, client, run
 
-    def on_start(self, run: Run) -> None:
-        run.show("early", torch.zeros(1, 1, 4, 4))
 
-    def on_step(self, run: Run, info: StepInfo) -> None:
-        run.show("step", torch.zeros(1, 1, 4, 4))
+def log(hook: Tracking, run: Any, *steps: int) -> None:
+    for step in steps:
+        hook.on_step(run, step_info(step, metrics={"step": step, "loss": 1.0}))
 
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        run.show("late", torch.zeros(1, 1, 4, 4))
+
+def test_a_failure_is_reported_once_and_logging_is_tried_again_later(
+    tracked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook, client, run = tracked
+    now = [0.0]
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    client.fails = "log"
+    log(hook, run, 1, 2)
+    assert run.said == [
+        "mlflow: did not take step 1 (ConnectionError: refused); metrics.jsonl has every value; "
+        "next try in 60 s"
+    ]
+    client.fails, now[0] = "", 61.0
+    log(hook, run, 3, 4)
+    assert client.steps == [1, 3, 4] and client.run_name == "a b"
+    assert client.configuration["task_settings"] == "{'nested': {'a': 1}}", "text, but for W&B"
+
+
+def test_a_tracker_that_does_not_start_is_an_error_and_one_that_does_not_end_a_notice(
+    tracked: Any,
+) -> None:
+    hook, client, run = tracked
+    client.fails = "start"
+    with pytest.raises(TrainerError, match=r"^trackers: mlflow does not start: .*refused$"):
+        log(hook, run, 1)
+    client.fails = "finish"
+    log(hook, run, 2)
+    hook.on_end(run, {})
+    assert client.finished == 1 and run.said == ["mlflow: did not end its run: StopIteration: "]
+
+
+def test_a_job_that_fails_saves_the_trackers_data_until_the_tracker_has_finished(
+    tracked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(exit_module, "_last_work", registered)
+    hook, client, run = tracked
+    log(hook, run, 1)
+    assert registered == [client.finish]
+    hook.on_end(run, {})
+    assert registered == [] and client.finished == 1

@@ -9,8 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from launchers import ROOT, clean_environment
@@ -121,48 +119,30 @@ def refuse(server: socket.socket) -> None:
             )
 
 
-def test_wandb_is_online_only_with_a_key_and_where_the_environment_lets_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = SimpleNamespace(api_key=None, base_url="https://example.org")
-    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=settings))
-    monkeypatch.setattr(wandb_run, "_has_netrc_key", lambda url: False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    assert wandb_run._choose_mode() == ("offline", "no API key: wandb login stores one")
-    monkeypatch.setattr(wandb_run, "_has_netrc_key", lambda url: url == "https://example.org")
-    assert wandb_run._choose_mode() == ("online", "")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert wandb_run._choose_mode() == ("offline", "WANDB_MODE says so")
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert wandb_run._choose_mode() == ("disabled", "")
-
-
 def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    trainer: Any = SimpleNamespace(directory=RunDirectory(str(tmp_path), main=True))
-    first = wandb_run._run_id(trainer)
-    assert wandb_run._run_id(trainer) == first
+    directory = RunDirectory(str(tmp_path), main=True)
+    first = wandb_run._run_id(directory)
+    assert wandb_run._run_id(directory) == first
     (tmp_path / wandb_run.FILE).unlink()
-    assert wandb_run._run_id(trainer) != first
+    assert wandb_run._run_id(directory) != first
 
 
 def test_the_variable_is_the_id_of_a_fresh_folder_and_refused_in_that_of_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = RunDirectory(str(tmp_path), main=True)
-    variables = {"WANDB_RUN_ID": "mine"}
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    wandb_run.check_run_id(directory, variables)
-    trainer: Any = SimpleNamespace(directory=directory)
-    assert wandb_run._run_id(trainer) == "mine"
+    wandb_run.check_run_id(directory)
+    assert wandb_run._run_id(directory) == "mine"
     assert json.loads((tmp_path / wandb_run.FILE).read_text()) == {"wandb": "mine"}
 
-    wandb_run.check_run_id(directory, variables)  # an agent starts it again
-    wandb_run.check_run_id(directory, {})
+    wandb_run.check_run_id(directory)  # an agent starts it again
+    monkeypatch.setenv("WANDB_RUN_ID", "other")
     with pytest.raises(ConfigError) as caught:
-        wandb_run.check_run_id(directory, {"WANDB_RUN_ID": "other"})
+        wandb_run.check_run_id(directory)
     assert str(caught.value) == (
         f"environment: WANDB_RUN_ID: 'other': {tmp_path}/tracking.json continues the run 'mine'; "
         "unset the variable, or give another output_dir for a run of its own"
