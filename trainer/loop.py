@@ -111,8 +111,7 @@ class Trainer:
 
             # Clip, step, zero; then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
-            with run.meter.part("optimizer"):
-                update = strategy.finish_step()
+            update = strategy.finish_step()
             run.advance(window, skipped=update.skipped)
 
             # Whatever looks at a step: stopping, log, evaluation, checks, yours, checkpoints.

@@ -8,10 +8,12 @@ import importlib.metadata
 import platform
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+WIDTH = 80  # of a terminal
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 # Names of settings whose text is a secret. The tokens of a tokenizer are none (eos_token).
@@ -131,10 +133,21 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
-    """Return names and values between two rules, with notices below them."""
-    lines = [*columns(rows), *(f"note: {notice}" for notice in notices)]
-    rule = "-" * min(100, max(map(len, lines)))
-    return "\n".join([rule, *lines, rule])
+    """Return names and values between two rules of 80 columns, with notices below them."""
+    width = 2 + max(len(name) for name, _ in rows)
+    lines = []
+    for name, value in rows:
+        begin = name.ljust(width)
+        lines += textwrap.wrap(
+            value,
+            WIDTH,
+            initial_indent=begin,
+            subsequent_indent=" " * width,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    rule = "-" * WIDTH
+    return "\n".join([rule, *lines, *(f"note: {notice}" for notice in notices), rule])
 
 
 def versions(*, installed: bool = False) -> dict[str, str]:

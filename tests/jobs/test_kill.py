@@ -23,7 +23,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -233,14 +232,6 @@ SAVING = ["--save_every", "2", "--save_in_background", "false"]
 BROKEN = [*DIGITS, *SAVING, "--task", "tests.workers.failing:DiesOnce"]
 
 
-def account_of(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((job.output_dir / "summary.json").read_text())["attempts"]
-    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], abs=0.01), (
-        "parts of the whole"
-    )
-    return found
-
-
 def assert_went_on(job: Job, processes: int) -> None:
     log = (job.output_dir / "log.txt").read_text()
     assert (
@@ -250,10 +241,7 @@ def assert_went_on(job: Job, processes: int) -> None:
     assert f"note: resumed from {job.output_dir / 'checkpoints' / 'step-00000004'}" in log
     assert [row["step"] for row in job.rows if "loss" in row] == list(range(1, 9))
     assert job.plan["world_size"] == processes
-    account = account_of(job)
-    assert account["count"] == 2 and 0 < account["goodput"] < 1
-    assert account["seconds"]["training"] > 0 and account["seconds"]["down"] >= 0
-    attempts = json.loads((job.output_dir / "attempts.json").read_text())
+    attempts = json.loads((job.output_dir / "summary.json").read_text())["attempts"]
     assert [(attempt["first_step"], attempt["last_step"]) for attempt in attempts] == [
         (0, 4),
         (4, 8),
@@ -285,7 +273,6 @@ def test_a_job_that_is_started_again_ends_as_one_that_nobody_broke(
     assert_went_on(broken, 2)
     assert broken.losses == whole.losses
     assert broken.evaluation == whole.evaluation
-    assert account_of(whole)["count"] == 1
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ ROOMS = ("commands/", "language/")
 # The words of each wing, its own modules, and the reason of each other module that names it.
 WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
     "the Hub": (
-        r"push_to_hub|hub_private|HfApi|the Hub\b|\.hub\b",
+        r"push_to_hub|hub_private|HfApi|the Hub\b",
         {"callbacks/hub.py"},
-        {"reporting/directory.py": "the files that a new run in an old folder deletes"},
+        {},
     ),
     "trackers": (
         r"wandb|W&B|trackio|GeneralTracker|init_trackers|\btrackers?\b",

@@ -1,4 +1,4 @@
-"""The clock of a run, and how far each attempt of it came."""
+"""The clock of a run, and the steps of each of its attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock(Callback):
 
     def on_start(self, run: Run) -> None:
         self._run = run
-        self._attempts = Attempts(run.directory, run.meter, run.step)
+        self._attempts = Attempts(run.directory, run.meter.seconds, run.step)
         run.meter.start()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
@@ -23,5 +23,5 @@ class Clock(Callback):
         self._attempts.note(run.step, now=run.saves_at(info.step))
 
     def summary(self) -> Mapping[str, Any]:
-        """Return where the time of all attempts went."""
-        return {"attempts": self._attempts.account(self._run.step)}
+        """Return all attempts of the run."""
+        return {"attempts": self._attempts.note(self._run.step, now=True)}

@@ -19,49 +19,42 @@ def facts(plan: Plan, **more: Any) -> dict[str, Any]:
 
 
 def banner(facts: Mapping[str, Any]) -> str:
-    """Return the table for people: the plan, and what was built from it."""
-    rows = [("run", facts["run_name"]), ("launcher", facts["launcher"])]
-    for name, value in plan_rows(facts):
-        if name == "strategy":
-            rows.append((name, f"{value} ({facts['model_class']})"))
-        elif name == "optimizer":
-            rows.extend(_optimizer_rows(value, facts))
-        else:
-            rows.append((name, value))
+    """Return the table for people: the plan, and the parts that were built from it."""
+    planned = dict(plan_rows(facts))
+    strategy = f"{planned.pop('strategy')} ({facts['model_class']})"
+    processes = f"{planned.pop('world size')} x {planned.pop('device')} by {facts['launcher']}"
+    clipping = planned.pop("clipping")
+    if clipping != "none":
+        planned["optimizer"] += f", clipped at {clipping}"
+    rows = [("run", facts["run_name"]), ("strategy", f"{strategy}, {processes}"), *planned.items()]
 
-    train_samples = _count(facts["train_samples"])
-    steps_per_epoch = _count(facts["steps_per_epoch"])
-    parameters = f"{facts['parameters']:,} parameters"
-    state_size = size(facts["state_bytes_per_rank"])
+    if len(facts["optimizer_groups"]) > 2:  # two are with weight decay and without
+        rows += [("", text) for text in group_texts(facts["optimizer_groups"])]
+
+    parameters, trainable = facts["parameters"], facts["trainable_parameters"]
+    model = f"{parameters:,} parameters"
+    if trainable < parameters:
+        model += f" ({trainable:,} trainable)"
+    states = size(facts["state_bytes_per_rank"])
     rows += [
+        ("data", f"{_data(facts)}; {_steps(facts)}"),
+        ("model", f"{model}; {states} of states per rank"),
         ("machine", machine_text(facts["machine"])),
-        *_data_rows(train_samples, facts),
-        ("length", f"{_steps(facts)}, {steps_per_epoch} an epoch"),
-        ("model", f"{parameters} ({facts['trainable_parameters']:,} trainable)"),
-        ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
         ("output", facts["output_dir"]),
     ]
-    if facts.get("callbacks"):
-        rows.append(("callbacks", ", ".join(map(_callback, facts["callbacks"]))))
     return table(rows, facts["notices"])
 
 
-def _optimizer_rows(planned: str, facts: Mapping[str, Any]) -> list[Row]:
-    """Return the optimizer's row, and a row for each parameter group."""
-    groups = group_texts(facts["optimizer_groups"])
-    return [("optimizer", planned), *(("", group) for group in groups)]
+def _data(facts: Mapping[str, Any]) -> str:
+    """Return the numbers of samples. Evaluation sets with names have a number each."""
+    train = _count(facts["train_samples"])
+    evaluation = facts["evaluation_samples"]
+    if not isinstance(evaluation, Mapping):
+        return f"{train} training, {_count(evaluation)} evaluation samples"
 
-
-def _data_rows(train_samples: str, facts: Mapping[str, Any]) -> list[Row]:
-    """Return the row of the data, and one of the sets to measure on where they have names."""
-    samples = facts["evaluation_samples"]
-    if not isinstance(samples, Mapping):
-        return [("data", f"{train_samples} training, {_count(samples)} evaluation samples")]
-
-    sets = []
-    for name, count in samples.items():
-        sets.append(f"{name}: {_count(count)} samples, {facts['evaluation_every'][name]}")
-    return [("data", f"{train_samples} training samples"), ("evaluation", "; ".join(sets))]
+    every = facts["evaluation_every"]
+    sets = [f"{name} {_count(count)} {every[name]}" for name, count in evaluation.items()]
+    return f"{train} training samples, to evaluate {', '.join(sets)}"
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
@@ -71,9 +64,11 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
 
     device = plan["device"]
     if plan["rehearsal"]:
-        device += " (rehearsal: the real strategy over gloo)"
+        device += " (rehearsal over gloo)"
 
     precision = ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items())
+    if len(set(plan["precision"].values())) == 1:
+        precision = plan["precision"]["compute"]
 
     max_grad_norm = plan["max_grad_norm"]
     clipping = "none" if max_grad_norm is None else f"global norm {max_grad_norm:g}"
@@ -92,7 +87,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
 
 def _batch(plan: Mapping[str, Any]) -> str:
     factors = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {plan['world_size']}"
-    return f"{factors} = {plan['global_batch_size']}  (micro x accumulation x world = global)"
+    return f"{factors} = {plan['global_batch_size']} (micro x accumulation x world = global)"
 
 
 def _learning_rate(plan: Mapping[str, Any]) -> str:
@@ -122,21 +117,13 @@ def _schedule(plan: Mapping[str, Any]) -> str:
     return schedule
 
 
-def _callback(entry: str | Mapping[str, Any]) -> str:
-    """Return a callback as the config names it, with its settings behind it."""
-    if isinstance(entry, str):
-        return entry
-    [(named, settings)] = entry.items()
-    texts = [f"{key} {value}" for key, value in (settings or {}).items()]
-    return f"{named} ({', '.join(texts)})" if texts else named
-
-
 def _steps(facts: Mapping[str, Any]) -> str:
-    """Return the length of a run, and where ``stop_at`` ends it."""
+    """Return the length of a run, and its earlier end by ``stop_at``."""
+    text = f"{facts['total_steps']:,} steps, {_count(facts['steps_per_epoch'])} an epoch"
     stop_at = facts.get("stop_at")
     if stop_at is None or stop_at >= facts["total_steps"]:
-        return f"{facts['total_steps']:,} steps"
-    return f"{facts['total_steps']:,} steps, of which stop_at ends this run at {stop_at:,}"
+        return text
+    return f"{text}, of which stop_at ends this run at {stop_at:,}"
 
 
 def _count(number: int | None) -> str:

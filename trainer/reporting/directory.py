@@ -37,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 # What runs write, and what --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
+_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
 
 
 class RunDirectory:
@@ -121,59 +121,51 @@ class RunDirectory:
         if not any(_holds_files(entry) for entry in entries):
             return  # empty folders are what a refused run left
 
-        if continues and self._is_of_a_run():
-            self._refuse_links(entries)
-        elif overwrite or self._holds_no_step():
+        is_of_a_run = self._is_of_a_run()
+        results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
+        holds_no_step = not any(_holds_files(self.path / name) for name in results)
+        if continues and is_of_a_run:
+            for entry in entries:
+                if entry.name in _FILES and entry.is_symlink():
+                    rule = f"holds {entry.name} as a link, by which another file would be changed"
+                    raise self._error(rule)
+        elif overwrite or (is_of_a_run and holds_no_step):
+            foreign = [entry.name for entry in entries if not is_of_a_run or not _is_ours(entry)]
+            if foreign:
+                names = ", ".join(sorted(foreign)[:3])
+                raise self._error(
+                    f"holds files that no run wrote ({names}); they are not deleted: give a new "
+                    "folder"
+                )
             self._empty(entries)
         else:
             raise self._error(
                 "holds files already; give a new folder, or --overwrite to replace a former run"
             )
 
-    def _refuse_links(self, entries: Sequence[Path]) -> None:
-        for entry in entries:
-            if entry.name in _FILES and entry.is_symlink():
-                raise self._error(
-                    f"holds {entry.name} as a link, through which another file would be changed"
-                )
-
     def _is_of_a_run(self) -> bool:
         """Return whether a run wrote here, by the lock that it held or by its plan."""
         if self._lock is not None and self._lock.was_ours:
             return True
-
         try:
             plan = read_json(self.path / "plan.json")
         except (OSError, ValueError):
             return False
         return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
 
-    def _holds_no_step(self) -> bool:
-        """Return whether a run that began here has failed before its first step."""
-        results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
-        return self._is_of_a_run() and not any(_holds_files(self.path / name) for name in results)
-
     def _empty(self, entries: Sequence[Path]) -> None:
-        """Delete what a run wrote, once it is known that there is nothing else."""
-        is_of_a_run = self._is_of_a_run()
-        foreign: list[str] = []
+        """Delete the files that a run wrote. A link to another disk stays, and is emptied."""
+        doomed: list[Path] = []
         for entry in entries:
-            foreign.extend(_foreign(entry) if is_of_a_run else [entry.name])
-        if foreign:
-            names = ", ".join(sorted(foreign)[:3])
-            raise self._error(
-                f"holds files that no run wrote ({names}); they are not deleted: give a new folder"
-            )
-
+            is_link_to_folder = entry.is_symlink() and entry.is_dir()
+            is_linked = entry.name == CHECKPOINTS and is_link_to_folder
+            doomed += entry.iterdir() if is_linked else [entry]
         try:
-            for entry in entries:
-                is_link_to_folder = entry.is_symlink() and entry.is_dir()
-                if entry.name == CHECKPOINTS and is_link_to_folder:
-                    # A link to another disk stays, and its folder is emptied.
-                    for checkpoint in list(entry.iterdir()):
-                        _delete(checkpoint)
+            for entry in doomed:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
                 else:
-                    _delete(entry)
+                    entry.unlink()
         except OSError as error:
             raise self._error(f"cannot be emptied: {error}") from None
 
@@ -183,9 +175,8 @@ class RunDirectory:
     def ended_at(self) -> int | None:
         """Return the step at which a run ended here, with its model written; None if none has."""
         try:
-            # Not by ``read_json``: earlier versions wrote NaN there, for a metric without a value.
-            steps = json.loads((self.path / "summary.json").read_bytes())["steps"]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            steps = read_json(self.path / "summary.json")["steps"]
+        except (OSError, ValueError, LookupError, TypeError):
             return None
 
         has_model = exported_file(self.path / "model")
@@ -242,14 +233,6 @@ def _holds_files(entry: Path) -> bool:
     return any(inner.is_file() for inner in entry.rglob("*"))
 
 
-def _delete(entry: Path) -> None:
-    """Delete a file, a link or a whole folder."""
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
-
-
 def json_text(value: object) -> str:
     """Return a value as JSON for a file; see ``RunDirectory.write_json``."""
     return json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
@@ -276,20 +259,15 @@ def _step_of(row: bytes) -> float:
         return math.inf
 
 
-def _foreign(entry: Path) -> list[str]:
-    """Return the names in an entry of a run's folder that no run wrote."""
-    if entry.name == ".hub":  # copies on their way to the Hub
-        return []
-    is_hidden = entry.name.startswith(".")
+def _is_ours(entry: Path) -> bool:
+    """Return whether a run wrote an entry of its folder."""
     name = entry.name
-    if is_hidden:  # .model.part and .model.old are there while model/ is written
-        name = name[1:].removesuffix(".part").removesuffix(".old")
-
-    if name in _MODELS and not is_hidden:
+    if name in _MODELS:
         is_empty_folder = entry.is_dir() and not any(entry.iterdir())
-        return [] if is_empty_folder or exported_file(entry) else [name]
+        return is_empty_folder or exported_file(entry) is not None
     if name == CHECKPOINTS and entry.is_dir():
-        return [f"{name}/{inner.name}" for inner in entry.iterdir() if not is_ours(inner)]
-    if name in (*_FILES, *_MODELS, *_TRACKED):
-        return []
-    return [entry.name]
+        return all(is_ours(inner) for inner in entry.iterdir())
+    if name.startswith("."):  # .model.part and .model.old are there while model/ is written
+        name = name[1:].removesuffix(".part").removesuffix(".old")
+        return name in (*_FILES, *_MODELS, "hub")
+    return name in (*_FILES, *_BY_WINGS)

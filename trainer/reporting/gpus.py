@@ -82,19 +82,14 @@ def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
 
 
 def _gpu_of_device(device_name: str, total_bytes: int) -> Gpu | None:
+    """Return the accelerator of a name such as ``NVIDIA H100 80GB HBM3``. None if unknown."""
     one_word = re.sub(r"RTX (?=\d)", "RTX", device_name.upper())  # "RTX 4090" is RTX4090 here
     words = set(re.split(r"[^A-Z0-9]+", one_word))
-    if words & _OTHER_CHIPS:
-        return None
-
-    longest_first = sorted(KNOWN, key=len, reverse=True)  # H100-PCIe before H100
-    for name in longest_first:
-        gpu = KNOWN[name]
+    for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
         chip, _, variant = name.upper().partition("-")
-        if variant.isdigit():  # a number is its memory
-            is_variant = abs(total_bytes / 2**30 - gpu.gib) < gpu.gib / 4
-        else:
-            is_variant = variant == "" or variant in words
-        if chip in words and is_variant:
-            return gpu
+        # A variant that is a number is its memory.
+        has_memory = variant.isdigit() and abs(total_bytes / 2**30 / int(variant) - 1) < 0.25
+        is_variant = not variant or variant in words or has_memory
+        if chip in words and is_variant and not words & _OTHER_CHIPS:
+            return KNOWN[name]
     return None

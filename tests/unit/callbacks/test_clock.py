@@ -74,7 +74,7 @@ def test_attempts_are_written_at_once_where_a_checkpoint_is_due(run: Any) -> Non
     assert found == [3, 4, 4, 4, 4, 8], "otherwise every few seconds"
 
 
-def test_the_summary_has_the_time_of_all_attempts(run: Any) -> None:
+def test_the_summary_has_all_attempts(run: Any) -> None:
     first = Clock()
     first.on_start(run)
     advance(first, run, 4)
@@ -83,7 +83,9 @@ def test_the_summary_has_the_time_of_all_attempts(run: Any) -> None:
     second.on_start(run)
     advance(second, run, 5)
     attempts = second.summary()["attempts"]
-    assert attempts["count"] == 2
-    assert attempts["seconds"]["training"] == pytest.approx(12.0)
-    assert attempts["seconds"]["set-up"] == pytest.approx(8.0)
+    assert [(attempt["first_step"], attempt["last_step"]) for attempt in attempts] == [
+        (2, 4),
+        (4, 5),
+    ]
+    assert all(attempt["started"] > 1e9 and attempt["seconds"] >= 0 for attempt in attempts)
     assert last_steps(run) == [4, 5]

@@ -232,7 +232,6 @@ def test_the_saved_config_names_them_and_reads_back(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["callbacks"] == named
     assert load_config([str(tmp_path / "config.yaml")]).config.callbacks == named
     assert json.loads((tmp_path / "plan.json").read_text())["callbacks"] == named
-    assert f"{HERE}:Silent, {HERE}:Thaw (at 3)" in log_of(tmp_path), "the banner"
 
 
 def test_a_secret_among_the_settings_is_not_written_down(config_file: Path) -> None:

@@ -79,7 +79,7 @@ def test_files_and_settings_in_any_order() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("world size  4\n") == 2, "of the YAML, which says 2, as well"
     assert done.stdout.count("4 x 2 x 4 = 32 ") == 2
-    assert done.stdout.count("device      cpu (rehearsal: the real strategy over gloo)\n") == 2
+    assert done.stdout.count("device      cpu (rehearsal over gloo)\n") == 2
     assert "longer than the run: the rate never reaches its full value" in done.stdout
     assert "[WARNING]" not in done.stdout, "nothing that DeepSpeed logs"
 

@@ -85,6 +85,7 @@ def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: 
 
 def refused(folder: Path, names: str, **settings: object) -> None:
     before = everything(folder)
+    names = names.partition("/")[0]
     with pytest.raises(
         ConfigError,
         match=rf"output_dir: .*holds files that no run wrote \({names}\); they are not del",
@@ -174,7 +175,7 @@ def test_a_resume_refuses_files_of_a_run_that_are_links(tmp_path: Path) -> None:
     (tmp_path / "run" / "log.txt").unlink()
     (tmp_path / "run" / "log.txt").symlink_to(tmp_path / "mine")
     with pytest.raises(
-        ConfigError, match=r"holds log.txt as a link, through which another file would be changed"
+        ConfigError, match=r"holds log.txt as a link, by which another file would be changed"
     ):
         fit(tmp_path / "run", resume="auto")
     assert (tmp_path / "mine").read_text() == "mine"

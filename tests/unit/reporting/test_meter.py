@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +23,7 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     meter = Meter(torch.device("cpu"))
     meter.start()
     for _ in meter.waiting("data", slowly(3, 0.02)):
-        time.sleep(0.01)
-        with meter.part("optimizer"):
-            time.sleep(0.01)
+        time.sleep(0.02)
         meter.step(8)
         meter.count(100, trained=25)
     with meter.paused("evaluation"):
@@ -37,12 +34,8 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     evaluation = {"eval/loss": 0.5, "eval/recall/0": 1.0}
     summary = {"steps": 3, "total_steps": 3, "samples": 24, **of_meter, "evaluation": evaluation}
     seconds = summary["seconds"]
-    assert (
-        seconds["data"] >= 0.06 and seconds["optimizer"] >= 0.03 and seconds["evaluation"] >= 0.03
-    )
-    assert seconds["forward and backward"] >= 0.03
-    parts = seconds["data"] + seconds["optimizer"] + seconds["forward and backward"]
-    assert parts == pytest.approx(seconds["training"], abs=2e-3)
+    assert seconds["data"] >= 0.06 and seconds["evaluation"] >= 0.03
+    assert seconds["training"] >= seconds["data"] + 0.06
     whole = seconds["training"] + seconds["evaluation"] + seconds["start-up"]
     assert whole == pytest.approx(seconds["wall"], abs=2e-3)
     assert seconds["start-up"] > 0.1, "from the start of the process, with what it imports"
@@ -50,7 +43,6 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert summary["trained_tokens_per_second"] == pytest.approx(
         summary["tokens_per_second"] / 4, rel=1e-3
     )
-    assert summary["readings_of_speed"] == 0
     assert "mfu" not in summary, "no peak is known for a CPU"
 
     lines = summary_text(summary, "runs/x/model").splitlines()
@@ -77,18 +69,6 @@ def test_a_reading_has_the_speed_since_the_last_reading() -> None:
     assert meter.read(steps_left=9)["samples_per_second"] == 0
 
 
-def test_a_pause_that_is_for_training_only_counts_nowhere_else() -> None:
-    meter = Meter(torch.device("cpu"))
-    with meter.paused_in_training("trackers"):
-        assert meter.position[0] == "set-up"
-    meter.start()
-    with meter.paused_in_training("trackers"):
-        assert meter.position[0] == "trackers"
-    with meter.paused("evaluation"), meter.paused_in_training("trackers"):
-        assert meter.position[0] == "evaluation"
-    assert set(meter.spent) == {"start-up", "trackers", "evaluation"}
-
-
 def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     meter = Meter(torch.device("cpu"))
     meter.start()
@@ -98,10 +78,8 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
         time.sleep(0.02)
         meter.read(steps_left=0)
     summary = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
-    values = sorted(meter.readings["samples"])
-    low, high = summary["samples_per_second_quartiles"]
-    assert (summary["samples_per_second"], summary["readings_of_speed"]) == (values[1], 3)
-    assert values[0] <= low < values[1] < high <= values[2]
+    values = sorted(row["samples_per_second"] for row in meter.rows[1:])
+    assert summary["samples_per_second"] == values[1]
     assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
     assert summary["trained_tokens_per_second"] == pytest.approx(4 * values[1], rel=1e-3)
     text = summary_text(
@@ -203,9 +181,9 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
     )
     assert summary["peak_memory_bytes"] == [300, 300]
     assert summary["memory"] == {
-        "set-up": {"allocated": [900, 900], "reserved": [900, 900]},
-        "training": {"allocated": [300, 300], "reserved": [900, 900]},
-        "evaluation": {"allocated": [200, 200], "reserved": [900, 900]},
+        "set-up": {"allocated": 900, "reserved": 900},
+        "training": {"allocated": 300, "reserved": 900},
+        "evaluation": {"allocated": 200, "reserved": 900},
     }
     text = summary_text(
         {"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m"
@@ -222,53 +200,6 @@ def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
     with meter.paused("saving"):
         time.sleep(0.01)
     assert 0.01 <= meter.spent["saving"] < 0.05, "steps that were queued count as training"
-
-
-class Timeline:
-    """A substitute for ``torch.cuda.Event``: the device passes an event after what it was given."""
-
-    now = busy_until = 0.0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-        self.passed = 0.0
-
-    def record(self) -> None:
-        self.passed = max(Timeline.now, Timeline.busy_until)
-
-    def query(self) -> bool:
-        return self.passed <= Timeline.now
-
-    def elapsed_time(self, other: Timeline) -> float:
-        return 1e3 * (other.passed - self.passed)
-
-
-def test_data_that_arrives_while_a_gpu_computes_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    RecordingGpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "Event", Timeline)
-    monkeypatch.setattr(Timeline, "now", 0.0)
-    monkeypatch.setattr(Timeline, "busy_until", 0.0)
-
-    def loading(each: float) -> Iterator[int]:
-        for number in range(4):
-            Timeline.now += each
-            yield number
-
-    def data_seconds(each: float) -> float:
-        """Return what is counted where a step takes the host 0.25 s and the device 1.5 s."""
-        Timeline.now = Timeline.busy_until = 0.0
-        meter = Meter(torch.device("cuda", 0))
-        for _ in meter.waiting("data", loading(each)):
-            Timeline.busy_until = max(Timeline.now, Timeline.busy_until) + 1.5
-            Timeline.now += 0.25
-        Timeline.now = 100.0
-        meter.read(steps_left=0)
-        return meter.within["data"]
-
-    assert data_seconds(1.0) == pytest.approx(1.0), "the first batch, before there is any work"
-    assert data_seconds(2.0) == pytest.approx(2.0 + 3 * 0.75), "0.75 s of each are not hidden"
 
 
 def test_the_peak_resident_set_is_reset_between_phases() -> None:

@@ -167,8 +167,7 @@ def _state(run: Run, step: int) -> str:
 
 def _speed(run: Run, unit: str) -> float | None:
     """Return the median of the logged speeds, without the first of each process."""
-    speed = steady_speed(run.rows, unit)
-    return None if speed is None else speed.median
+    return steady_speed(run.rows, unit)
 
 
 def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
