@@ -8,10 +8,11 @@ names of its tensors with those of the files. It reads no values.
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,8 +35,6 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
-Load = Callable[..., Any]  # a model, and what its files lack or have more
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
@@ -55,15 +54,10 @@ class StoredWeights:
         New are the adapters that the model got since it was built.
 
         Raises:
-            ConfigError: the model has lost a tensor of the files.
+            KeyError: the model has lost a tensor of the files since then.
         """
         tensors = dict(canonical_state(model))
         name_now = {bare_name(name): name for name in tensors}
-        lost = sorted(self.names - name_now.keys())
-        if lost:
-            rule = f"its files hold {listed(lost)}, which the model has lost since it was built"
-            raise setting_error("model", str(self.folder), rule)
-
         names = {name: name_now[name] for name in self.names}
         # By identity, because a tensor may have several names in the model.
         in_files = {id(tensors[name]) for name in names.values()}
@@ -104,62 +98,48 @@ def build_on_meta(
     import transformers
 
     logging: Any = transformers.logging
-    logging.disable_progress_bar()  # each rank would draw one
-    folder = Path(name).expanduser()
+    logging.disable_progress_bar()  # each rank would draw a bar
+
+    # An adapter names its base by this path, which is to be found from any working directory.
+    folder = Path(name).expanduser().absolute()
+    source = str(folder) if folder.is_dir() else name
 
     def load(**placement: Any) -> Any:
         build = getattr(transformers, auto_class).from_pretrained
         how = {"attn_implementation": attention, "output_loading_info": True, **options}
-        return build(str(folder), **how, **placement)
+        return build(source, **how, **placement)
 
     try:
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
-        model, stored = _load(load, name, folder, cache_dir, auto_class, ignored, quantize)
+        ranges, _ = of_model_folder(folder)
+        model, info = load(device_map="meta")
+        if _rounds(model, ranges):
+            model, info = load(device_map="meta", dtype=torch.float32)
+        if hasattr(model, "hf_quantizer"):
+            raise ValueError("its files are quantized; give a model in 16 or 32 bits")
+        missing = _check_tensors(name, model, info, auto_class, ignored)
+
+        if quantize is not None:
+            model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
+            follow_autocast(model)
+            return model.train(), None
+
+        # from_pretrained leaves tied tensors apart if they have no values to compare, and leaves
+        # the model in evaluation mode.
+        model.tie_weights()
+        model.train()
+        stored = _stored_in(folder, model, ranges, missing)
+        if converts_files(model) or set(stored.for_model(model).new) - missing:
+            folder = _converted_folder(folder, load, model, missing, cache_dir)
+            stored = _stored_in(folder, model, of_model_folder(folder)[0], missing)
+        return model, stored
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
-    # An adapter names its base by this path, which is to be found from any working directory.
-    is_local = Path(name).expanduser().is_dir()
-    model.name_or_path = model.config.name_or_path = str(folder.absolute()) if is_local else name
-    return model, stored
-
-
-def _load(
-    load: Load,
-    name: str,
-    folder: Path,
-    cache_dir: str,
-    auto_class: str,
-    ignored: Sequence[str],
-    quantize: str | None,
-) -> tuple[Any, StoredWeights | None]:
-    """Build the model of a folder without values, and find its values there or converted."""
-    ranges, _ = of_model_folder(folder)
-    model, info = load(device_map="meta")
-    if _rounds(model, ranges):
-        model, info = load(device_map="meta", dtype=torch.float32)
-    if hasattr(model, "hf_quantizer"):
-        raise ValueError("its files are quantized; give a model in 16 or 32 bits")
-    missing = _check_tensors(name, model, info, auto_class, ignored)
-    if quantize is not None:
-        model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
-        follow_autocast(model)
-        return model.train(), None
-
-    # from_pretrained leaves tied tensors apart that have no values to compare, and leaves the model
-    # in evaluation mode.
-    model.tie_weights()
-    model.train()
-
-    stored = _stored_in(folder, model, ranges, missing)
-    if converts_files(model) or set(stored.for_model(model).new) - missing:
-        folder = _converted_folder(folder, load, model, missing, cache_dir)
-        stored = _stored_in(folder, model, of_model_folder(folder)[0], missing)
-    return model, stored
 
 
 def _stored_in(folder: Path, model: Any, ranges: Ranges, missing: set[str]) -> StoredWeights:
@@ -188,8 +168,8 @@ def _rounds(model: Any, ranges: Ranges) -> bool:
     """Return whether the dtypes of a model would round values of its files."""
     dtypes = {name: tensor.dtype for name, tensor in canonical_state(model)}
     for name in ranges.names("parameter"):
-        stored, own = ranges.dtype("parameter", name), dtypes.get(name, model.dtype)
-        if stored.is_floating_point and torch.promote_types(stored, own) != own:
+        own = dtypes.get(name, model.dtype)
+        if torch.promote_types(ranges.dtype("parameter", name), own) != own:
             return True
     return False
 
@@ -197,7 +177,7 @@ def _rounds(model: Any, ranges: Ranges) -> bool:
 def _check_tensors(
     name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: Sequence[str]
 ) -> set[str]:
-    """Check that a model and its files have the same tensors; return the names of new ones.
+    """Check that a model and its files have the same tensors; return the names of new tensors.
 
     An encoder's pooling and its last layers belong to one task each: other tasks' layers in the
     files are left out, and a classifier's are new.
@@ -205,28 +185,27 @@ def _check_tensors(
     Raises:
         ConfigError: another tensor is missing or unused.
     """
-    missing, unused = set(info["missing_keys"]), set(info["unexpected_keys"])
-    body = f"{model.base_model_prefix}."
-    of_body = {key for key in missing | unused if key.startswith(body) and "pooler" not in key}
-    lost = missing & of_body if auto_class == CLASSIFIER else missing
-    if auto_class != CAUSAL:
-        unused &= of_body
-    unused = {key for key in unused if not any(fnmatchcase(key, rule) for rule in ignored)}
-
+    body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
+    missing: set[str] = set(info["missing_keys"])
+    lost = sorted(key for key in missing if auto_class != CLASSIFIER or body.match(key))
     if lost:
-        rule = f"its files lack {listed(sorted(lost))}, which would begin as random numbers"
+        rule = f"its files lack {listed(lost)}, which would begin as random numbers"
         raise setting_error("model", name, rule)
+
+    left_out = re.compile("|".join(map(translate, ignored)) or "(?!)")
+    unused = [key for key in sorted(info["unexpected_keys"]) if not left_out.match(key)]
+    unused = [key for key in unused if auto_class == CAUSAL or body.match(key)]
     if unused:
         rule = (
-            f"its files hold {listed(sorted(unused))}, which {type(model).__name__} does not know; "
-            "name them in ignore_tensors (patterns such as 'mtp.*') to leave them out"
+            f"its files hold {listed(unused)}, which {type(model).__name__} does not know; name "
+            "them in ignore_tensors (patterns such as 'mtp.*') to leave them out"
         )
         raise setting_error("model", name, rule)
     return missing
 
 
 def _converted_folder(
-    folder: Path, load: Load, model: Any, missing: set[str], cache_dir: str
+    folder: Path, load: Callable[..., Any], model: Any, missing: set[str], cache_dir: str
 ) -> Path:
     """Return a folder with the tensors of a model as the model has them, named as it names them.
 
@@ -269,8 +248,7 @@ def small_copy(model: Any) -> Any:
     if "layer_types" in vars(config):  # others derive it
         config.layer_types = kinds[:layers]
     config.vocab_size = min(config.vocab_size, SMALL_VOCABULARY)
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(config, key, None)
+    config.pad_token_id = None  # torch refuses a padding outside of the embedding
 
     with torch.random.fork_rng(devices=[]):
         return model_from_config(type(model), config)
