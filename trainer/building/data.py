@@ -18,8 +18,7 @@ from ..distributed.agreement import Agreement
 from ..errors import DataError, Origin
 from ..evaluator import UNNAMED, place_of, sets_of, sizes_of
 from ..task import Data, EvaluationSet, Task
-from ..text import listed
-from .returned import data_of
+from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -41,7 +40,7 @@ def build_data(
         # Otherwise every buffer that is written anyway would be filled with NaN first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
-    data = data_of(task)
+    data = returned(task.build_data(), Data, task, "build_data")
     sizes_of(data)  # an empty set is refused now, not at the first evaluation
 
     kind: type[TrainData] = IndexedData
@@ -70,7 +69,7 @@ def build_data(
 def sample_data(
     config: TrainConfig, data: Data, train: TrainData, agreement: Agreement, *, needed: bool
 ) -> Sampled:
-    """Read some samples of each data set: ranks compare them, and checkpoints keep what they hold.
+    """Read some samples of each data set, which ranks compare, and checkpoints keep.
 
     Args:
         needed: whether checkpoints are written or read. One process reads samples for that alone.
@@ -80,47 +79,44 @@ def sample_data(
 
     how: dict[str, Any] = {"collate": train.collate, "workers": config.workers > 0}
     micro_batch = train.layout.micro_batch_size
-    training_set = SampledSet(
-        name="Data.train",
-        items=train.items,
-        batch_size=micro_batch,
-        version=data.version,
-        **how,
-    )
-    sets = [training_set]
+    sets = [
+        SampledSet(
+            name="Data.train",
+            items=train.items,
+            batch_size=micro_batch,
+            version=data.version,
+            **how,
+        )
+    ]
     if agreement.distributed:
         evaluation_sets = sets_of(data) or {UNNAMED: EvaluationSet(None)}
         _check_same_names(evaluation_sets, agreement)
         for name, chosen in evaluation_sets.items():
-            if chosen.items is data.train:
-                continue
-            how["collate"] = chosen.collate or train.collate
-            evaluation_set = SampledSet(
-                name=place_of(name),
-                items=Items(chosen.items, seed=config.seed, augment=None),
-                batch_size=config.evaluation_batch_size or micro_batch,
-                **how,
-            )
-            sets.append(evaluation_set)
+            if chosen.items is not data.train:
+                how["collate"] = chosen.collate or train.collate
+                evaluation_set = SampledSet(
+                    name=place_of(name),
+                    items=Items(chosen.items, seed=config.seed, augment=None),
+                    batch_size=config.evaluation_batch_size or micro_batch,
+                    **how,
+                )
+                sets.append(evaluation_set)
     return Sampled(sets, agreement.gather)
 
 
 def _check_same_names(sets: Mapping[str, EvaluationSet], agreement: Agreement) -> None:
-    """Raise ``DataError`` where ranks have other sets, or in another order. Collective."""
+    """Raise ``DataError`` if a rank has other sets, or in another order. Collective."""
     of_ranks = agreement.gather([place_of(name) for name in sets])
     for rank, places in enumerate(of_ranks):
         if places != of_ranks[0]:
-            raise DataError(
-                f"rank {rank}: the sets are {listed(places)}, rank 0: {listed(of_ranks[0])}: "
-                f"{SAME_DATA}"
-            )
+            raise DataError(f"rank {rank} has the sets {places}, rank 0 {of_ranks[0]}: {SAME_DATA}")
 
 
 def _check_own_position(data: Data) -> None:
-    """Raise ``DataError`` where the stream to train on, which has a state, is measured on too."""
+    """Raise ``DataError`` if a stream with a state is trained on and evaluated on."""
     for name, chosen in sets_of(data).items():
         if chosen.items is data.train and hasattr(data.train, "state_dict"):
             raise DataError(
-                f"Data.train and {place_of(name)} are one stream, and its position serves one of "
-                "them only: give evaluation a stream of its own (copy.deepcopy)"
+                f"Data.train and {place_of(name)} are the same stream, which has one position: "
+                "give evaluation a stream of its own (copy.deepcopy)"
             )

@@ -16,33 +16,28 @@ def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
     """Return the optimizer step at which training ends: by epochs from the start, or by max_steps.
 
     Raises:
-        ConfigError: the checkpoint to begin with is behind that step already.
+        ConfigError: the checkpoint to begin with is beyond that step already.
     """
-    ends = {}
+    ends = []
     if config.epochs is not None:
         assert isinstance(data, IndexedData), "epochs are refused for streams"
-        ends["epochs"] = start.step + data.steps_left(start.samples, config.epochs)
+        ends.append((start.step + data.steps_left(start.samples, config.epochs), "epochs"))
     if config.max_steps is not None:
-        ends["max_steps"] = config.max_steps
-    key = min(ends, key=lambda name: (ends[name], name == "epochs"))
-    end = ends[key]
+        ends.append((config.max_steps, "max_steps"))
 
+    end, key = min(ends)
     _refuse_end_before(start, end, key, getattr(config, key))
     return end
 
 
-def stop_step(
-    config: TrainConfig,
-    until: Interval | None,
-    start: Start,
-) -> int | None:
-    """Return the step at which ``stop_at`` ends this run; None without it.
+def stop_step(config: TrainConfig, until: Interval | None, start: Start) -> int | None:
+    """Return the step at which ``stop_at`` ends this run; None without ``stop_at``.
 
     Args:
         until: the interval that ``stop_at`` stands for.
 
     Raises:
-        ConfigError: the checkpoint to begin with is behind that step already.
+        ConfigError: the checkpoint to begin with is beyond that step already.
     """
     if until is None:
         return None
@@ -52,15 +47,13 @@ def stop_step(
 
 def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None) -> None:
     if start.found is not None and start.step > end:
-        rule = (
-            f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; "
-            "raise it"
-        )
+        there = f"{start.found.path} is at step {start.step} already"
+        rule = f"ends the run at step {end}, and {there}; raise it"
         raise ConfigError(Problem(origin=Origin("resume", key=key), value=value, rule=rule))
 
 
 def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_steps: int) -> int:
-    """Count the checkpoints that there will be at once, the one that is being written included."""
+    """Count the checkpoints that there will be at once, including an unfinished checkpoint."""
     saves = 1 if save_every is None else math.ceil(total_steps / save_every.steps)
     count = min(saves, config.keep_last + 1)
     if config.best_metric is not None:

@@ -10,11 +10,10 @@ from torch import nn
 
 from ..checkpoint.export import set_config_dtype
 from ..errors import LaunchError
-from ..private.torch import own_buffers, set_buffer
 from ..strategies.base import compute_in
 from ..task import Task
 from .normalize import make_contiguous, refuse_compiled
-from .returned import model_of
+from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -25,13 +24,13 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     """Build the task's model: trainable weights in full precision, each in one piece.
 
     Returns:
-        The model, and a notice for each thing that was changed.
+        The model, and a notice of each change.
 
     Raises:
         LaunchError: the task built no model, or a model in which nothing is trainable.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
-    model = model_of(task)
+    model = returned(task.build_model(), nn.Module, task, "build_model")
     refuse_compiled(model)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -58,12 +57,9 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
         return []
 
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in narrow})
-    for parameter in narrow:
-        parameter.data = parameter.data.float()
-    for module in model.modules():
-        for key, buffer in own_buffers(module).items():
-            if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
-                set_buffer(module, key, buffer.float())
+    buffers = [b for b in model.buffers() if b.dtype in (torch.bfloat16, torch.float16)]
+    for tensor in (*narrow, *buffers):
+        tensor.data = tensor.data.float()
     set_config_dtype(getattr(model, "config", None), torch.float32)
     if computes_in_float32:
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
@@ -92,14 +88,12 @@ def operations_per_token(model: nn.Module) -> int:
             multiplied.update(module.parameters(recurse=False))
 
     # For each parameter two operations forward, as many for the gradients of the activations, and
-    # as many again for those of the weights.
-    parameters = sum(_elements(parameter) for parameter in multiplied)
-    trainable = sum(_elements(parameter) for parameter in multiplied if parameter.requires_grad)
-    return 4 * parameters + 2 * trainable
+    # as many again for the gradients of the weights.
+    return sum(_elements(p) * (6 if p.requires_grad else 4) for p in multiplied)
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay.
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), to stay there.
 
     A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a
     whole.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import LaunchError
 from ..private.torch import is_compiled
@@ -26,21 +26,17 @@ def make_contiguous(model: nn.Module) -> list[str]:
     """Lay tensors out row by row, in which order parts of them are exchanged and saved.
 
     Returns:
-        A notice where parameters were laid out anew.
+        A notice if parameters were laid out anew.
     """
-    parameters = [parameter for parameter in model.parameters() if not _is_contiguous(parameter)]
-    # An expanded buffer has one place for several elements.
-    buffers = [buffer for buffer in model.buffers() if not _is_contiguous(buffer)]
-    for tensor in (*parameters, *buffers):
-        tensor.data = tensor.data.contiguous()
-
-    if not parameters:
+    changed = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Sparse tensors have no rows.
+        if tensor.layout == torch.strided and not tensor.is_contiguous():
+            tensor.data = tensor.data.contiguous()
+            changed += isinstance(tensor, nn.Parameter)
+    if not changed:
         return []
     return [
-        f"{len(parameters)} parameters are laid out row by row (channels_last, transposed views); "
+        f"{changed} parameters are laid out row by row (channels_last, transposed views); "
         "inputs in channels_last still compute in that layout"
     ]
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    return tensor.layout != torch.strided or tensor.is_contiguous()  # sparse ones have no rows

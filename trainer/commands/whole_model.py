@@ -9,7 +9,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from ..building.meta_model import MetaModel
-from ..building.returned import model_of
+from ..building.returned import returned
 from ..checkpoint.ranges import of_model_folder
 from ..strategies.meta_device import allocate
 from ..strategies.tensors import canonical_state
@@ -27,7 +27,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
         LaunchError: nothing gives a parameter its first value.
     """
     set_seed(seed)
-    model = model_of(task)
+    model = returned(task.build_model(), nn.Module, task, "build_model")
     on_meta = MetaModel.of(model, task, seed, resumes=False)
     if on_meta is None:
         return model

@@ -38,7 +38,7 @@ def test_a_parameter_that_is_not_the_models_is_refused() -> None:
     model = nn.Linear(2, 1)
     task = Trains(model.weight, nn.Parameter(torch.zeros(3)))
     config = TrainConfig(task="m:T", max_steps=4)
-    with pytest.raises(LaunchError, match=r"group 0 .* shape \(3,\) that is not the model's"):
+    with pytest.raises(LaunchError, match="a parameter that is not the model's"):
         build_optimizer(task, config, model, plan())
 
 
@@ -57,21 +57,8 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
     assert str(made.origin("schedule")).startswith("train.yaml")
     assert type(build_schedule(Mine(), config, made, optimizer, 4)[0]).__name__ == "ConstantLR"
     named = TrainConfig(task="m:T", max_steps=4, schedule="cosine")
-    with pytest.raises(ConfigError, match="builds a schedule already; remove one of the two"):
+    with pytest.raises(ConfigError, match="builds the schedule already; remove one of the two"):
         build_schedule(Mine(), named, plan(schedule="cosine"), optimizer, 4)
-
-
-def test_a_schedule_that_follows_a_metric_is_refused() -> None:
-    class Mine(Task):
-        def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
-            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    with pytest.raises(
-        ConfigError,
-        match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the",
-    ):
-        build_schedule(Mine(), TrainConfig(task="m:T", max_steps=4), plan(), optimizer, 4)
 
 
 def test_a_model_that_is_only_evaluated_trains_its_smallest_parameter_and_keeps_no_state() -> None:
