@@ -45,7 +45,6 @@ def build_data(
 
     kind: type[TrainData] = IndexedData
     if is_stream(data.train):
-        _check_own_position(data)
         from ..data.stream import StreamData, check_stream_settings
 
         check_stream_settings(config, origins)
@@ -107,16 +106,5 @@ def sample_data(
 def _check_same_names(sets: Mapping[str, EvaluationSet], agreement: Agreement) -> None:
     """Raise ``DataError`` if a rank has other sets, or in another order. Collective."""
     of_ranks = agreement.gather([place_of(name) for name in sets])
-    for rank, places in enumerate(of_ranks):
-        if places != of_ranks[0]:
-            raise DataError(f"rank {rank} has the sets {places}, rank 0 {of_ranks[0]}: {SAME_DATA}")
-
-
-def _check_own_position(data: Data) -> None:
-    """Raise ``DataError`` if a stream with a state is trained on and evaluated on."""
-    for name, chosen in sets_of(data).items():
-        if chosen.items is data.train and hasattr(data.train, "state_dict"):
-            raise DataError(
-                f"Data.train and {place_of(name)} are the same stream, which has one position: "
-                "give evaluation a stream of its own (copy.deepcopy)"
-            )
+    if any(places != of_ranks[0] for places in of_ranks):
+        raise DataError(f"the ranks have different sets, {of_ranks}: {SAME_DATA}")

@@ -33,45 +33,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(TokenTask):
-    """Predict the next token of texts, or what the assistant says in conversations.
+    """Predict the next token of texts, or the assistant's words in conversations.
 
     Args:
-        data: what to train on: a file, a folder, a pattern, hf:NAME, or a list of these
+        data: to train on: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
-        evaluation: what to evaluate on, named in the same way; or the share of the documents of
-            ``data`` that is kept for it, such as 0.05.
+        evaluation: the data to evaluate on, named in the same way, or the share of the documents of
+            ``data`` that is kept for evaluation, such as 0.05, or several sets by name.
         model: a folder of safetensors or a name on the Hub.
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
-        text_column: of rows with columns, the one that is trained on.
-        messages_column: of rows that are conversations: a list of {role, content}. What the
-            assistant says is trained on. Columns that are not named are found where they have their
-            usual names (``columns.py``).
+        text_column: the column to train on, of rows with columns.
+        messages_column: of rows that are conversations: a list of {role, content}. The assistant's
+            words are trained on. Columns that are not named are found by their usual names
+            (``columns.py``).
         prompt_column, completion_column: of rows with a question and its answer, as text or as
             messages. The answer is trained on.
-        template: what writes conversations: a Jinja file, its text, a name (chatml, alpaca, or one
-            of the tokenizer's); by default the tokenizer's chat template.
-        chat_template_kwargs: what the template gets beside the messages; those of a row come
+        template: writes conversations: a Jinja file, its text, a name (chatml, alpaca, or a name of
+            the tokenizer's templates). By default the tokenizer's chat template.
+        chat_template_kwargs: arguments of the template beside the messages. Those of a row come
             first.
-        turns: ``each`` trains on each turn of a conversation as the template writes it while it is
-            the last one; by default a conversation is trained on once, as it is at its end.
+        turns: ``each`` trains on each turn of a conversation as the template writes the turn while
+            it is the last. By default a conversation is trained on once, as it is at its end.
         sequence_length: positions of a row.
-        packing: ``best_fit`` fills rows with documents, which do not see each other; ``none`` gives
+        packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
             each document a row.
-        long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or
-            ``refuse``.
-        adapter: low-rank adapters, which alone are trained; {} for the defaults.
+        long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
+            behind the first piece, or ``refuse``d.
+        adapter: low-rank adapters, which alone are trained. {} for the defaults.
         attention: as transformers calls it: sdpa, eager, flash_attention_2 (on GPUs); by default
             the choice of the model's class.
         activation_checkpointing: recompute the activations of each layer (2: of every second one)
             in the backward pass, instead of keeping them.
-        loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once;
-            ``auto`` takes chunks where the logits of a micro-batch are more than 512 MiB in
-            float32, and the model's class allows it.
+        loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once.
+            ``auto`` takes chunks if the logits of a micro-batch are more than 512 MiB in float32,
+            and the model's class allows chunks.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
-        cache_dir: where tokens are kept, one folder for each content.
+        cache_dir: for tokens and converted files, a folder for each content.
     """
 
     messages_column: str | None = None
@@ -159,38 +159,35 @@ class CausalLM(TokenTask):
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
 
-        why_not_fused = self._try(model)
-        model = self.adapted(model, "CAUSAL_LM")
-        head = model.get_output_embeddings()
-        if type(head) is not nn.Linear:
-            why_not_fused = why_not_fused or "the last layer has an adapter"
-
-        if why_not_fused and self.loss == "fused":
-            raise setting_error("loss", self.loss, f"{why_not_fused}; set plain")
-        if why_not_fused and self.loss == "auto":
-            self.note(f"loss: all logits at once, since {why_not_fused}")
-        elif self.loss != "plain":
-            head.__class__ = FusedHead
-            head.always = self.loss == "fused"
-        return model  # type: ignore[no-any-return]
-
-    def _try(self, model: Any) -> str:
-        """Prove that the model keeps packed documents apart, on a small copy with random values.
-
-        Returns:
-            Why the last layer cannot compute the loss; empty if it can.
-        """
-        probe = small_copy(model)
-        probe.to("cpu" if self.attention in DENSE else training_device())
+        # The model has no values yet. A small copy with random values is tried.
+        probe = small_copy(model).to("cpu" if self.attention in DENSE else training_device())
         if self.packing == "best_fit":
             check_separation(probe, self.inputs)
-        why_not = ""
+        adapted = self.adapted(model, "CAUSAL_LM")
         if self.loss != "plain":
             why_not = why_not_fusible(probe, self.inputs(small_batch(probe)))
-        return why_not
+            self._fuse(adapted.get_output_embeddings(), why_not)
+        return adapted  # type: ignore[no-any-return]
+
+    def _fuse(self, head: Any, why_not: str) -> None:
+        """Let a model's last layer compute the loss, or say why it cannot.
+
+        Args:
+            head: the last layer, changed in place.
+            why_not: the reason, if the model's class does not allow it.
+        """
+        is_plain = type(head) is nn.Linear
+        if is_plain and not why_not:
+            head.__class__ = FusedHead
+            head.always = self.loss == "fused"
+            return
+        reason = why_not or "the last layer has an adapter"
+        if self.loss == "fused":
+            raise setting_error("loss", self.loss, f"{reason}; set plain")
+        self.note(f"loss: all logits at once, since {reason}")
 
     def load_model(self, vocabulary: int) -> Any:
-        """Build the transformers model, with its values or without; a subclass may override it.
+        """Build the transformers model. A subclass may override this method.
 
         Args:
             vocabulary: number of tokens.
@@ -216,12 +213,10 @@ class CausalLM(TokenTask):
             # Padding is behind the row's only document, which does not see it.
             return {"input_ids": batch["input_ids"]}
 
-        inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
-        if self.attention in DENSE:
-            return inputs
-        # transformers finds the borders for flash kernels in the positions of a single row only
-        # (transformers 5.23). All rows as one long row are the same.
-        return {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+        # transformers 5.23 finds the borders for flash kernels in the positions of a single row
+        # only. All rows in a single long row are the same.
+        rows = len(batch["input_ids"]) if self.attention in DENSE else 1
+        return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
 
     # -- export -----------------------------------------------------------------------------------
 

@@ -34,15 +34,15 @@ class SequenceClassifier(LanguageTask):
         data, evaluation: as of ``CausalLM``; rows with columns.
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
-        text_column, label_column: of a row. A label is text or a number; the classes are those that
-            occur.
-        sequence_length: tokens of a text, at most; longer ones are cut off.
-        adapter: low-rank adapters, which alone are trained beside the last layer; {} for the
+        text_column, label_column: of a row. A label is text or a number. The labels of ``data``
+            are the classes.
+        sequence_length: most tokens of a text. Longer texts are cut off.
+        adapter: low-rank adapters, which alone are trained beside the last layer. {} for the
             defaults.
         attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
-        cache_dir: for converted tensors of experts.
+        cache_dir: for converted files.
     """
 
     model: str
@@ -91,7 +91,7 @@ class SequenceClassifier(LanguageTask):
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Return a batch of texts, padded to the longest, with the number of each label."""
+        """Return a batch of texts, padded to the longest text, with the number of each label."""
         texts, labels = zip(*examples, strict=True)
         coded = self.load_tokenizer()(
             list(texts),

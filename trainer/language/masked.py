@@ -37,7 +37,7 @@ class MaskedLM(TokenTask):
     Args:
         data, evaluation, model, config, tokenizer, text_column, adapter, attention, ignore_tensors,
             cache_dir: as of ``CausalLM``.
-        sequence_length: tokens of a row, at most; longer texts are cut into several rows.
+        sequence_length: most tokens of a row. Longer texts are cut into several rows.
         mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are
             hidden, 10 % are replaced by other tokens, 10 % are left. They are drawn anew in each
             epoch, and once for evaluation.
@@ -149,7 +149,7 @@ class Mask:
         return {"input_ids": masked, "labels": labels}
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a batch of rows, padded to the longest; each tensor is (rows, tokens)."""
+        """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""
         fillers = {
             "input_ids": self.tokenizer.pad_token_id or 0,
             "labels": IGNORED,

@@ -66,4 +66,6 @@ def test_some_samples_of_each_evaluation_set_are_read_for_the_ranks_to_compare()
     other: Any = TwoRanks(lambda places: [places[1], places[0]])
     with pytest.raises(DataError) as caught:
         sample_data(config, data, windows, other, needed=False)
-    assert str(caught.value).startswith("rank 1 has the sets [\"Data.evaluation['noisy']\"")
+    assert str(caught.value).startswith(
+        "the ranks have different sets, [[\"Data.evaluation['clean']\""
+    )

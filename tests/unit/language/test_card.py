@@ -21,8 +21,8 @@ def test_card_describes_the_whole_run_up_to_its_step(
     settings = {"evaluation": 0.1, "adapter": Adapter(r=4)}
     trainer = fit(tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
-    tokens = trainer.meter.total_trained_tokens
-    assert 500 < tokens < trainer.meter.total_tokens == 4 * 2 * 128, "positions of all rows"
+    tokens = trainer.meter.totals["trained_tokens"]
+    assert 500 < tokens < trainer.meter.totals["tokens"] == 4 * 2 * 128, "positions of all rows"
     for part in (
         "library_name: peft",
         f"base_model: {llama}",
@@ -54,7 +54,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
     resumed = fit(
         tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2, resume="auto"
     )
-    assert 0 < resumed.meter.total_trained_tokens < tokens, (
+    assert 0 < resumed.meter.totals["trained_tokens"] < tokens, (
         "another process trained the first two steps"
     )
     again = (tmp_path / "run" / "model" / "README.md").read_text()
