@@ -281,8 +281,8 @@ SAME_DATA = ": build_data must give every rank the same data, which the trainer 
 SAME_MODEL = (
     ": build_model and build_optimizer must build the same on every rank, in the same order"
 )
-DRAWN = r"\.\.\. on rank 0: build_model must draw the same on every rank"
-CHECKSUM = r"Tensor 4 with checksum [0-9a-f]{8}"
+DRAWN = r"differ from those on rank 0: build_model must draw the same on every rank"
+CHECKSUM = r"[0-9a-f]{8}"
 OTHER_X = rf"of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}{SAME_DATA}"
 
 REFUSED = {
@@ -295,19 +295,19 @@ REFUSED = {
     "eval_every": f"ConfigError: rank 1: eval_every is 2, rank 0: null{SAME_SETTINGS}",
     "workers": f"ConfigError: rank 1: workers is 1, rank 0: 0{SAME_SETTINGS}",
     "task settings": f"ConfigError: rank 1: task_settings.width is 16, rank 0: 8{SAME_SETTINGS}",
-    "class ids": f"DataError: rank 1: 'y' of sample 0 of Data.train is 5, rank 0: 0{SAME_DATA}",
-    "class ids of evaluation": f"DataError: rank 1: 'y' of sample 0 of Data.evaluation is 5, rank 0: 0{SAME_DATA}",
-    "vocabulary of collate": "DataError: rank 1: the value of the batch of samples 0, 23, ",
-    "order of the data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
-    "data by default_rng": rf"DataError: rank 1: 'x' of sample \d+ {OTHER_X}",
-    "sharded data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
+    "class ids": rf"DataError: rank 1: the content of sample 0 {OTHER_X}",
+    "class ids of evaluation": "DataError: rank 1: the content of sample 0 of Data.evaluation is ",
+    "vocabulary of collate": "DataError: rank 1: the batch of sample 0 of Data.train is ",
+    "order of the data": rf"DataError: rank 1: the content of sample 0 {OTHER_X}",
+    "data by default_rng": rf"DataError: rank 1: the content of sample \d+ {OTHER_X}",
+    "sharded data": rf"DataError: rank 1: the content of sample 0 {OTHER_X}",
     "sizes of the data": f"DataError: rank 1: the number of samples of Data.train is 23, rank 0: 24{SAME_DATA}",
-    "frozen buffer": rf"LaunchError: rank 1: the first weights of frozen differ: .* here, .*{DRAWN}",
+    "frozen buffer": rf"LaunchError: rank 1: the first weights of frozen {DRAWN}",
     "order of parameters": (
         r"LaunchError: rank 1: parameter 0 is heads.beta.weight \(1, 4\) torch.float32 trainable, "
         rf"rank 0: heads.alpha.weight \(1, 4\) torch.float32 trainable{SAME_MODEL}"
     ),
-    "first weights": rf"LaunchError: rank 1: the first weights of 0.weight differ: .* here, .*{DRAWN}",
+    "first weights": rf"LaunchError: rank 1: the first weights of 0.weight {DRAWN}",
     "frozen layer": (
         r"LaunchError: rank 1: parameter 0 is 0.weight \(8, 4\) torch.float32 frozen, "
         rf"rank 0: 0.weight \(8, 4\) torch.float32 trainable{SAME_MODEL}"

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import set_seed
 
-from ..data.alike import SAME_DATA
 from ..data.augment import Items
 from ..data.batches import Layout, TrainData, is_stream
 from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
 from ..distributed.agreement import Agreement
-from ..errors import DataError, Origin
+from ..errors import Origin
 from ..evaluator import UNNAMED, place_of, sets_of, sizes_of
 from ..task import Data, EvaluationSet, Task
 from .returned import returned
@@ -77,34 +76,14 @@ def sample_data(
         return Sampled([], agreement.gather)
 
     how: dict[str, Any] = {"collate": train.collate, "workers": config.workers > 0}
-    micro_batch = train.layout.micro_batch_size
     sets = [
-        SampledSet(
-            name="Data.train",
-            items=train.items,
-            batch_size=micro_batch,
-            version=data.version,
-            **how,
-        )
+        SampledSet(name="Data.train", items=train.items, version=data.version, **how),
     ]
     if agreement.distributed:
         evaluation_sets = sets_of(data) or {UNNAMED: EvaluationSet(None)}
-        _check_same_names(evaluation_sets, agreement)
         for name, chosen in evaluation_sets.items():
             if chosen.items is not data.train:
                 how["collate"] = chosen.collate or train.collate
-                evaluation_set = SampledSet(
-                    name=place_of(name),
-                    items=Items(chosen.items, seed=config.seed, augment=None),
-                    batch_size=config.evaluation_batch_size or micro_batch,
-                    **how,
-                )
-                sets.append(evaluation_set)
+                items = Items(chosen.items, seed=config.seed, augment=None)
+                sets.append(SampledSet(name=place_of(name), items=items, **how))
     return Sampled(sets, agreement.gather)
-
-
-def _check_same_names(sets: Mapping[str, EvaluationSet], agreement: Agreement) -> None:
-    """Raise ``DataError`` if a rank has other sets, or in another order. Collective."""
-    of_ranks = agreement.gather([place_of(name) for name in sets])
-    if any(places != of_ranks[0] for places in of_ranks):
-        raise DataError(f"the ranks have different sets, {of_ranks}: {SAME_DATA}")

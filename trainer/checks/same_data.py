@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..data.alike import check_same_beginning
+from ..data.alike import SAME_DATA, check_same_beginning
 from ..data.batches import Window
+from ..distributed.same import same_on_all_ranks
+from ..errors import DataError
 from ..hooks import Callback, Unfinished
 from ..run import Run
 
@@ -15,12 +17,18 @@ class SameData(Callback):
         self._compared = False
 
     def on_data(self, run: Unfinished) -> None:
-        """Raise ``DataError`` where a rank has another data set. Collective."""
-        run.sampled.check_same_on_all_ranks()
+        """Raise ``DataError`` if a rank has another data set. Collective."""
+        facts, gather = run.sampled.facts, run.agreement.gather
+        if not same_on_all_ranks(facts, gather):
+            return
+        random = run.sampled.drawn_anew()
+        facts = {name: text for name, text in facts.items() if name not in random}
+        difference = same_on_all_ranks(facts, gather)
+        if difference:
+            raise DataError(f"{difference}: {SAME_DATA}")
 
     def on_window(self, run: Run, window: Window) -> None:
-        """Raise ``DataError`` where a rank has read another stream. Collective, once."""
+        """Raise ``DataError`` if a rank has read another stream. Collective, once."""
         if not self._compared and window.digest:
-            digests = run.agreement.gather(window.digest)
-            check_same_beginning(digests, "Data.train")
+            check_same_beginning(window.digest, "Data.train", run.agreement.gather)
         self._compared = True

@@ -7,23 +7,23 @@ parts of all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
 
 from ..checkpoint.optimizer_state import settings
+from ..config.plain import flat
 from ..distributed.agreement import Agreement
+from ..distributed.same import same_on_all_ranks
 from ..errors import LaunchError
 from ..hooks import Callback, Unfinished
 from ..strategies.tensors import canonical_state
-from .differences import Facts, described, differences, flat
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-_VALUES = "the first values of "
 # How far first weights may differ, as parts of their norm: processors of two kinds round
 # differently.
 _CLOSE = 1e-4
@@ -70,35 +70,28 @@ def check_model(
         if _is_whole(tensor) and id(tensor) not in stored:
             tensors[name] = tensor
 
-    facts = _form(model) | _groups(model, optimizer)
-    for name, tensor in tensors.items():
-        facts[f"{_VALUES}{name}"] = _checksum(tensor)
-    different, of_ranks = differences(facts, agreement)
-    if not different:
+    gather = agreement.gather
+    difference = same_on_all_ranks(_form(model) | _groups(model, optimizer), gather)
+    if difference:
+        raise LaunchError(
+            f"{difference}: build_model and build_optimizer must build the same on every rank, in "
+            "the same order: sort what comes from a set, and leave the rank out"
+        )
+    if not same_on_all_ranks({name: _checksum(own) for name, own in tensors.items()}, gather):
         return
 
-    if not different[0].startswith(_VALUES):
-        raise LaunchError(
-            f"{described(different[0], of_ranks)}: build_model and build_optimizer must build the "
-            "same on every rank, in the same order: sort what comes from a set, and leave the rank "
-            "out"
-        )
-    for fact in different:
-        name = fact.removeprefix(_VALUES)
-        _refuse_other_values(name, tensors[name], agreement)
-
-
-def _refuse_other_values(name: str, tensor: Tensor, agreement: Agreement) -> None:
-    """Raise ``LaunchError`` where a rank's values are not nearly those of rank 0. Collective."""
-    sketches = agreement.gather(_sketch(tensor))
-    for rank, sketch in enumerate(sketches):
-        if not _is_close(sketch, sketches[0]):
-            raise LaunchError(
-                f"rank {rank}: the first weights of {name} differ: {_begins(sketch)} here, "
-                f"{_begins(sketches[0])} on rank 0: build_model must draw the same on every rank: "
-                "from the global generators of torch, numpy and Python, which have one seed on all "
-                "ranks, or from one of its own with a seed"
-            )
+    # Processors of two kinds round first weights differently.
+    sketches = gather({name: _sketch(own) for name, own in tensors.items()})
+    for rank, of_rank in enumerate(sketches):
+        for name, (signed_sum, norm) in of_rank.items():
+            of_rank_0, norm_of_rank_0 = sketches[0][name]
+            if not abs(signed_sum - of_rank_0) <= _CLOSE * max(norm, norm_of_rank_0):
+                raise LaunchError(
+                    f"rank {rank}: the first weights of {name} differ from those on rank 0: "
+                    "build_model must draw the same on every rank: from the global generators of "
+                    "torch, numpy and Python, which have one seed on all ranks, or from a "
+                    "generator with a seed"
+                )
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -108,7 +101,7 @@ def _is_whole(tensor: Tensor) -> bool:
     return is_plain and not (tensor.is_meta or divided)
 
 
-def _form(model: nn.Module) -> Facts:
+def _form(model: nn.Module) -> dict[str, str]:
     """Return kind, parameters and buffers of a model, by their places in its order."""
     facts = {"the model": type(model).__qualname__}
     for place, (name, parameter) in enumerate(model.named_parameters()):
@@ -120,7 +113,7 @@ def _form(model: nn.Module) -> Facts:
     return facts
 
 
-def _groups(model: nn.Module, optimizer: Optimizer) -> Facts:
+def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Return the kind of an optimizer, and the settings and parameters of each of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts = {"the optimizer": type(optimizer).__qualname__}
@@ -148,40 +141,15 @@ def _checksum(tensor: Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(content.numpy())
 
 
-class _Sketch(NamedTuple):
-    """A few numbers that show whether two tensors are nearly the same.
-
-    Args:
-        norm: of the tensor; 0 for whole numbers, which are the same or not.
-        sums: of all elements under signs that follow from a seed. Those of two tensors differ, on
-            average, by the norm of the difference.
-        begins: the first elements.
-    """
-
-    norm: float
-    sums: list[float]
-    begins: list[float]
-
-
 @torch.no_grad()
-def _sketch(tensor: Tensor) -> _Sketch:
-    flat = tensor.detach().cpu().reshape(-1)
-    values = (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).double()
+def _sketch(tensor: Tensor) -> tuple[float, float]:
+    """Return the sum of all elements under random signs, and the norm. Whole numbers have norm 0.
+
+    The sums of two tensors differ, on average, by the norm of the difference.
+    """
+    own = tensor.detach().cpu().reshape(-1)
+    values = (torch.view_as_real(own).reshape(-1) if own.is_complex() else own).double()
     generator = torch.Generator().manual_seed(0)
-    sums = []
-    for _ in range(4):
-        signs = (
-            torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        )
-        sums.append(float((values * signs).sum()))
+    signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8) * 2 - 1
     rounds = tensor.is_floating_point() or tensor.is_complex()
-    return _Sketch(float(values.norm()) if rounds else 0.0, sums, values[:3].tolist())
-
-
-def _is_close(one: _Sketch, other: _Sketch) -> bool:
-    limit = _CLOSE * max(one.norm, other.norm)
-    return all(abs(a - b) <= limit for a, b in zip(one.sums, other.sums, strict=True))
-
-
-def _begins(sketch: _Sketch) -> str:
-    return ", ".join(f"{value:.4g}" for value in sketch.begins) + ", ..."
+    return float((values * signs).sum()), float(values.norm()) if rounds else 0.0

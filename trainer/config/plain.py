@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import json
 import math
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -52,3 +53,16 @@ def _name_of(value: object) -> str:
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return type(value).__qualname__  # the object's own text would hold an address
+
+
+def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return nested values as texts by one name each: keys joined by dots behind the prefix."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(f"{prefix}{key}.", value)
+        elif isinstance(value, str):
+            found[f"{prefix}{key}"] = value
+        else:
+            found[f"{prefix}{key}"] = json.dumps(plain(value, compared=True))
+    return found

@@ -1,11 +1,15 @@
-"""Check that every rank reads the same stream.
+"""The data that every rank must have alike, because the trainer divides it.
 
-Every rank reads the whole of a stream from its beginning, so the first samples that ranks have read
-must be the same. Data sets with an index are compared by a few of their samples (``samples.py``).
+Data sets with an index are compared by three of their samples (``samples.py``), streams by their
+first two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from ..distributed.same import same_on_all_ranks
 from ..errors import DataError
 
 SAME_DATA = (
@@ -15,16 +19,14 @@ SAME_DATA = (
 )
 
 
-def check_same_beginning(digests: list[int], name: str) -> None:
-    """Raise ``DataError`` if the ranks' digests of the first samples of a stream differ.
+def check_same_beginning(digest: int, name: str, gather: Callable[[Any], list[Any]]) -> None:
+    """Raise ``DataError`` if the first samples of a stream differ between ranks. Collective.
 
     Args:
-        digests: one for each rank, in rank order.
+        digest: of this rank's first samples.
         name: of the stream, for the message: ``Data.train``.
     """
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise DataError(
-                f"rank {rank}: {name} begins with other samples than on rank 0. "
-                f"Every rank reads the whole stream: {SAME_DATA}"
-            )
+    fact = {f"the beginning of {name}, of which every rank reads the whole,": f"{digest:08x}"}
+    difference = same_on_all_ranks(fact, gather)
+    if difference:
+        raise DataError(f"{difference}: {SAME_DATA}")

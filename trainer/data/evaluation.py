@@ -146,8 +146,7 @@ class EvaluationBatches:
 
     def _checked(self, first_block: list[Any]) -> list[Any]:
         """Return the first block of the stream, if all ranks have read the same. Collective."""
-        digests = self.gather(digest(first_block[:2]))
-        check_same_beginning(digests, self.name)
+        check_same_beginning(digest(first_block[:2]), self.name, self.gather)
         if not first_block:
             raise DataError(
                 f"{self.name} gave nothing: an empty stream, or one that can be read only once"

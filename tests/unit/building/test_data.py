@@ -11,7 +11,7 @@ import torch
 from fake_run import TwoRanks
 from layouts import Numbers, layout
 
-from trainer import Data, DataError, Task, TrainConfig
+from trainer import Data, Task, TrainConfig
 from trainer.building.data import build_data, sample_data
 
 
@@ -61,11 +61,4 @@ def test_some_samples_of_each_evaluation_set_are_read_for_the_ranks_to_compare()
     alike: Any = TwoRanks()
     sampled = sample_data(config, data, windows, alike, needed=False)
     names = ["Data.train", "Data.evaluation['clean']", "Data.evaluation['noisy']"]
-    assert list(sampled.content["sets"]) == names
-
-    other: Any = TwoRanks(lambda places: [places[1], places[0]])
-    with pytest.raises(DataError) as caught:
-        sample_data(config, data, windows, other, needed=False)
-    assert str(caught.value).startswith(
-        "the ranks have different sets, [[\"Data.evaluation['clean']\""
-    )
+    assert [name for name in sampled.content if not name.startswith("sample ")] == names

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.config.plain import plain
+from trainer.config.plain import flat, plain
 
 
 class Color(Enum):
@@ -44,3 +44,14 @@ def test_values_in_files_and_compared(value: Any, in_files: Any, compared: Any) 
     assert plain(value) == in_files
     assert plain(value, compared=True) == compared
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == in_files
+
+
+def test_nested_values_become_texts_by_dotted_names() -> None:
+    values = {"lr": 0.1, "name": "a b", "plan": {"stage": 2, "empty": {}, "none": None}}
+    assert flat("x.", values) == {
+        "x.lr": "0.1",
+        "x.name": "a b",
+        "x.plan.stage": "2",
+        "x.plan.empty": "{}",
+        "x.plan.none": "null",
+    }

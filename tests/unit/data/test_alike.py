@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_run import TwoRanks
 from layouts import layout
 
 from trainer.data.alike import check_same_beginning
@@ -34,16 +35,19 @@ def test_only_the_first_window_of_a_stream_has_a_digest(workers: int) -> None:
 
 
 def test_the_first_rank_that_differs_is_named() -> None:
-    check_same_beginning([4, 4, 4], "Data.train")
-    with pytest.raises(DataError, match=r"^rank 2: Data\.train begins"):
-        check_same_beginning([4, 4, 5, 6], "Data.train")
+    check_same_beginning(4, "Data.train", lambda value: [value] * 3)
+    ranks = TwoRanks(lambda value: 0 if isinstance(value, int) else dict.fromkeys(value, "5"))
+    with pytest.raises(DataError, match=r"^rank 1: the beginning of Data\.train, .* is 5, rank 0"):
+        check_same_beginning(4, "Data.train", ranks.gather)
 
 
 def test_an_evaluation_stream_that_divides_itself_is_refused() -> None:
     gathered: list[int] = []
 
-    def gather(number: int) -> list[int]:
-        gathered.append(number)
+    def gather(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [dict.fromkeys(value, "of rank 0"), value]
+        gathered.append(value)
         return gathered
 
     of_ranks = []
@@ -52,7 +56,5 @@ def test_an_evaluation_stream_that_divides_itself_is_refused() -> None:
         stream = map(lambda x: x, part)
         of_ranks.append(EvaluationBatches(stream, layout(), batch_size=2, gather=gather))
     assert len([*of_ranks[0]]) == 2
-    with pytest.raises(
-        DataError, match=r"^rank 1: Data\.evaluation begins with other samples than on rank 0"
-    ):
+    with pytest.raises(DataError, match=r"^rank 1: the beginning of Data\.evaluation, .* rank 0: "):
         next(iter(of_ranks[1]))
