@@ -1,13 +1,9 @@
-"""Checksums of weights that are the same on every layout.
-
-They are taken of weights that were read from a model folder, and of those that no checkpoint holds.
-"""
+"""A checksum of the weights that no checkpoint holds, the same on every layout."""
 
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,11 +11,8 @@ from torch import Tensor
 
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
-from ..strategies import Shard
-from ..text import listed
-from .disk import CHUNK
 from .parts import Parts, assign_writers
-from .ranges import Ranges, of_model_folder
+from .ranges import of_model_folder
 
 _AT_A_TIME = 1 << 19  # elements: some megabytes
 _MODULUS = 1 << 64
@@ -47,92 +40,6 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
                 f"{folder}: {name} is stored in {stored_name}, and the model has it in {own_name}, "
                 f"which would round it; build the model in {stored_name}"
             )
-
-
-def check_read(
-    parts: Parts,
-    ranges: Ranges,
-    places: Mapping[str, tuple[str, str]],
-    source: Path,
-    agreement: Agreement,
-) -> str:
-    """Compare the parameters with the files that they were read from; return their checksum.
-
-    Each rank reads an equal part of each tensor once more, from what the machine still has in
-    memory: another part than it has of the model. Collective: call on every rank.
-
-    Args:
-        places: kind and name in the files, by the name in the model.
-        source: for messages.
-
-    Raises:
-        CheckpointError: a parameter is not what its file holds.
-    """
-    shards = [shard for shard in parts.strategy.shards(trainable=None) if shard.name in places]
-    own_dtypes = {(shard.name, shard.tensor.dtype) for shard in shards}
-    all_dtypes = agreement.gather(own_dtypes)
-
-    dtypes: dict[str, torch.dtype] = {}
-    for name, dtype in (pair for pairs in all_dtypes for pair in pairs):
-        # Some engines round what is not trained: both are compared in the narrower dtype.
-        stored = ranges.dtype(*places[name])
-        dtypes[name] = stored if _holds(dtype, stored) else dtype
-
-    in_model = _sums_of_shards(shards, dtypes)
-    in_files = _sums_of_files(ranges, places, dtypes, rank=parts.rank, world_size=parts.world_size)
-    all_in_model = agreement.gather(in_model)
-    all_in_files = agreement.gather(in_files)
-
-    wrong = []
-    total = 0
-    for name in dtypes:
-        of_model = _sum_over_ranks(all_in_model, name)
-        of_files = _sum_over_ranks(all_in_files, name)
-        total += zlib.crc32(name.encode()) * of_files
-        if of_model != of_files:
-            wrong.append(name)
-    if wrong:
-        raise CheckpointError(
-            f"{source}: memory or a disk is faulty: these tensors are not what the files hold: "
-            f"{listed(wrong)}"
-        )
-    return f"{total % _MODULUS:016x}"
-
-
-def _sums_of_shards(shards: Iterable[Shard], dtypes: Mapping[str, torch.dtype]) -> dict[str, int]:
-    """Return the checksum of this rank's part of each tensor of the model."""
-    sums = Counter[str]()
-    for shard, low, high in assign_writers(shards):
-        values = shard.tensor[low:high]
-        sums[shard.name] += content_sum(values, shard.start + low, dtypes[shard.name])
-    return dict(sums)
-
-
-def _sums_of_files(
-    ranges: Ranges,
-    places: Mapping[str, tuple[str, str]],
-    dtypes: Mapping[str, torch.dtype],
-    *,
-    rank: int,
-    world_size: int,
-) -> dict[str, int]:
-    """Return the checksum of this rank's equal part of each tensor in the files."""
-    sums = Counter[str]()
-    for name, dtype in dtypes.items():
-        kind, stored_name = places[name]
-        size = ranges.size(kind, stored_name)
-        begin = size * rank // world_size
-        end = size * (rank + 1) // world_size
-        step = CHUNK // dtype.itemsize
-        for low in range(begin, end, step):
-            part = torch.empty(min(step, end - low), dtype=dtype)
-            ranges.read(kind, stored_name, low, part)
-            sums[name] += content_sum(part, low, dtype)
-    return dict(sums)
-
-
-def _sum_over_ranks(sums: Iterable[Mapping[str, int]], name: str) -> int:
-    return sum(of_rank.get(name, 0) for of_rank in sums) % _MODULUS
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str | None:

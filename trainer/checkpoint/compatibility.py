@@ -119,13 +119,11 @@ def check_same(
     *,
     allowed: bool,
     source: Path,
-    advice: str = "",
 ) -> list[str]:
     """Return the differences between two fingerprints, if differences are allowed.
 
     Args:
         others: differences that were found elsewhere.
-        advice: a text behind them, about where this run's values come from.
 
     Raises:
         ConfigError: there are differences, and they are not allowed.
@@ -137,7 +135,7 @@ def check_same(
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, "
             "or set allow_config_change: true to continue with the new ones: "
-            f"{'; '.join(found)}{advice}"
+            f"{'; '.join(found)}"
         )
         raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found

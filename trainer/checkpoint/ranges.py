@@ -9,11 +9,9 @@ no rank ever holds a whole model.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BufferedReader
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ from ..errors import CheckpointError
 from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
 
-_KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})(?:\+([0-9]{1,18}))?", re.DOTALL)
+_KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
 
 
 class Key(NamedTuple):
@@ -67,9 +65,6 @@ class Ranges:
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
-        # Both only while files are kept open.
-        self._files: dict[Path, BufferedReader] | None = None
-
         for kind, name, piece in pieces:
             self._pieces.setdefault((kind, name), []).append(piece)
         for (kind, name), same in self._pieces.items():
@@ -121,32 +116,6 @@ class Ranges:
         found = [piece for piece in pieces if max(piece.start, start) < min(piece.end, end)]
         return sorted(found, key=lambda piece: piece.start)
 
-    @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Keep files open within the block.
-
-        The system reads ahead in a file that is read from front to back, which takes half the time
-        from a disk.
-        """
-        self._files = {}
-        try:
-            yield
-        finally:
-            for file in self._files.values():
-                file.close()
-            self._files = None
-
-    @contextlib.contextmanager
-    def _opened(self, path: Path) -> Iterator[BufferedReader]:
-        if self._files is None:
-            with open(path, "rb") as file:
-                yield file
-            return
-
-        if path not in self._files:
-            self._files[path] = open(path, "rb")  # noqa: SIM115  (``kept_open`` closes it)
-        yield self._files[path]
-
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Fill ``out`` with the elements of a tensor from ``start`` on.
@@ -192,7 +161,7 @@ class Ranges:
             low = max(piece.start, start)
             high = min(piece.end, end)
             target = content[(low - start) * itemsize : (high - start) * itemsize]
-            with self._opened(piece.path) as file:
+            with open(piece.path, "rb") as file:
                 file.seek(piece.entry.begin + (low - piece.start) * itemsize)
                 if file.readinto(target) < len(target):
                     raise CheckpointError(f"{piece.path}: the file is cut")
@@ -239,11 +208,7 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
             key = _KEY.fullmatch(text)
             if key is None:
                 raise CheckpointError(f"{path}: {text!r} is no range called kind/name/start")
-            kind, name, start, stride = key.groups()
-            if stride:
-                raise CheckpointError(
-                    f"{path}: was written under tensor parallelism, which this version cannot read"
-                )
+            kind, name, start = key.groups()
             pieces.append((kind, name, Piece(int(start), path, entry)))
     return Ranges(pieces)
 

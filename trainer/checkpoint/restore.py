@@ -5,7 +5,6 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -23,8 +22,7 @@ from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
-from .checksums import check_read
-from .codec import decode, encode_plain
+from .codec import decode
 from .compatibility import changed_rates, check_same, differences, fingerprint
 from .contents import WEIGHTS, Contents
 from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
@@ -128,45 +126,15 @@ def _check_same_run(
         ConfigError: there are differences, and they are not allowed.
     """
     state = contents.state
-    before = dict(state["mathematics"])
-    for key in ("task_settings", "base_weights"):  # which checkpoints did not always keep
-        if now.get(key) and not before.get(key):
-            before[key] = now[key]
-
+    before = state["mathematics"]
     others = _frozen_differently(parts, places)
     others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
     others += parts.sampled.changes(state.get("content", {}))
-    advice = _advice_on_defaults(state.get("config", {}), parts)
-    changes = check_same(before, now, others, allowed=allowed, source=source, advice=advice)
-    changes += _changed_callbacks(state.get("config", {}), parts.config)
+    changes = check_same(before, now, others, allowed=allowed, source=source)
+    # Callbacks of the config may change numbers, or only look on.
+    callbacks = state.get("config", {}).get("callbacks", [])
+    changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
     return [f"changed since the checkpoint: {line}" for line in changes]
-
-
-def _changed_callbacks(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how the callbacks of the config differ: they may change numbers, or only look on."""
-    key = "callbacks"
-    return differences({key: before.get(key, [])}, {key: now.get(key, [])})
-
-
-def _advice_on_defaults(before: Mapping[str, Any], parts: Parts) -> str:
-    """Return the lines of config that keep a checkpoint's values where the task has other defaults.
-
-    Args:
-        before: the checkpoint's config.
-    """
-    now: Mapping[str, Any] = encode_plain(parts.config, "config")
-    lines, owner = [], ""
-    for key, origin in parts.strategy.plan.origins.items():
-        if origin.is_default:
-            owner = owner or origin.source
-            if key in before and before[key] != now[key]:
-                lines.append(f"{key}: {json.dumps(before[key])}")
-    if not lines:
-        return ""
-    return (
-        f"; a key that is not set has the {owner}, and these are the checkpoint's: "
-        f"{', '.join(lines)}"
-    )
 
 
 def load_weights(
@@ -201,8 +169,7 @@ def load_weights(
     places, unused = _find(parts, ranges, WEIGHTS, shapes, path, only=part, without=without)
     _load_tensors(parts, ranges, places, with_optimizer=False)
 
-    checksum = check_read(parts, ranges, places, path, agreement)
-    read = f"starts with the weights of {path}: {len(places)} tensors, checksum {checksum}"
+    read = f"starts with the weights of {path}: {len(places)} tensors"
     return [read, *_unused_notice(unused, path)]
 
 
@@ -330,15 +297,14 @@ def _load_tensors(
             kind, name = places[shard.name]
             ranges.read(kind, name, shard.start, shard.tensor)
 
-    with ranges.kept_open():
-        for shard in strategy.shards(trainable=False if with_optimizer else None):
+    for shard in strategy.shards(trainable=False if with_optimizer else None):
+        read(shard)
+    if with_optimizer:
+        optimizer = OptimizerStateReader(strategy, parts.optimizer_form, ranges)
+        for shard in strategy.shards(trainable=True):
             read(shard)
-        if with_optimizer:
-            optimizer = OptimizerStateReader(strategy, parts.optimizer_form, ranges)
-            for shard in strategy.shards(trainable=True):
-                read(shard)
-                optimizer.read(shard)
-            notices += optimizer.finish()
+            optimizer.read(shard)
+        notices += optimizer.finish()
     strategy.write_back()
 
     for name, buffer in strategy.buffers():
@@ -355,12 +321,11 @@ def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
     """Read the moving averages, where there are any; others start with the weights."""
     if parts.averages is None:
         return []
-    with ranges.kept_open():
-        for shard, average in parts.averages:
-            if ranges.holds("average", shard.name):
-                ranges.read("average", shard.name, shard.start, average)
-            else:
-                average.copy_(shard.tensor)
+    for shard, average in parts.averages:
+        if ranges.holds("average", shard.name):
+            ranges.read("average", shard.name, shard.start, average)
+        else:
+            average.copy_(shard.tensor)
     if ranges.names("average"):
         return []
     return ["the checkpoint holds no moving average: it starts with the weights"]

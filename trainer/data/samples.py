@@ -7,6 +7,7 @@ and of the batch of each are compared before the first step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,11 +138,13 @@ class Sampled:
         """Return the names of facts that are random: they change if samples are read once more.
 
         Some libraries of augmentations draw from generators of their own, which differ between
-        ranks. That is no error. Collective: call on every rank.
+        ranks. That is no error. If a sample is random, all samples of the set may be. Collective:
+        call on every rank.
         """
         again = _flat(self._read(draw=1))
-        changed = {name for name, text in self.facts.items() if again.get(name) != text}
-        return set[str]().union(*self.gather(changed))
+        changed = {_kind(name) for name, text in self.facts.items() if again.get(name) != text}
+        kinds = set[str]().union(*self.gather(changed))
+        return {name for name in self.facts if _kind(name) in kinds}
 
     def state(self) -> dict[str, dict[str, int]]:
         """Return checksums of the training set and its samples, as JSON, for checkpoints."""
@@ -175,6 +178,11 @@ class Sampled:
         random = self.drawn_anew()
         changed = [fact for fact in changed if fact not in random]
         return [f"the data is another one: {listed(changed, 2)} changed"] if changed else []
+
+
+def _kind(fact: str) -> str:
+    """Return the name of a fact without the number of its sample."""
+    return re.sub("sample [0-9]+", "sample", fact)
 
 
 def _flat(content: Content) -> dict[str, str]:

@@ -61,6 +61,7 @@ class FolderLock:
         folder: exists, and can be written.
 
     Attributes:
+        new: whether the folder had no lock file before.
         was_ours: whether a run of this program held it before.
         notice: why the folder is not locked, on a file system that cannot. Else empty.
 
@@ -71,6 +72,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK
+        self.new = not os.path.lexists(self.path)
         self.notice = ""
         real_folder = os.path.realpath(folder)
         held = _held.get(real_folder)
@@ -89,6 +91,11 @@ class FolderLock:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise Locked(written.removeprefix(_PREFIX).strip() or "another process") from None
             self.notice = f"{self.path.parent} cannot be locked: {error.strerror}"
+        # A refused run may have deleted the file meanwhile.
+        if not self.path.exists() or not os.path.samestat(
+            os.fstat(file.descriptor), self.path.stat()
+        ):
+            return self._locked_file()
 
         self.was_ours = written.startswith(_PREFIX)
         holder = f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n"
@@ -97,11 +104,8 @@ class FolderLock:
         return file
 
     def release(self, *, undo: bool = False) -> None:
-        """Let another process have the folder. With ``undo`` the folder is of no run.
-
-        The file stays: another process may have opened it already.
-        """
-        if undo and not self.was_ours and self._file is not None:
-            os.ftruncate(self._file.descriptor, 0)
+        """Let another process have the folder. With ``undo`` delete a lock file that is new."""
+        if undo and self.new:
+            self.path.unlink(missing_ok=True)
         # Closed when no other training of this process holds it either.
         self._file = None

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_process import checkpoint, fit
 
 from trainer import CheckpointError
-from trainer.checkpoint import disk, ranges, restore
-from trainer.checkpoint.ranges import Key, Ranges, of_model_folder, of_rank_files, write_pieces
-from trainer.checkpoint.safetensors_io import DTYPES, read_header
+from trainer.checkpoint import disk, ranges
+from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_pieces
+from trainer.checkpoint.safetensors_io import DTYPES
 
 
 @settings(max_examples=60)
@@ -112,49 +109,6 @@ def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_checkpoint_is_read_from_its_beginning_to_its_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """In a file that stays open: what is read in another order takes more than twice the time from
-    a disk.
-    """
-    fit(tmp_path / "run", max_steps=4)
-    path = checkpoint(tmp_path / "run", 4) / "rank-00000.safetensors"
-    stored = [key for key in read_header(path) if key.startswith(("parameter", "optimizer.exp"))]
-    asked: list[str] = []
-    opened: list[str] = []
-    read = Ranges.read
-
-    def noted(store: Ranges, kind: str, name: str, *rest: Any) -> None:
-        asked.append(f"{kind}/{name}/0")
-        read(store, kind, name, *rest)
-
-    def note_open(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and listening and str(args[0]) == str(path):
-            opened.append(str(args[0]))
-
-    listening = False
-    sys.addaudithook(note_open)
-    monkeypatch.setattr(Ranges, "read", noted)
-    load = restore._load_tensors
-
-    def loaded(*args: Any, **more: Any) -> Any:
-        nonlocal listening
-        listening = True
-        try:
-            return load(*args, **more)
-        finally:
-            listening = False
-
-    monkeypatch.setattr(restore, "_load_tensors", loaded)
-    fit(tmp_path / "run", max_steps=6, resume="auto")
-    assert [key for key in asked if key in stored] == stored and len(stored) > 6
-    # Once for the ranges; values (Adam's step, one a parameter) and buffers are few bytes, each by
-    # itself.
-    values = [key for key in read_header(path) if key.startswith(("optimizer.step", "buffer"))]
-    assert len(opened) <= 1 + len(values)
-
-
 def test_pieces_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
     for starts, said in (
         ((0, 6), "elements 3 to 6 are in no file"),
@@ -165,13 +119,6 @@ def test_pieces_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
         write_pieces(path, [(f"parameter/w/{start}", torch.zeros(3)) for start in starts])
         with pytest.raises(CheckpointError, match=said):
             of_rank_files([path]).check_whole("parameter", "w", 9)
-
-
-def test_columns_of_tensor_parallelism_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.safetensors"
-    write_pieces(path, [("parameter/w/0+10", torch.zeros(6, 5))])
-    with pytest.raises(CheckpointError, match="was written under tensor parallelism, which"):
-        of_rank_files([path])
 
 
 @pytest.mark.parametrize("key", ["", "-1", "x", "0+", "+10", "9" * 400])

@@ -56,9 +56,10 @@ def test_trainings_of_one_process_share_the_lock(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_refused_run_is_of_no_run(tmp_path: Path) -> None:
     first = FolderLock(tmp_path)
-    assert not first.was_ours
+    assert first.new and not first.was_ours
     first.release(undo=True)
     del first
+    assert not (tmp_path / LOCK).exists()
     second = FolderLock(tmp_path)
     assert not second.was_ours
     second.release()
