@@ -141,12 +141,11 @@ class Mask:
         draw = torch.rand(count, generator=generator)
         others = torch.randint(self.vocabulary, (count,), generator=generator)
 
-        labels = torch.full_like(ids, IGNORED)
-        labels[chosen] = ids[chosen]
-        masked = ids.clone()
-        masked[chosen] = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-        masked[chosen[draw < HIDDEN_SHARE]] = self.tokenizer.mask_token_id
-        return {"input_ids": masked, "labels": labels}
+        hidden = self.tokenizer.mask_token_id
+        values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
+        values = torch.where(draw < HIDDEN_SHARE, hidden, values)
+        labels = torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen])
+        return {"input_ids": ids.scatter(0, chosen, values), "labels": labels}
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""

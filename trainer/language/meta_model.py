@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..checkpoint.ranges import Ranges, of_model_folder
 from ..data.cache import prepare_once
@@ -148,16 +147,13 @@ def _stored_in(folder: Path, model: Any, ranges: Ranges, missing: set[str]) -> S
     Raises:
         ConfigError: the files hold different values for a tensor that has two names in the model.
     """
-    tensors: dict[str, Tensor] = dict(canonical_state(model))
-    names = tensors.keys() & set(ranges.names("parameter")) - missing
-    first_of: dict[int, str] = {}
-    for name in sorted(names):
-        first = first_of.setdefault(id(tensors[name]), name)
-        if first != name and not torch.equal(
-            *(ranges.whole("parameter", n) for n in (first, name))
-        ):
+    names = {name for name, _ in canonical_state(model)} & set(ranges.names("parameter")) - missing
+    for name, other in model.all_tied_weights_keys.items():
+        if not {name, other} <= names:
+            continue
+        if not torch.equal(ranges.whole("parameter", name), ranges.whole("parameter", other)):
             rule = (
-                f"its files hold different values for {first} and {name}, which its configuration "
+                f"its files hold different values for {name} and {other}, which its configuration "
                 "makes one tensor; set tie_word_embeddings: false in its config.json"
             )
             raise setting_error("model", str(folder), rule)
