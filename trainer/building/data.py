@@ -33,8 +33,8 @@ def build_data(
 ) -> tuple[Data, TrainData]:
     """Build the task's data sets, and the windows of the training set."""
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch wants it for matmuls
-        # transformers asks the flash-attn packages for it; they do not know torch's switch.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for torch's matrix products
+        # The flash-attn packages do not know torch's switch. transformers reads this variable.
         os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
         # Otherwise every buffer that is written anyway would be filled with NaN first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""How long a run is, and what follows from its length."""
+"""The length of a run, and the number of its checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
 
 
 def stop_step(config: TrainConfig, until: Interval | None, start: Start) -> int | None:
-    """Return the step at which ``stop_at`` ends this run; None without ``stop_at``.
+    """Return the step at which ``stop_at`` ends this run, or None without ``stop_at``.
 
     Args:
         until: the interval that ``stop_at`` stands for.

@@ -1,4 +1,4 @@
-"""A model that was built on the meta device: how it gets its values once it is sharded."""
+"""A model that was built on the meta device gets its values once it is sharded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..task import Pretrained, Task
 
 @dataclass(frozen=True, kw_only=True)
 class MetaModel:
-    """Where a model on the meta device gets its values from.
+    """The sources of the values of a model on the meta device.
 
     Args:
         initial_values: draws those that no file has.
-        source: the folder of a pretrained model; None where all values are drawn.
+        source: the folder of a pretrained model, or None if all values are drawn.
     """
 
     initial_values: InitialValues
@@ -39,7 +39,7 @@ class MetaModel:
             resumes: the parameters' values come from a checkpoint.
 
         Returns:
-            None where nothing else has to be done: the model has values, or a checkpoint has them.
+            None if nothing else has to be done: the model or a checkpoint has the values.
 
         Raises:
             CheckpointError: the pretrained folder is missing, or reading its files would round

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
-    """Build the task's model: trainable weights in full precision, each in one piece.
+    """Build the task's model: trainable weights in full precision, each contiguous.
 
     Returns:
         The model, and a notice of each change.
@@ -29,7 +29,7 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     Raises:
         LaunchError: the task built no model, or a model in which nothing is trainable.
     """
-    set_seed(config.seed)  # the weights do not depend on what building the data drew
+    set_seed(config.seed)  # the weights do not depend on random numbers of build_data
     model = returned(task.build_model(), nn.Module, task, "build_model")
     refuse_compiled(model)
     if config.sync_batchnorm:
@@ -79,7 +79,7 @@ def _elements(parameter: nn.Parameter) -> int:
 def operations_per_token(model: nn.Module) -> int:
     """Count the floating-point operations of a token with the parameters, forward and backward.
 
-    An embedding looks rows up and multiplies nothing, unless its weight is also the head's. All
+    An embedding looks rows up and multiplies nothing, unless the head shares the weight. All
     experts of a mixture count.
     """
     multiplied: set[nn.Parameter] = set()

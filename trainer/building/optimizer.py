@@ -70,8 +70,8 @@ def _refuse_second(plan: Plan, key: str, built_by: str, *, named: bool) -> None:
 
     Args:
         key: ``optimizer`` or ``schedule``.
-        built_by: the method of the task that builds it.
-        named: whether the config names it.
+        built_by: the task's method that builds the optimizer or the schedule.
+        named: whether the config names an optimizer or a schedule.
     """
     origin = plan.origin(key)
     if named or origin.source in plan.files:
@@ -88,10 +88,10 @@ def build_no_optimizer(model: nn.Module) -> Optimizer:
     small as that parameter. Plain SGD has no state, and is never stepped.
 
     Args:
-        model: not prepared yet; changed in place.
+        model: not prepared yet, changed in place.
 
     Raises:
-        LaunchError: it has no trainable parameter.
+        LaunchError: the model has no trainable parameter.
     """
     sized = [p for p in model.parameters() if p.requires_grad and p.numel()]
     if not sized:

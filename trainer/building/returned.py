@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def returned(value: object, kind: type[T], task: Task, method: str) -> T:
-    """Return the result of a task's method. Raises ``LaunchError`` if it is of another kind."""
+    """Return the result of a task's method. Raises ``LaunchError`` for another kind."""
     if isinstance(value, kind):
         return value
     name = f"{type(task).__qualname__}.{method}"

@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     """Write the folder, print the command that trains in it, and return 0.
 
     Raises:
-        ConfigError: the folder exists, or it cannot be written.
+        ConfigError: the folder exists, or cannot be written.
     """
     parser = argparse.ArgumentParser(prog="trainer new", description=__doc__)
     parser.add_argument("name", type=local_path, help="the new folder")

@@ -44,7 +44,7 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
 
     Args:
         model: changed in place.
-        task_type: as peft calls the task; None for a task that peft does not know.
+        task_type: as peft calls the task, or None for a task that peft does not know.
 
     Raises:
         ConfigError: peft finds no layer for the targets.
@@ -72,7 +72,7 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
 
 
 def adapter_part(model: Any) -> SavedPart:
-    """Return the adapter of a peft model as the part that is saved, as peft loads it.
+    """Return the adapter of a peft model as the part that is saved, in peft's own form.
 
     https://huggingface.co/docs/peft/developer_guides/checkpoint
 
@@ -85,7 +85,7 @@ def adapter_part(model: Any) -> SavedPart:
     from peft.utils import get_peft_model_state_dict
 
     tensors = dict(canonical_state(model))
-    first_name: dict[int, str] = {}  # of each tensor, by which checkpoints know shared ones
+    first_name: dict[int, str] = {}  # of each tensor: checkpoints know shared tensors by it
     for name, tensor in tensors.items():
         first_name.setdefault(id(tensor), name)
 

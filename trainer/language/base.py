@@ -1,4 +1,4 @@
-"""What the tasks of this folder share: a model built without values, a tokenizer, documents."""
+"""The base of the tasks of this folder: a model built without values, a tokenizer, documents."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class LanguageTask(Task):
 
     Args:
         model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
+        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
         adapter: low-rank adapters, which alone are trained. {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
-            model's class takes.
+        attention: transformers' name: sdpa, eager, flash_attention_2. By default the choice of the
+            model's class.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
         cache_dir: for tokens, and for converted tensors of experts.
@@ -177,7 +177,7 @@ class LanguageTask(Task):
             layer.reset_lora_parameters(adapter, True)
 
     def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer; the configurations are written with the model."""
+        """Write the tokenizer. The configurations are written with the model."""
         self.load_tokenizer().save_pretrained(directory)
 
 
@@ -230,7 +230,7 @@ class TokenTask(LanguageTask):
         """Return the columns to train on, and the template if rows are conversations.
 
         Args:
-            row: the first row of the data; None if the data is empty.
+            row: the first row of the data, or None if the data is empty.
         """
         return Columns(text=self.text_column), None
 
@@ -276,7 +276,7 @@ class TokenTask(LanguageTask):
         return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Return the mean loss of each row over its tokens, and how many these are."""
+        """Return the mean loss of each row over the row's tokens, and the number of these tokens."""
         labels = batch["labels"]
         logits = model(**self.inputs(batch), use_cache=False).logits
         losses = loss_of_logits(logits, labels, "none").view(labels.shape)
@@ -291,7 +291,7 @@ class TokenTask(LanguageTask):
 
 
 def _first_row(sources: Sequence[Source]) -> Row | None:
-    """Return the first row of some sources; None if they are empty."""
+    """Return the first row of some sources, or None if they are empty."""
     for source in sources:
         for _, row in source.read():
             return row

@@ -1,4 +1,4 @@
-"""The page beside an exported model: its settings, how it was trained and evaluated."""
+"""The page beside an exported model: settings, training, evaluation."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class CausalLM(TokenTask):
         model: a folder of safetensors or a name on the Hub.
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
+        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
         text_column: the column to train on, of rows with columns.
         messages_column: of rows that are conversations: a list of {role, content}. The assistant's
             words are trained on. Columns that are not named are found by their usual names
@@ -62,9 +62,9 @@ class CausalLM(TokenTask):
         long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
             behind the first piece, or ``refuse``d.
         adapter: low-rank adapters, which alone are trained. {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2 (on GPUs); by default
-            the choice of the model's class.
-        activation_checkpointing: recompute the activations of each layer (2: of every second one)
+        attention: transformers' name: sdpa, eager, flash_attention_2 (on GPUs). By default the
+            choice of the model's class.
+        activation_checkpointing: recompute the activations of each layer (2: of every second layer)
             in the backward pass, instead of keeping them.
         loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once.
             ``auto`` takes chunks if the logits of a micro-batch are more than 512 MiB in float32,
@@ -170,7 +170,7 @@ class CausalLM(TokenTask):
         return adapted  # type: ignore[no-any-return]
 
     def _fuse(self, head: Any, why_not: str) -> None:
-        """Let a model's last layer compute the loss, or say why it cannot.
+        """Let a model's last layer compute the loss, or say why this is impossible.
 
         Args:
             head: the last layer, changed in place.
@@ -199,7 +199,7 @@ class CausalLM(TokenTask):
             "vocab_size": vocabulary,
             "bos_token_id": None,
             "eos_token_id": self.load_tokenizer().eos_token_id,
-            # torch never trains the embedding of a pad_token_id, and it is often the end of a text
+            # torch never trains the embedding of a pad_token_id, which is often the end of a text
             # as well.
             "pad_token_id": None,
         }
@@ -208,9 +208,9 @@ class CausalLM(TokenTask):
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        # No mask: with one, models overlook the positions.
+        # No mask: beside a mask, models overlook the positions.
         if self.packing == "none":
-            # Padding is behind the row's only document, which does not see it.
+            # Padding is behind the row's only document, which does not see the padding.
             return {"input_ids": batch["input_ids"]}
 
         # transformers 5.23 finds the borders for flash kernels in the positions of a single row

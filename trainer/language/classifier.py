@@ -31,15 +31,15 @@ class SequenceClassifier(LanguageTask):
     """Classify texts with a pretrained encoder or decoder and a new last layer.
 
     Args:
-        data, evaluation: as of ``CausalLM``; rows with columns.
+        data, evaluation: as of ``CausalLM``, with columns.
         model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
+        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
         text_column, label_column: of a row. A label is text or a number. The labels of ``data``
             are the classes.
         sequence_length: most tokens of a text. Longer texts are cut off.
         adapter: low-rank adapters, which alone are trained beside the last layer. {} for the
             defaults.
-        attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
+        attention: transformers' name: sdpa, eager. By default the choice of the model's class.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
         cache_dir: for converted files.
@@ -130,7 +130,7 @@ class SequenceClassifier(LanguageTask):
         return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).float()}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Return the label of each text, the predicted one, and the logits of all classes."""
+        """Return the label of each text, the predicted label, and the logits of all classes."""
         logits = _logits(model, batch)
         classes = self.memory["labels"]
         return {

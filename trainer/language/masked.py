@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 AUTO_CLASS = "AutoModelForMaskedLM"
-# Of the tokens that are to be predicted; the others are left as they are.
+# Of the tokens that are to be predicted. The others are left as they are.
 HIDDEN_SHARE = 0.8
 REPLACED_SHARE = 0.1
 
@@ -111,13 +111,13 @@ class Pieces(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Mask:
-    """A function that hides some tokens of a row, and one that makes a batch of such rows.
+    """Hides some tokens of a row, and makes a batch of such rows.
 
     Args:
         tokenizer: says which tokens are special: they are not to be predicted, unless a row has no
             others.
         vocabulary: number of tokens.
-        probability: share of the tokens that are to be predicted, at least one of each row.
+        probability: share of the tokens that are to be predicted, at least 1 of each row.
     """
 
     tokenizer: Any

@@ -2,7 +2,7 @@
 
 No process ever has the whole model in memory: the model is sharded first, and each process reads
 its own parts of the files. ``from_pretrained`` on the meta device gives the model and compares the
-names of its tensors with those of the files. It reads no values.
+names of the model's tensors with the names in the files, and reads no values.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def build_on_meta(
 
     Args:
         name: a folder of safetensors or a name on the Hub.
-        attention: as transformers calls it; None for the choice of the model's class.
+        attention: transformers' name, or None for the choice of the model's class.
         cache_dir: for converted files.
         auto_class: of transformers, that knows the model's class.
         ignored: patterns of tensors of the files that the model may lack.
@@ -173,10 +173,10 @@ def _rounds(model: Any, ranges: Ranges) -> bool:
 def _check_tensors(
     name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: Sequence[str]
 ) -> set[str]:
-    """Check that a model and its files have the same tensors; return the names of new tensors.
+    """Check that model and files have the same tensors, and return the names of new tensors.
 
-    An encoder's pooling and its last layers belong to one task each: other tasks' layers in the
-    files are left out, and a classifier's are new.
+    An encoder's pooling and last layers belong to a single task: other tasks' layers in the files
+    are left out, and a classifier's are new.
 
     Raises:
         ConfigError: another tensor is missing or unused.
@@ -203,10 +203,10 @@ def _check_tensors(
 def _converted_folder(
     folder: Path, load: Callable[..., Any], model: Any, missing: set[str], cache_dir: str
 ) -> Path:
-    """Return a folder with the tensors of a model as the model has them, named as it names them.
+    """Return a folder with the tensors of a model in the model's own form, under its own names.
 
-    Files may have other names, or a tensor for each expert where the model has a single tensor for
-    all. They are converted once per machine, a few gigabytes at a time.
+    Files may have other names, or a tensor for each expert, while the model has a single tensor
+    for all. They are converted once per machine, a few gigabytes at a time.
 
     Args:
         missing: tensors that no file holds. If there are any, the whole model is read at once.

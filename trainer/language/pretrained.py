@@ -1,4 +1,4 @@
-"""Models of transformers from a configuration alone, and what fits a model."""
+"""Models of transformers from a configuration alone, and checks of sizes against a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def from_configuration(
     defaults: Mapping[str, Any],
     auto_class: str = CAUSAL,
 ) -> Any:
-    """Build a model on the meta device, without values: its task draws the first ones.
+    """Build a model on the meta device, without values: its task draws the first values.
 
     Args:
         config: ``model_type`` and keys of its configuration class.

@@ -47,7 +47,7 @@ def follow_autocast(model: Any) -> None:
 
 
 def training_device() -> torch.device:
-    """Return the device that a model will be trained on; the CPU if nothing is launched."""
+    """Return the device that a model will be trained on: the CPU if nothing is launched."""
     from accelerate import PartialState
 
     return PartialState().device if is_connected() else torch.device("cpu")
