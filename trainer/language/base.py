@@ -276,7 +276,7 @@ class TokenTask(LanguageTask):
         return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Return the mean loss of each row over the row's tokens, and the number of these tokens."""
+        """Return the mean loss of each row over its tokens, and the number of these tokens."""
         labels = batch["labels"]
         logits = model(**self.inputs(batch), use_cache=False).logits
         losses = loss_of_logits(logits, labels, "none").view(labels.shape)
