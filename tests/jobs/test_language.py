@@ -297,6 +297,7 @@ def test_first_loss_is_that_of_plain_transformers_on_documents_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts
 def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Path) -> None:
     import transformers
     from peft import AutoPeftModelForCausalLM

@@ -182,21 +182,19 @@ def test_a_second_file_beside_accelerate_launchs_own(tmp_path: Path) -> None:
 # An optimizer, or layers, that are not there or there twice
 
 
-# The latter launches without a word of its task: it is found out when the optimizer is built.
-@pytest.mark.parametrize(("script", "name"), [("train", "AdamW"), ("own_loop", "adamw")])
-def test_an_optimizer_in_the_json_and_in_code(script: str, name: str, tmp_path: Path) -> None:
+def test_an_optimizer_in_the_json_and_in_code(tmp_path: Path) -> None:
     config = {
         "zero_optimization": {"stage": 1},
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
     }
     path = written(tmp_path / "ds.json", json.dumps(config, indent=1))
     task = "tests.workers.failing:OwnOptimizer"
-    words = [*ALONE, f"examples/{script}.py", "--deepspeed", path, "--task", task]
+    words = [*ALONE, "examples/train.py", "--deepspeed", path, "--task", task]
     job = run([*words, *DIGITS], tmp_path / "run")
     assert job.code == 2
     answered(
         job,
-        f"{path}:5: optimizer: {name!r}: {task}.build_optimizer builds the optimizer already; remove one of the two",
+        f"{path}:5: optimizer: 'AdamW': {task}.build_optimizer builds the optimizer already; remove one of the two",
     )
 
 

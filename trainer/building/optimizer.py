@@ -30,8 +30,8 @@ def build_optimizer(
         The optimizer, its description for reports, and a notice if parameters were frozen.
 
     Raises:
-        ConfigError: the task builds an optimizer, and config or launch file name another, or
-            settings that this optimizer does not have.
+        ConfigError: the task builds an optimizer, and the config names another, or settings that
+            this optimizer does not have.
         LaunchError: the task built no optimizer, or an optimizer that trains nothing, or that holds
             a parameter which is not the model's: its gradient would not be exchanged.
     """
@@ -39,7 +39,6 @@ def build_optimizer(
     built = task.build_optimizer(model, plan)
     optimizer = returned(built, Optimizer, task, "build_optimizer")
     if built_by is not None:
-        _refuse_second(plan, "optimizer", built_by, named=False)
         check_settings_run(config, plan, optimizer, built_by)
 
     of_model = {id(parameter) for parameter in model.parameters()}
@@ -63,21 +62,6 @@ def build_optimizer(
             frozen.append(name)
     notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
     return optimizer, describe_optimizer(optimizer, plan, built_by), notices
-
-
-def _refuse_second(plan: Plan, key: str, built_by: str, *, named: bool) -> None:
-    """Raise ``ConfigError`` if config or launch file name an optimizer or a schedule as well.
-
-    Args:
-        key: ``optimizer`` or ``schedule``.
-        built_by: the task's method that builds the optimizer or the schedule.
-        named: whether the config names an optimizer or a schedule.
-    """
-    origin = plan.origin(key)
-    if named or origin.source in plan.files:
-        rule = f"{built_by} builds the {key} already; remove one of the two"
-        value = getattr(plan, key)
-        raise ConfigError(Problem(origin=origin.named(key), value=value, rule=rule))
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:
@@ -120,5 +104,9 @@ def build_schedule(
 
     built_by = own_schedule(task)
     if built_by is not None:
-        _refuse_second(plan, "schedule", built_by, named=config.schedule is not None)
+        origin = plan.origin("schedule")
+        if config.schedule is not None or origin.source in plan.files:
+            rule = f"{built_by} builds the schedule already; remove one of the two"
+            named = origin.named("schedule")
+            raise ConfigError(Problem(origin=named, value=plan.schedule, rule=rule))
     return schedule, describe_schedule(schedule, built_by)

@@ -20,7 +20,7 @@ from .ends import end_with, with_end
 from .loss import FusedHead, why_not_fusible
 from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
-from .pretrained import check_sizes, checkpoint_activations, from_configuration
+from .pretrained import check_vocabulary, checkpoint_activations, from_configuration
 from .problems import setting_error
 from .quantized import training_device
 from .separation import check_separation, small_batch
@@ -152,7 +152,7 @@ class CausalLM(TokenTask):
             raise setting_error("attention", self.attention, rule)
         vocabulary = self.vocabulary()
         model = self.load_model(vocabulary)
-        check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
+        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)

@@ -17,7 +17,7 @@ from ..task import Data
 from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
 from .packing import IGNORED
-from .pretrained import check_sizes, from_configuration
+from .pretrained import check_vocabulary, from_configuration
 from .problems import setting_error
 from .tokens import TARGET
 
@@ -72,7 +72,7 @@ class MaskedLM(TokenTask):
             padding = self.load_tokenizer().pad_token_id
             defaults = {"vocab_size": vocabulary, "pad_token_id": padding}
             model = from_configuration(self.config, self.attention, defaults, AUTO_CLASS)
-        check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
+        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
         return self.adapted(model, None)  # type: ignore[no-any-return]
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -46,22 +46,13 @@ def from_configuration(
     return model
 
 
-def check_sizes(model: Any, vocabulary: int, tokenizer: str | None, length: int) -> None:
-    """Check that the tokenizer and the length of a row fit the model's embeddings.
+def check_vocabulary(model: Any, vocabulary: int, tokenizer: str | None) -> None:
+    """Check that the model has an embedding for each token: a GPU would stop without a reason.
 
     Args:
         vocabulary: the largest token plus 1.
         tokenizer: the tokenizer's name, for messages.
-        length: positions of a row.
-
-    Raises:
-        ConfigError: the model has no embedding for some tokens or positions.
     """
-    positions = getattr(model.config, "max_position_embeddings", None) or length
-    if 0 < positions < length:  # XLNet says -1: no end
-        rule = f"the model has {positions:,} positions; lower it"
-        raise setting_error("sequence_length", length, rule)
-
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:
         rule = f"has tokens up to {vocabulary - 1:,}, and the model's embedding has {rows:,} rows"
@@ -73,21 +64,13 @@ def checkpoint_activations(model: Any, every: int) -> None:
 
     Args:
         model: changed in place.
-
-    Raises:
-        ConfigError: the model's layers cannot recompute.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed the method, and warns of the name that 5.17 has.
     enable = getattr(model, "activation_checkpointing_enable", None)
     enable = enable or model.gradient_checkpointing_enable
-    try:
-        enable({"use_reentrant": False})
-    except ValueError as error:
-        raise setting_error("activation_checkpointing", every, first_line(error)) from None
-
-    modules = model.modules()
-    layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
+    enable({"use_reentrant": False})
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % every == 0

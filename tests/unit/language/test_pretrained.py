@@ -65,10 +65,6 @@ TYPO = {"model_type": "llama", "hiden_size": 8}
         ({**SCRATCH, "config": TYPO}, r"config.hiden_size: 8: unknown key; .*'hidden_size'\?"),
         ({**SCRATCH, "config": {**CONFIGS["llama"], "hidden_size": "x"}}, "config: 'llama': "),
         ({**SCRATCH, "config": LARGE}, "tokenizer: '.*': has tokens up to 319, .* has 300 rows"),
-        (
-            {**SCRATCH, "config": CONFIGS["gpt2"], "sequence_length": 129},
-            "sequence_length: 129: the model has 128 positions; lower it",
-        ),
     ],
 )
 def test_mistakes_are_one_line_each(
