@@ -1,4 +1,4 @@
-# make train | test | nightly | upstream | clusters | gpu | lint | help; all of them set the environment up first.
+# make train | test | nightly | upstream | clusters | gpu | lint | docs | help; all of them set the environment up first.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -10,13 +10,13 @@ train test nightly clusters gpu upstream: export OMP_NUM_THREADS ?= 1
 # Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
 PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
-.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint
+.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint docs
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything that training and tests need (PYTHON=python3.12 for another Python)"
 	@echo "make train    train the digits CNN on one GPU, on two, or on two CPU processes; more settings: ARGS='--epochs 5'"
-	@echo "make test     lint, types and the quick tests"
+	@echo "make test     lint, types, the docs and the quick tests"
 	@echo "make nightly  the same with the slow tests, and those of tests/upstream"
 	@echo "make upstream what other packages do against expectation: run it after an upgrade of them"
 	@echo "make clusters the files of examples/clusters on engines set up here (root, Debian packages, some minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "make gpu-wheels  .site: what a GPU machine without a network lacks (docs/gpu.md)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
+	@echo "make docs     the pages and the API reference as a site, in site/"
 
 setup: $(INSTALLED)
 
@@ -41,14 +42,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # A file's tests stay together, since they share jobs; two files at a time fill the waits of each other, jobs first.
 TESTED_AT_ONCE ?= 2
 test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-test: lint
+test: lint docs
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser and not clusters and not upstream"
 
-nightly: lint
+nightly: lint docs
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not browser and not clusters"
 
 upstream: setup

@@ -34,6 +34,13 @@ def test_public_names_and_their_methods_have_docstrings() -> None:
     assert missing == []
 
 
+def test_the_api_page_names_every_public_name() -> None:
+    named = re.findall(
+        r"^::: trainer\.([\w.]+)\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M
+    )
+    assert {name: module for module, name in named} == trainer._MODULES
+
+
 # -- docs/coming_from.md
 # ------------------------------------------------------------------------------------------
 
