@@ -23,15 +23,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..checkpoint.untrusted import read_json
 from ..config.fingerprint import task_facts
 from ..config.train_config import TrainConfig
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError
-from ..reporting.banner import plan_rows
 from ..reporting.directory import json_text
 from ..script import launch_as, load_config, load_task
-from ..text import columns, is_headline, listed, table
-from .evaluated_model import CONFIG, PLAN, EvaluatedModel, find_model, read_json
+from ..text import is_headline, listed
+from .evaluated_model import CONFIG, PLAN, EvaluatedModel, find_model
 from .usage import local_path, local_text, usage_error
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _WITHOUT_TRAINING: dict[str, Any] = {
     "accumulation_steps": None,
     "keep_every": None,
 }
-_SHOWN = ("strategy", "world size", "device", "precision", "compile")
 
 
 def run(argv: Sequence[str]) -> NoReturn:
@@ -77,8 +76,10 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     weights = model.weights if own is None else None  # such a task reads the files itself
     run = build_for_evaluation(own or task, config, weights, launched, origins=loaded.origins)
     run.position.step, run.position.samples = model.step, model.samples
-    shown = [row for row in plan_rows(run.facts) if row[0] in _SHOWN]
-    run.say(table([("evaluated", f"{model.weights} (step {model.step:,})"), *shown], run.notices))
+    plan = run.plan
+    run.say(f"evaluates {model.weights} (step {model.step:,}), {plan.strategy} x {plan.world_size}")
+    for notice in run.notices:
+        run.say(f"note: {notice}")
 
     sets = args.sets.split(",") if args.sets else list(run.evaluation_sets)
     record = {"evaluated": str(model.weights), "step": model.step, "samples": model.samples}
@@ -86,9 +87,9 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     values = {} if args.only_predictions else run.evaluate(sets)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
-    headlines = [(name, f"{value:.6g}") for name, value in values.items() if is_headline(name)]
-    for line in columns(headlines):
-        run.say(line)
+    for name, value in values.items():
+        if is_headline(name):
+            run.say(f"{name}  {value:.6g}")
 
     out = args.out
     if out is None and model.run is not None:
@@ -176,23 +177,13 @@ def _load(
     for key in ("weights", "resume", "output_dir", "overwrite"):
         if key in loaded.texts:
             raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
-
     task, config = load_task(loaded)
-    _check_same_settings(task, config, loaded, plan)
-    folder = str(model.run or model.weights)
-    return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=folder)
-
-
-def _check_same_settings(
-    task: Task, config: TrainConfig, loaded: Loaded, plan: Mapping[str, Any]
-) -> None:
-    """Check that the task has the settings of its run, except for those that were typed.
-
-    A script may have built its task with settings that its config does not have.
-    """
+    # A script may have built its task with settings that its config does not have.
     now = json.loads(json_text(task_facts(task, config.task)["task_settings"]))
     for key, value in plan.get("task_settings", {}).items():
         is_typed = any(text.startswith(f"task_settings.{key}") for text in loaded.texts)
         if key in now and now[key] != value and not is_typed:
             rule = f"the run was trained with {value!r}; add --task_settings.{key} VALUE"
             raise usage_error(f"task_settings.{key}", now[key], rule)
+    folder = str(model.run or model.weights)
+    return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=folder)

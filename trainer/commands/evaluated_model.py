@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..checkpoint.discover import MANIFEST, inspect, listing
 from ..checkpoint.export import exported_file
+from ..checkpoint.untrusted import read_json
 from ..errors import CheckpointError
 from ..text import listed
 from .usage import usage_error
@@ -23,8 +23,8 @@ class EvaluatedModel:
 
     Args:
         weights: folder of its files, or of a checkpoint.
-        run: folder of its run; None if it belongs to none.
-        step, samples: how long it was trained; 0 if that is not known.
+        run: folder of its run. None if it belongs to none.
+        step, samples: how long it was trained. 0 if that is not known.
     """
 
     weights: Path
@@ -67,16 +67,12 @@ def find_model(
     if exported_file(folder) is None:
         rule = "holds no model (safetensors) and no checkpoint; a run that has not ended needs "
         raise usage_error("", str(folder), rule + "--checkpoint latest")
-    facts = read_json(folder / "best.json")
-    if run is not None and not facts:
-        facts = read_json(run / "summary.json")
+    facts: Mapping[str, Any] = {}
+    for file in (folder / "best.json", *([run / "summary.json"] if run else [])):
+        if file.is_file() and not facts:
+            facts = read_json(file)
     step = facts.get("step", facts.get("steps", 0))
     return EvaluatedModel(weights=folder, run=run, step=step, samples=facts.get("samples", 0))
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file of a run; empty if there is no such file."""
-    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
 
 
 def _is_run(folder: Path) -> bool:
@@ -91,5 +87,5 @@ def _checkpoint_of(run: Path, wanted: str) -> Path:
         if step in (str(info.step), f"{info.step:08}") or (wanted == "latest" and not info.problem):
             return info.path
 
-    known = listed([f"{info.path.name} {info.problem}".strip() for info in found], 6)
+    known = listed([info.path.name for info in found], 6)
     raise usage_error("checkpoint", wanted, f"{run} has no such checkpoint; there are: {known}")
