@@ -79,7 +79,7 @@ def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touc
     assert {path: after[path] for path in kept} == kept
     assert set(after) - set(before) == {str(file), str(file.parent)}
     printed = capsys.readouterr().out
-    assert f"eval/loss      {values['eval/loss']:.6g}" in printed and f"values: {file}" in printed
+    assert f"eval/loss  {values['eval/loss']:.6g}" in printed and f"values: {file}" in printed
 
 
 @pytest.mark.parametrize(
