@@ -30,7 +30,7 @@ from .building.model import (
     operations_per_token,
 )
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
-from .checkpoint import OptimizerForm, Parts, Saver, Start, restore, store
+from .checkpoint import OptimizerForm, Parts, Saver, Start, store
 from .checkpoint.checksums import base_weights
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checkpoint.start import restart_notices, start_of_attempt
@@ -464,9 +464,9 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
         setup.note(f"passed over {damaged.path.name}: {damaged.problem}")
 
     if start.found is not None:
-        counters, changes = restore.load(
-            parts, start.found, allow_change=config.allow_config_change
-        )
+        from .checkpoint.restore import load
+
+        counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
         setup.meter.before = counters.pop("spent", setup.meter.before)
         for name, value in counters.items():
             setattr(setup.position, name, value)
@@ -479,7 +479,9 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
         setup.note(*restart_notices())
 
     if start.found is None and config.weights is not None:
-        setup.note(*restore.load_weights(parts, Path(config.weights), setup.agreement))
+        from .checkpoint.restore import load_weights
+
+        setup.note(*load_weights(parts, Path(config.weights), setup.agreement))
     if start.continues and not finished:
         setup.agreement.run_on_main(lambda: store.set_aside(start.passed_over))
         folder.directory.cut_rows(parts.step)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .callbacks.best import Best
 from .callbacks.checkpoints import SaveCheckpoints
 from .callbacks.clock import Clock
 from .callbacks.evaluation import Evaluation, SanityEvaluation
@@ -76,6 +75,8 @@ def row_of(
 
     best = None
     if config.best_metric is not None:
+        from .callbacks.best import Best
+
         best = Best(config.best_metric, config.best_mode, config.early_stop_patience)
         row.append(best)
     if config.max_time is not None:

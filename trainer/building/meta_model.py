@@ -9,7 +9,6 @@ from torch import nn
 
 from ..checkpoint import Parts
 from ..checkpoint.checksums import check_dtypes
-from ..checkpoint.restore import load_weights
 from ..distributed.agreement import Agreement
 from ..strategies.meta_device import InitialValues, is_on_meta
 from ..strategies.tensors import canonical_state
@@ -81,6 +80,8 @@ class MetaModel:
 
         if self.source is None:
             return []
+        from ..checkpoint.restore import load_weights
+
         return load_weights(
             parts,
             Path(self.source.folder),
