@@ -31,7 +31,6 @@ from .building.model import (
 )
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
-from .checkpoint.checksums import base_weights
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checkpoint.start import restart_notices, start_of_attempt
 from .checks.finite import not_finite, refuse_to_save
@@ -419,9 +418,10 @@ def _prepare(
 
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts, setup.agreement))
-    checksum = base_weights(parts, setup.agreement)
-    if checksum is not None:
-        settings = {**parts.settings, "base_weights": checksum}
+    if model.model_file.names is not None:  # no checkpoint holds the rest of the model
+        from .checkpoint.checksums import base_weights
+
+        settings = {**parts.settings, "base_weights": base_weights(parts, setup.agreement)}
         parts = dataclasses.replace(parts, settings=settings)
 
     def before_save(run: Run) -> None:

@@ -23,7 +23,6 @@ from .checkpoint.export import export_model
 from .checkpoint.start import how_to_resume
 from .data.now import Now, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
-from .strategies.whole_parameters import whole_parameters
 from .task import Task
 
 if TYPE_CHECKING:
@@ -304,6 +303,8 @@ class Run(Setup, Folder, RunData, Prepared):
         them without a name). What the block changes, in the same way on all ranks, is kept.
         Elsewhere a change in place is refused if it would be lost.
         """
+        from .strategies.whole_parameters import whole_parameters
+
         return whole_parameters(self.strategy, names)
 
     # -- evaluation -------------------------------------------------------------------------------

@@ -42,14 +42,11 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
             )
 
 
-def base_weights(parts: Parts, agreement: Agreement) -> str | None:
-    """Return a checksum of the weights that no checkpoint holds; None if there are none.
+def base_weights(parts: Parts, agreement: Agreement) -> str:
+    """Return a checksum of the weights that no checkpoint holds.
 
     It is the same on every layout of one precision. Collective: call on every rank.
     """
-    if parts.model_file.names is None:
-        return None
-
     by_precision = {"bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = by_precision.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0

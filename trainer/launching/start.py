@@ -109,7 +109,6 @@ def read_request_of(
     if not (accel_config or deepspeed or is_started):
         return None  # such a training does not need to import the readers
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
-    from .files.deepspeed_file import read_deepspeed_file
 
     named = Sourced(accel_config, Origin(COMMAND_LINE, key="accel_config"))
     if deepspeed:
@@ -131,6 +130,8 @@ def read_request_of(
             "started by the deepspeed launcher, but no configuration: add --deepspeed "
             "ds_configs/zero2.json"
         )
+    from .files.deepspeed_file import read_deepspeed_file
+
     return read_deepspeed_file(deepspeed)
 
 
