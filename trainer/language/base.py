@@ -18,6 +18,8 @@ from .columns import Columns
 from .loss import loss_of_logits, mean_loss
 from .meta_model import StoredWeights, build_on_meta
 from .packing import IGNORED
+from .pretrained import from_configuration
+from .problems import setting_error
 from .sources import Row, Source, find_sources, held_out
 from .templates import ChatTemplate
 from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
@@ -258,6 +260,30 @@ class TokenTask(LanguageTask):
             self.note(f"{key}: {columns}")
         self.note(*corpus.notices)
         return Documents(key, corpus, np.arange(len(corpus.ends)))
+
+    def build(self, auto_class: str, **defaults: Any) -> Any:
+        """Build the model of the files or of the configuration, without values.
+
+        Args:
+            auto_class: of transformers.
+            defaults: of keys that ``config`` does not set.
+
+        Raises:
+            ConfigError: the model has no embedding for some tokens: a GPU would stop without a
+                reason.
+        """
+        vocabulary = self.vocabulary()
+        if self.config is None:
+            model = self.build_pretrained(auto_class)
+        else:
+            defaults["vocab_size"] = vocabulary
+            model = from_configuration(self.config, self.attention, defaults, auto_class)
+
+        rows = model.get_input_embeddings().num_embeddings
+        if vocabulary > rows:
+            rule = f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows"
+            raise setting_error("tokenizer", self.tokenizer or self.model, rule)
+        return model
 
     @abstractmethod
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:

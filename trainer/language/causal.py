@@ -18,9 +18,9 @@ from .chat import ChatWriter
 from .columns import Columns
 from .ends import end_with, with_end
 from .loss import FusedHead, why_not_fusible
-from .meta_model import small_copy
+from .meta_model import CAUSAL, small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
-from .pretrained import check_vocabulary, checkpoint_activations, from_configuration
+from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
 from .separation import check_separation, small_batch
@@ -150,9 +150,7 @@ class CausalLM(TokenTask):
         if deterministic and self.attention not in (*DENSE, "flash_attention_2"):
             rule = "is not known to be deterministic; set flash_attention_2 or sdpa"
             raise setting_error("attention", self.attention, rule)
-        vocabulary = self.vocabulary()
-        model = self.load_model(vocabulary)
-        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
+        model = self.load_model(self.vocabulary())
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)
@@ -192,18 +190,9 @@ class CausalLM(TokenTask):
         Args:
             vocabulary: number of tokens.
         """
-        if self.config is None:
-            return self.build_pretrained("AutoModelForCausalLM")
-
-        defaults = {
-            "vocab_size": vocabulary,
-            "bos_token_id": None,
-            "eos_token_id": self.load_tokenizer().eos_token_id,
-            # torch never trains the embedding of a pad_token_id, which is often the end of a text
-            # as well.
-            "pad_token_id": None,
-        }
-        return from_configuration(self.config, self.attention, defaults)
+        end = self.load_tokenizer().eos_token_id
+        # torch never trains the embedding of a pad_token_id, which is often the end of a text.
+        return self.build(CAUSAL, bos_token_id=None, eos_token_id=end, pad_token_id=None)
 
     # -- training ---------------------------------------------------------------------------------
 

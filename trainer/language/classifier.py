@@ -13,7 +13,6 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_hexdigest
 
-from ..errors import DataError
 from ..task import Data
 from .base import LanguageTask, as_evaluation
 from .card import model_card
@@ -86,8 +85,6 @@ class SequenceClassifier(LanguageTask):
                 text = take_text(row, origin, self.text_column, "text_column")
                 label = take_column(row, origin, self.label_column, "label_column")
                 examples.append((text, str(label)))
-        if not examples:
-            raise DataError(f"task_settings.{key}: no rows")
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from ..task import Data
 from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
 from .packing import IGNORED
-from .pretrained import check_vocabulary, from_configuration
 from .problems import setting_error
 from .tokens import TARGET
 
@@ -65,14 +64,7 @@ class MaskedLM(TokenTask):
         )
 
     def build_model(self) -> nn.Module:
-        vocabulary = self.vocabulary()
-        if self.config is None:
-            model = self.build_pretrained(AUTO_CLASS)
-        else:
-            padding = self.load_tokenizer().pad_token_id
-            defaults = {"vocab_size": vocabulary, "pad_token_id": padding}
-            model = from_configuration(self.config, self.attention, defaults, AUTO_CLASS)
-        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
+        model = self.build(AUTO_CLASS, pad_token_id=self.load_tokenizer().pad_token_id)
         return self.adapted(model, None)  # type: ignore[no-any-return]
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

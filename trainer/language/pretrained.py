@@ -1,4 +1,4 @@
-"""Models of transformers from a configuration alone, and checks of sizes against a model."""
+"""Models of transformers from a configuration alone, and recomputed activations."""
 
 from __future__ import annotations
 
@@ -44,19 +44,6 @@ def from_configuration(
         rule = f"unknown key; {did_you_mean(key, known)}"
         raise setting_error(f"config.{key}", config[key], rule)
     return model
-
-
-def check_vocabulary(model: Any, vocabulary: int, tokenizer: str | None) -> None:
-    """Check that the model has an embedding for each token: a GPU would stop without a reason.
-
-    Args:
-        vocabulary: the largest token plus 1.
-        tokenizer: the tokenizer's name, for messages.
-    """
-    rows = model.get_input_embeddings().num_embeddings
-    if vocabulary > rows:
-        rule = f"has tokens up to {vocabulary - 1:,}, and the model's embedding has {rows:,} rows"
-        raise setting_error("tokenizer", tokenizer, rule)
 
 
 def checkpoint_activations(model: Any, every: int) -> None:
