@@ -105,14 +105,16 @@ def build_on_meta(
 
     def load(**placement: Any) -> Any:
         build = getattr(transformers, auto_class).from_pretrained
-        how = {"attn_implementation": attention, "output_loading_info": True, **options}
-        return build(source, **how, **placement)
+        how = {"attn_implementation": attention, "ignore_mismatched_sizes": True, **options}
+        return build(source, output_loading_info=True, **how, **placement)
 
     try:
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError("it holds an adapter; merge the adapter into its model first")
         ranges, _ = of_model_folder(folder)
         model, info = load(device_map="meta")
         if _rounds(model, ranges):
@@ -179,11 +181,15 @@ def _check_tensors(
     are left out, and a classifier's are new.
 
     Raises:
-        ConfigError: another tensor is missing or unused.
+        ConfigError: another tensor is missing, unused, or of another shape.
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     missing: set[str] = set(info["missing_keys"])
     lost = sorted(key for key in missing if auto_class != CLASSIFIER or body.match(key))
+    if info["mismatched_keys"]:
+        key, stored, own = min(info["mismatched_keys"])
+        rule = f"its files hold {key} as {[*stored]}, and its config.json says {[*own]}"
+        raise setting_error("model", name, rule)
     if lost:
         rule = f"its files lack {listed(lost)}, which would begin as random numbers"
         raise setting_error("model", name, rule)

@@ -199,3 +199,17 @@ def test_heads_of_other_tasks_are_not_those_of_an_encoder_but_its_layers_are(
         ConfigError, match=f"its files hold {layer}, which BertForMaskedLM does not know"
     ):
         MaskedLM(**settings).build_model()
+
+
+def test_other_sizes_and_an_adapter_are_refused(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "narrow")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+    rule = r"its files hold .*down_proj.weight as \[32, 48\], and its config.json says \[32, 40\]"
+    with pytest.raises(ConfigError, match=rule):
+        task(model=str(folder)).build_model()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it holds an adapter; merge the adapter"):
+        task(model=str(folder)).build_model()
