@@ -1,4 +1,4 @@
-"""``python -m trainer`` is the command ``trainer``; launchers start it as ``accelerate launch -m
+"""``python -m trainer`` is the command ``trainer``. Launchers start it as ``accelerate launch -m
 trainer train``.
 """
 

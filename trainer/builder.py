@@ -76,8 +76,8 @@ def build(
     Args:
         task: what to learn.
         config: how long, with which batch, rate and so on.
-        launched: the result of ``launch``; by default launched here, without files of its own.
-        callbacks: the hooks of the run; by default the checks alone.
+        launched: the result of ``launch``. By default launched here, without files of its own.
+        callbacks: the hooks of the run. By default the checks alone.
         origins: of the config's values, by key, for messages.
 
     Raises:
@@ -103,15 +103,15 @@ def build_for_evaluation(
 ) -> Run:
     """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
 
-    Nothing is written, and no folder is claimed. ``run.evaluate`` measures the model; ``run.close``
+    Nothing is written, and no folder is claimed. ``run.evaluate`` measures the model. ``run.close``
     ends the run. Collective: call it on every rank.
 
     Args:
         task: what to measure.
         config: as for a training. Its length and its folders make no difference.
         weights: a folder of safetensors, or a checkpoint, whose moving average counts if there is
-            one; None for the values that the task's model begins with.
-        launched: the result of ``launch``; by default launched here, without files of its own.
+            one. None for the values that the task's model begins with.
+        launched: the result of ``launch``. By default launched here, without files of its own.
         origins: of the config's values, by key, for messages.
 
     Raises:
@@ -190,7 +190,7 @@ def _connect(
         strategy=type(launched.strategy)(launched.plan, accelerator),
         agreement=agreement,
         meter=Meter(accelerator.device),
-        # Asked for at each step; Accelerate's property costs 15 us.
+        # Asked for at each step. Accelerate's property costs 15 us.
         is_main=bool(accelerator.is_main_process),
         machine=machine(accelerator.device, agreement.gather),
         task_facts=task_facts(task, config.task),
@@ -336,7 +336,7 @@ def _build_model(setup: Setup, folder: Folder) -> Model:
 
 
 def _build_optimizer(setup: Setup, model: Model) -> tuple[Optimizer, dict[str, Any]]:
-    """Build the optimizer, for an evaluation one that keeps nothing; return its facts, too."""
+    """Build the optimizer, for an evaluation one that keeps nothing. Return its facts, too."""
     if not setup.trains:
         return build_no_optimizer(model.module), {}
     optimizer, reported, notices = build_optimizer(

@@ -6,7 +6,7 @@
     ├── DataError (ValueError)         1    the data cannot serve this run
     └── CheckpointError (ValueError)   1    files of a run cannot be written or read
 
-Users' mistakes are exceptions of this tree; broken invariants are asserts.
+Users' mistakes are exceptions of this tree. Broken invariants are asserts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrainerError(Exception):
     """Base of all errors that are raised on purpose."""
 
     exit_code = 1
-    on_every_rank = True  # all ranks find a wrong file; one of them reports it
+    on_every_rank = True  # all ranks find a wrong file. One of them reports it
 
 
 class LaunchError(TrainerError, ValueError):
@@ -66,7 +66,7 @@ class Origin:
     Args:
         source: a file, ``command line``, or another source, such as ``TrainConfig``.
         line: the line of the file.
-        key: the dotted key or the flag there; "" for the source as a whole.
+        key: the dotted key or the flag there. "" for the source as a whole.
         is_default: nobody has set the value, so any other source overrides it.
     """
 
@@ -130,7 +130,7 @@ class Problem:
     Args:
         origin: the place to change.
         rule: what is required and what to change, without a full stop.
-        value: the wrong value as the user wrote it; None if there is none.
+        value: the wrong value as the user wrote it. None if there is none.
     """
 
     origin: Origin
@@ -155,7 +155,7 @@ class ConfigError(TrainerError, ValueError):
     """A file, a key or a value is wrong.
 
     Args:
-        problems: all that were found; the message has one line for each.
+        problems: all that were found. The message has one line for each.
     """
 
     exit_code = 2

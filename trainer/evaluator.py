@@ -45,9 +45,9 @@ class MeasuredSet:
     Every rank gets as many batches, in the order of the data. A batch of 0 examples does not count.
 
     Args:
-        name: as in ``Data.evaluation``; "" for a single set.
+        name: as in ``Data.evaluation``. "" for a single set.
         batches: those of this rank.
-        every: how often the set is measured; None: at the end of training.
+        every: how often the set is measured. None: at the end of training.
         evaluation_step: returns the metrics of one batch.
         build_metrics: makes torchmetrics by name.
         has_own_step: whether ``evaluation_step`` is not the task's. Then it may leave out some of
@@ -77,7 +77,7 @@ class Evaluator:
 
     Args:
         sets: the evaluation sets of the run, by name.
-        position: of the run; an evaluation writes its values and a signal to stop into it.
+        position: of the run. An evaluation writes its values and a signal to stop into it.
         train_data: tells the epoch and the length of the run.
         average: the moving average of the weights, which is measured if one is kept.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
@@ -326,7 +326,7 @@ def measured_sets(
     Args:
         batch_size: samples of one rank in one batch.
         eval_every: of the config, for sets without an interval of their own.
-        steps_per_epoch: of the training set; None for a stream.
+        steps_per_epoch: of the training set. None for a stream.
         loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
 
     Raises:
@@ -366,7 +366,7 @@ def measured_sets(
 
 
 def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
-    """Return the name of the set that has a metric such as ``eval/clean/loss``; None if none has.
+    """Return the name of the set that has a metric such as ``eval/clean/loss``. None if none has.
 
     Args:
         names: of the sets.
@@ -375,7 +375,7 @@ def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
 
 
 def best_metric_problem(metric: str, known: Collection[str], origin: Origin) -> Problem | None:
-    """Return the problem with ``best_metric``; None if the task measures it.
+    """Return the problem with ``best_metric``. None if the task measures it.
 
     Args:
         known: the names of all values that an evaluation gives.

@@ -28,11 +28,11 @@ class StepInfo:
     """One optimizer step, as hooks see it.
 
     Args:
-        step: optimizer steps since the start, this one included; one that the fp16 scaler skipped
+        step: optimizer steps since the start, this one included. One that the fp16 scaler skipped
             counts.
         epoch: epochs done, as a fraction.
         samples: samples consumed by all ranks.
-        loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
+        loss: this rank's part of the global mean, on the device. Summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
         update: the outcome of the optimizer step.
         shares: what each of this rank's micro-batches added to ``loss``, on the device.
@@ -108,7 +108,7 @@ class Callback:
         """Look at the fresh optimizer, before a strategy wraps or shards the model."""
 
     def on_start(self, run: Run) -> None:
-        """Look at a run that is ready, before its first step; it may have been resumed."""
+        """Look at a run that is ready, before its first step. It may have been resumed."""
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look at the micro-batches of a step before the first forward pass."""
@@ -117,7 +117,7 @@ class Callback:
         """Look at the gradients of a step before they are clipped and applied."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Look at one optimizer step. ``run.stop()`` ends training; any rank may ask alone."""
+        """Look at one optimizer step. ``run.stop()`` ends training. Any rank may ask alone."""
 
     def on_save(self, run: Run) -> None:
         """Look at a run whose checkpoint is about to be written."""

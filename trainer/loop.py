@@ -36,8 +36,8 @@ class Trainer:
     Args:
         task: what to learn.
         config: how long, with which batch, rate and so on.
-        launched: the result of ``launch``; by default launched here, without files of its own.
-        callbacks: called after the built-in ones; only saving comes after them.
+        launched: the result of ``launch``. By default launched here, without files of its own.
+        callbacks: called after the built-in ones. Only saving comes after them.
         origins: of the config's values, by key, for messages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Trainer:
         """Train to the end, export the model, and return the last evaluation. Collective.
 
         Raises:
-            Stopped: a signal asked to stop; the model was exported.
+            Stopped: a signal asked to stop. The model was exported.
         """
         run = self.run
         if run.finished:
@@ -109,7 +109,7 @@ class Trainer:
                     strategy.backward(_times(loss, share * run.plan.world_size))
                 losses.add(loss, share, values, weight=micro.weight, counts=micro.counts)
 
-            # Clip, step, zero; then schedule, moving average and the position in the data.
+            # Clip, step, zero. Then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
             update = strategy.finish_step()
             run.advance(window, skipped=update.skipped)
@@ -122,7 +122,7 @@ class Trainer:
                 return
 
     def evaluate(self) -> dict[str, float]:
-        """Measure on the whole evaluation set; every world size gives the same. Collective."""
+        """Measure on the whole evaluation set. Every world size gives the same. Collective."""
         return self.run.evaluate()
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Trainer:
         """Return a function that waits for the weight of the step over all ranks. Collective.
 
         What counts for the speed is summed in the same message. The sum over ranks runs during the
-        first forward pass. Examples are counted by the plan of the data; tokens are known to each
+        first forward pass. Examples are counted by the plan of the data. Tokens are known to each
         rank for its own part only.
         """
         run = self.run

@@ -1,6 +1,6 @@
 """Metrics as sums and weights: added up on the device, and reduced over the ranks when read.
 
-A mean of the ranks' means is wrong as soon as ranks have different counts; a sum of sums divided by
+A mean of the ranks' means is wrong as soon as ranks have different counts. A sum of sums divided by
 a sum of weights is not.
 """
 
@@ -46,7 +46,7 @@ class WeightedSums:
     """Sums of values and sums of weights by name, in float64 where the device has it.
 
     Args:
-        objects: torchmetrics by name, fresh ones on the device; what is added under these names
+        objects: torchmetrics by name, fresh ones on the device. What is added under these names
             updates them.
 
     Attributes:
@@ -64,13 +64,13 @@ class WeightedSums:
         """Add the values of one batch, by name. A value is one of:
 
             1-D tensor               one value for each example
-            (sum, weight)            a sum over the batch, and the weight to divide it by; both of
+            (sum, weight)            a sum over the batch, and the weight to divide it by. Both of
                                      the same shape, or one weight for all
             (sum, None)              a plain sum, such as the counts of a confusion matrix
             tuple, mapping, tensor   arguments of ``update``, if the name is a torchmetric's
 
         Args:
-            counts: whether the values count; otherwise only the names are noted.
+            counts: whether the values count. Otherwise only the names are noted.
 
         Raises:
             ConfigError: one number for a whole batch, whose weight is unknown.
@@ -119,7 +119,7 @@ class WeightedSums:
         ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
 
         Args:
-            layout: what all ranks together have added, see ``agreed``; by default all have added
+            layout: what all ranks together have added, see ``agreed``. By default all have added
                 the same as this rank.
         """
         if layout is None:
@@ -167,7 +167,7 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
 
 
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
-    """Return the sum of a value, and the weight to divide it by; None for a plain sum.
+    """Return the sum of a value, and the weight to divide it by. None for a plain sum.
 
     No number is copied from the host to the device, which would make it wait: a fill makes it
     there.

@@ -22,7 +22,7 @@ class Position:
         skipped_in_a_row: steps in a row that the fp16 scaler left out, up to now.
         last_evaluation: the newest ``eval/...`` numbers of each evaluation set.
         stopping: whether the ranks have agreed that training ends with this step.
-        stop_signal: the number of the signal that asked for the end; 0 if code asked.
+        stop_signal: the number of the signal that asked for the end. 0 if code asked.
         stop_reason: the text with which this rank asked for the end.
     """
 

@@ -62,7 +62,7 @@ def row_of(
         row.append(SkippedBuffers())
     row += [Clock(), Stopping()]
 
-    # Its numbers. The log waits for the device; an evaluation takes the time of many steps.
+    # Its numbers. The log waits for the device. An evaluation takes the time of many steps.
     log = Log(config.log_every)
     evaluation = Evaluation(log)
     row += [log, evaluation]

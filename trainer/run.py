@@ -61,7 +61,7 @@ class Setup:
         machine: facts of the machine, for people.
         task_facts: the task and its settings, as they were before the task was used.
         trains: whether the run trains, or is evaluated alone.
-        position: the part that changes from step to step; its fields are read as the run's.
+        position: the part that changes from step to step. Its fields are read as the run's.
         notices: the lines below the table of the banner.
     """
 
@@ -109,10 +109,10 @@ class RunData:
             training set.
         total_steps: the step at which training ends, and the schedule.
         stop_at: the config's, in optimizer steps, or None.
-        eval_every, save_every: the config's intervals, or None; ``is_due_at(step)``.
+        eval_every, save_every: the config's intervals, or None. ``is_due_at(step)``.
         finished: whether the run in this folder has ended already: nothing is trained or written.
         sampled: the content of some samples of the data sets.
-        evaluation_sets: the sets to measure on, by name; a single set has the name "". Iterating a
+        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
             set yields this rank's ``(batch, examples)``, in the order of the data.
     """
 
@@ -132,7 +132,7 @@ class Prepared:
     """The parts of a run that follow its prepared model and optimizer.
 
     Args:
-        schedule: of the learning rate; ``advance`` steps it.
+        schedule: of the learning rate. ``advance`` steps it.
         average: the moving average of the weights, if one is kept.
         optimizer_facts: facts of the optimizer and the schedule as they were built, which banner,
             plan.json and trackers report beside the plan.
@@ -190,7 +190,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Return the optimizer steps of an epoch; None for a stream, whose length is not known."""
+        """Return the optimizer steps of an epoch. None for a stream, whose length is not known."""
         return self.train_data.steps_per_epoch
 
     @property
@@ -242,7 +242,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
     @property
     def stop_signal(self) -> int:
-        """Return the number of the signal that asked for the end; 0 if code asked."""
+        """Return the number of the signal that asked for the end. 0 if code asked."""
         return self.position.stop_signal
 
     # -- steps ------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Run(Setup, Folder, RunData, Prepared):
         """Count an optimizer step with this window: move schedule, average and a save in flight on.
 
         Args:
-            skipped: the fp16 scaler left the step out; then neither schedule nor average moves.
+            skipped: the fp16 scaler left the step out. Then neither schedule nor average moves.
                 (After a step that ``on_nan: skip`` left out they do.)
 
         Raises:
@@ -310,12 +310,12 @@ class Run(Setup, Folder, RunData, Prepared):
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
-        """Measure on whole evaluation sets; every world size gives the same numbers.
+        """Measure on whole evaluation sets. Every world size gives the same numbers.
 
         A signal ends it between two batches: then it returns nothing, and ``stopping`` is set.
 
         Args:
-            names: of the sets; by default all.
+            names: of the sets. By default all.
 
         Returns:
             The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
@@ -343,7 +343,7 @@ class Run(Setup, Folder, RunData, Prepared):
     # -- checkpoints and exports ------------------------------------------------------------------
 
     def saves_at(self, step: int) -> bool:
-        """Return whether a checkpoint is due at a step; the last one is saved in any case."""
+        """Return whether a checkpoint is due at a step. The last one is saved in any case."""
         return self.save_every is not None and self.save_every.is_due_at(step)
 
     def save(self) -> None:

@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Read the config, launch, train, export, and leave the process with the right exit code.
 
     Args:
-        argv: arguments without the script's name; by default the command line's.
+        argv: arguments without the script's name. By default the command line's.
     """
     run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
 def train(argv: Sequence[str]) -> dict[str, float]:
-    """Train as ``main`` does, without leaving the process; return the last evaluation."""
+    """Train as ``main`` does, without leaving the process. Return the last evaluation."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     with uncollected():
@@ -73,7 +73,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
 
     Raises:
         ConfigError: everything that is wrong with the file and the command line.
-        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered; the latter with the
+        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered. The latter with the
             task's defaults.
     """
     loaded = read_config(argv)
@@ -87,7 +87,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """Return the task that a config names, and the config with all of its settings.
 
-    Keys that nobody set have the values of ``Task.fine_tuning_defaults``; ``loaded.origins`` names
+    Keys that nobody set have the values of ``Task.fine_tuning_defaults``. ``loaded.origins`` names
     them afterwards.
 
     Raises:

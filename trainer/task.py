@@ -23,15 +23,15 @@ class Data:
 
     Args:
         train: items to train on.
-        evaluation: items to measure on, or None; or several sets by name, each a data set, a stream
+        evaluation: items to measure on, or None. Or several sets by name, each a data set, a stream
             or an ``EvaluationSet``: ``{"clean": ..., "noisy": ...}``. Their values are
             ``eval/clean/loss`` and so on, those of a single set ``eval/loss``.
-        collate: turns a list of items into a batch; None for torch's ``default_collate``.
+        collate: turns a list of items into a batch. None for torch's ``default_collate``.
         augment: ``augment(item, generator) -> item``, for training only. What it draws from the
             generator depends on (seed, epoch, sample) alone, so it is the same on every layout and
             number of workers.
         version: text that changes with the content of ``train``, where the task knows one (a hash,
-            a revision). Ranks must have the same, and so must a run that is resumed; without it
+            a revision). Ranks must have the same, and so must a run that is resumed. Without it
             some samples are compared.
     """
 
@@ -48,11 +48,11 @@ class EvaluationSet:
 
     Args:
         items: a data set or a stream.
-        every: steps such as 100, or epochs such as ``"1/4 epoch"``; by default ``eval_every`` of
+        every: steps such as 100, or epochs such as ``"1/4 epoch"``. By default ``eval_every`` of
             the config. All sets are measured at the end of training as well.
-        collate: turns a list of items into a batch; by default ``Data.collate``.
-        evaluation_step: ``evaluation_step(model, batch)``, as of ``Task``; by default the task's.
-        build_metrics: as of ``Task``; by default the task's. Of these, a set with its own
+        collate: turns a list of items into a batch. By default ``Data.collate``.
+        evaluation_step: ``evaluation_step(model, batch)``, as of ``Task``. By default the task's.
+        build_metrics: as of ``Task``. By default the task's. Of these, a set with its own
             ``evaluation_step`` has those that it names.
     """
 
@@ -70,7 +70,7 @@ class Pretrained:
 
     Args:
         folder: with safetensors files, of which each rank reads its own parts.
-        names: what tensors are called in the model, by their names in the files; the others are
+        names: what tensors are called in the model, by their names in the files. The others are
             called the same.
         new: parameters that do not come from the files: they have values, or ``initialize`` gives
             them their first ones (a new head).
@@ -100,13 +100,13 @@ class SavedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data, model and loss. Subclass it as a frozen dataclass; the fields are its settings.
+    """Data, model and loss. Subclass it as a frozen dataclass. The fields are its settings.
 
     The same task runs in one process and on many GPUs: nothing here knows how it is distributed.
     ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
 
     Attributes:
-        counts_tokens: whether ``weight`` counts tokens; speed is then also given in tokens a
+        counts_tokens: whether ``weight`` counts tokens. Speed is then also given in tokens a
             second, those that are computed (``computed_tokens``) and those that are trained on.
     """
 
@@ -115,8 +115,8 @@ class Task:
     def fine_tuning_defaults(self) -> Mapping[str, Any]:
         """Return defaults of config keys for a task that starts from pretrained weights.
 
-        They apply to keys that neither the config file nor the command line nor a launch file sets;
-        banner, plan.json and ``--print_config`` show which. A ``TrainConfig`` made in code is taken
+        They apply to keys that neither the config file nor the command line nor a launch file sets.
+        Banner, plan.json and ``--print_config`` show which. A ``TrainConfig`` made in code is taken
         as it is, since it does not show what was set. By default the config's own apply.
         """
         return {}
@@ -145,7 +145,7 @@ class Task:
         """Give a module of a model on the meta device its first values.
 
         These are its own parameters and buffers. Called on modules from the inside out, under seeds
-        that are the same on every layout; by default as transformers and torch's layers do it.
+        that are the same on every layout. By default as transformers and torch's layers do it.
         """
         from .private.torch import RESET_METHODS
         from .private.transformers import initializer_of
@@ -161,7 +161,7 @@ class Task:
                 return
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        """Return the part of the model that is saved; None for the whole model.
+        """Return the part of the model that is saved. None for the whole model.
 
         Called once, with the model as ``build_model`` returned it.
         """
@@ -188,7 +188,7 @@ class Task:
         """Count the items of a batch that the mean of ``training_step`` is over.
 
         By default the number of examples. A language model returns the number of unmasked target
-        tokens, and sets ``counts_tokens``; a loss with class weights, which torch divides by
+        tokens, and sets ``counts_tokens``. A loss with class weights, which torch divides by
         their sum, ``class_weights[labels].sum()``. The batch is still on the CPU.
         """
         return batch_size(batch)
@@ -245,7 +245,7 @@ class Task:
         return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """Build the optimizer; its lr must be ``plan.lr``.
+        """Build the optimizer. Its lr must be ``plan.lr``.
 
         By default the config's, with two groups: weights decay, biases and norms (below 2-D) do
         not. With one group if there is no ``weight_decay``.
@@ -267,7 +267,7 @@ class Task:
     def build_schedule(
         self, optimizer: Optimizer, plan: Plan, total_steps: int
     ) -> LRScheduler | None:
-        """Build a schedule, which is stepped once per optimizer step; None for the config's."""
+        """Build a schedule, which is stepped once per optimizer step. None for the config's."""
         return None
 
     def save_extras(self, directory: Path) -> None:
@@ -283,7 +283,7 @@ class Task:
         return None
 
     def model_card(self, run: Mapping[str, Any]) -> str:
-        """Return the ``README.md`` of an exported model; empty for none.
+        """Return the ``README.md`` of an exported model. Empty for none.
 
         Called on the main process.
 
@@ -296,19 +296,19 @@ class Task:
 
 
 def own_optimizer(task: Task) -> str | None:
-    """Return the method by which a task builds its own optimizer; None where it has none."""
+    """Return the method by which a task builds its own optimizer. None where it has none."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
 def own_schedule(task: Task) -> str | None:
-    """Return the method by which a task builds its own schedule; None where it has none."""
+    """Return the method by which a task builds its own schedule. None where it has none."""
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
 
 
 def computed_tokens(task: Task, batches: Iterable[Any]) -> float:
-    """Count the tokens of some batches that go through the model; 0 if the task counts examples."""
+    """Count the tokens of some batches that go through the model. 0 if the task counts examples."""
     return float(sum(map(task.computed_tokens, batches))) if task.counts_tokens else 0.0
 
 
@@ -316,7 +316,7 @@ def batch_size(batch: Any) -> int:
     """Count the examples in a batch: the first dimension of its first tensor.
 
     Raises:
-        TypeError: the batch holds no tensor; override ``Task.weight``.
+        TypeError: the batch holds no tensor. Override ``Task.weight``.
     """
     if getattr(batch, "ndim", 0):
         return int(batch.shape[0])

@@ -33,7 +33,7 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
     """Return a value in which the texts of secrets are replaced by ``(hidden)``.
 
     Args:
-        value: any JSON value; the secrets in it are found by their keys.
+        value: any JSON value. The secrets in it are found by their keys.
         secret: whether all texts in it are secrets.
     """
     if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def clock(seconds: float) -> str:
 
 
 def seconds_of(duration: str) -> int:
-    """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``; 0 if it is none."""
+    """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``. 0 if it is none."""
     parts = re.findall("([0-9]+)([dhms])", duration)
     if "".join(map("".join, parts)) != duration:
         return 0
@@ -110,7 +110,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
     """Return rows as lines with aligned columns.
 
     Args:
-        left: how many columns are aligned to the left, the others to the right; None for all.
+        left: how many columns are aligned to the left, the others to the right. None for all.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -123,7 +123,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
 
 
 def is_headline(name: str) -> bool:
-    """Return whether a metric is shown to people; elements such as ``eval/recall/3`` are not."""
+    """Return whether a metric is shown to people. Elements such as ``eval/recall/3`` are not."""
     return not name.rpartition("/")[2].isdigit()
 
 
@@ -168,7 +168,7 @@ def versions(*, installed: bool = False) -> dict[str, str]:
 
 @functools.cache
 def _version(package: str) -> str | None:
-    """Return the version of an installed package, which is read from a file; None without it."""
+    """Return the version of an installed package, which is read from a file. None without it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

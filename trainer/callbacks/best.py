@@ -24,9 +24,9 @@ class Best(Callback):
     other sets than the metric's do not count.
 
     Args:
-        metric: for example ``eval/loss``; the same number on every rank, so all decide the same.
+        metric: for example ``eval/loss``. The same number on every rank, so all decide the same.
         mode: ``min`` or ``max``.
-        patience: evaluations; None never stops.
+        patience: evaluations. None never stops.
     """
 
     def __init__(self, metric: str, mode: str, patience: int | None) -> None:

@@ -13,7 +13,7 @@ class SaveCheckpoints(Callback):
     The last hook of the row, so that the state of all others is in the checkpoint.
 
     Raises:
-        TrainerError: a value is not finite; nothing is saved, and complete checkpoints stay.
+        TrainerError: a value is not finite. Nothing is saved, and complete checkpoints stay.
         CheckpointError: a save failed, and ``on_save_error`` is ``stop``. The model is exported all
             the same.
     """
@@ -34,7 +34,7 @@ class SaveCheckpoints(Callback):
 
 
 def _export_after(run: Run, error: CheckpointError) -> None:
-    """Write the model though a save failed; a second failure is reported with the first."""
+    """Write the model though a save failed. A second failure is reported with the first."""
     try:
         run.export(run.directory.path / "model")
     except CheckpointError as second:

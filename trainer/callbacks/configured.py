@@ -43,7 +43,7 @@ def configured_callbacks(
 def check_callbacks(values: Sequence[Any], origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` if a callback could not be made.
 
-    Dataclasses are made for that, as a task is; others are not: their ``__init__`` may do work.
+    Dataclasses are made for that, as a task is. Others are not: their ``__init__`` may do work.
     """
     check = Validator(partial(origin_of, origins))
     for key, cls, settings in _found(values, check):
@@ -56,7 +56,7 @@ def check_callbacks(values: Sequence[Any], origins: Mapping[str, Origin]) -> Non
 def _found(
     values: Sequence[Any], check: Validator
 ) -> Iterator[tuple[str, type[Callback], Mapping[str, Any]]]:
-    """Yield the key, the class and the settings of each item; record what is wrong with others."""
+    """Yield the key, the class and the settings of each item. Record what is wrong with others."""
     for number, value in enumerate(values):
         place = f"callbacks.{number}"
         items = list(value.items()) if isinstance(value, Mapping) else [(value, None)]

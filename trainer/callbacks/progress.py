@@ -17,7 +17,7 @@ _TOKENS = re.compile(r"eval/([^/]+/)?tokens")
 
 
 class Progress(Callback):
-    """Shows one bar for the job on a terminal, and plain lines otherwise; log.txt has the lines."""
+    """Shows one bar for the job on a terminal, and plain lines otherwise. log.txt has the lines."""
 
     def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None
@@ -70,7 +70,7 @@ class Progress(Callback):
 
 
 def _rates(metrics: Mapping[str, float], form: str) -> str:
-    """Return the learning rate; where groups have others, those by the groups' names as well."""
+    """Return the learning rate. Where groups have others, those by the groups' names as well."""
     text = f"lr {metrics['lr']:{form}}"
     groups = []
     for name, value in metrics.items():

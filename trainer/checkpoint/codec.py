@@ -69,7 +69,7 @@ def _described(value: object) -> str:
 
 
 def encode_plain(value: Any, path: str) -> Any:
-    """Return a value as JSON reads it back; what JSON cannot hold becomes its text."""
+    """Return a value as JSON reads it back. What JSON cannot hold becomes its text."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
 
 
@@ -77,7 +77,7 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     """Return what was encoded.
 
     Args:
-        tensor_of: reads a tensor by its name; None where nothing with tensors was encoded.
+        tensor_of: reads a tensor by its name. None where nothing with tensors was encoded.
     """
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]

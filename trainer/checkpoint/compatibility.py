@@ -65,7 +65,7 @@ def changed_rates(
 
 
 def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rate of each parameter before the schedule changes it; empty if not known."""
+    """Return the rate of each parameter before the schedule changes it. Empty if not known."""
     groups = facts["optimizer_groups"]
     base_rates = _base_rates(schedule["own"])
     if len(groups) != len(base_rates):
@@ -79,7 +79,7 @@ def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
 
 
 def _base_rates(own: Mapping[str, Any]) -> list[float]:
-    """Return the rates of the groups before a schedule changes them; of a sequence, the first's."""
+    """Return the rates of the groups before a schedule changes them. Of a sequence, the first's."""
     if "base_lrs" in own:
         rates: list[float] = own["base_lrs"]
         return rates
@@ -91,7 +91,7 @@ def _base_rates(own: Mapping[str, Any]) -> list[float]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line ``key: before -> now`` for each difference.
 
-    Of nested values only the parts that differ are shown; of lists of names, which came or went.
+    Of nested values only the parts that differ are shown. Of lists of names, which came or went.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):

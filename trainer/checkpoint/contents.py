@@ -41,7 +41,7 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str]) -> Contents:
-        """Open a checkpoint that consists of the files ``names``; of tensors only headers are read.
+        """Open a checkpoint that consists of the files ``names``. Of tensors only headers are read.
 
         Raises:
             CheckpointError: state.json or a header has another form.

@@ -1,7 +1,7 @@
 """The checkpoints on a disk: what each says about itself, and whether that is true.
 
 Whatever reads a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
-files; ``verify`` reads every byte as well. ``docs/checkpoint_format.md`` describes the format for
+files. ``verify`` reads every byte as well. ``docs/checkpoint_format.md`` describes the format for
 other programs.
 """
 
@@ -35,10 +35,10 @@ class CheckpointInfo:
     """A checkpoint as it is on the disk.
 
     Args:
-        step: by its name; -1 where it has another name and its manifest cannot be read.
-        manifest: what it says about itself; empty if that cannot be read.
-        problem: why it cannot be loaded; empty if no reason is known.
-        broken: whether the problem is in its files; otherwise this program or this machine cannot
+        step: by its name. -1 where it has another name and its manifest cannot be read.
+        manifest: what it says about itself. Empty if that cannot be read.
+        problem: why it cannot be loaded. Empty if no reason is known.
+        broken: whether the problem is in its files. Otherwise this program or this machine cannot
             read them now.
     """
 
@@ -113,7 +113,7 @@ def listing(folder: Path) -> list[CheckpointInfo]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name; -1 where it has another name."""
+    """Return the step in a checkpoint's name. -1 where it has another name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
@@ -175,12 +175,12 @@ def verify(info: CheckpointInfo) -> CheckpointInfo:
 
 
 def verify_together(info: CheckpointInfo, agreement: Agreement) -> CheckpointInfo:
-    """Verify a checkpoint, each rank some of its files; return the same result on every rank.
+    """Verify a checkpoint, each rank some of its files. Return the same result on every rank.
 
     Collective: call on every rank.
 
     Args:
-        info: the main process's counts; another rank may have looked a moment later.
+        info: the main process's counts. Another rank may have looked a moment later.
     """
     info = _of_main(info, agreement)
     if info.problem:
@@ -237,7 +237,7 @@ def _check_bytes(info: CheckpointInfo, part: int, parts: int) -> None:
 
 
 def _check_again_on_main(info: CheckpointInfo, agreement: Agreement, rank: int) -> CheckpointInfo:
-    """Read on the main process what is broken for another rank; what is whole there is not damaged.
+    """Read on the main process what is broken for another rank. What is whole there is not damaged.
 
     A network file system may show a rank an old listing, and a node may have a disk of its own
     under this name. Collective: call on every rank.

@@ -35,11 +35,11 @@ class FileFact(NamedTuple):
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
 ) -> FileFact:
-    """Write a new file and hash it on the way; it is on the disk when this returns.
+    """Write a new file and hash it on the way. It is on the disk when this returns.
 
     Args:
         parts: the content, in order.
-        name: the file's name in the manifest; by default the last part of the path.
+        name: the file's name in the manifest. By default the last part of the path.
     """
     digest = xxhash.xxh3_128()
     written = 0
@@ -101,7 +101,7 @@ def publish(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a folder, if there is one; of a link, only the link."""
+    """Delete a file or a folder, if there is one. Of a link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -121,7 +121,7 @@ def check_free(folder: Path, needed: int, what: str) -> None:
     """Check that the disk has room for so many bytes.
 
     Raises:
-        CheckpointError: it has not; the message says that ``what`` needs them.
+        CheckpointError: it has not. The message says that ``what`` needs them.
     """
     existing = folder
     while not existing.exists():
@@ -165,7 +165,7 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
             os.utime(folder, ns=(folder.stat().st_atime_ns, changed[0]))
 
     agreement.run_on_main(write_probe)
-    # Listing the folder makes a network file system look again; a question for one file it may
+    # Listing the folder makes a network file system look again. A question for one file it may
     # answer from its cache.
     sees_probe = folder.is_dir() and name in os.listdir(folder)
     seen = agreement.gather(sees_probe)

@@ -1,6 +1,6 @@
 """The exported model: a safetensors file that the main process writes, one tensor at a time.
 
-The names and shapes are those of the model that the task built, whatever the strategy; shared
+The names and shapes are those of the model that the task built, whatever the strategy. Shared
 tensors are written once. For a transformers model the folder also holds its configuration, so that
 ``from_pretrained`` loads it. A task may say that only a part of the model is saved
 (``Task.saved_part``).
@@ -57,11 +57,11 @@ class ModelFile:
 
     Args:
         file: its name.
-        names: the name of a tensor in the file, by its name in the model; None: all tensors, under
+        names: the name of a tensor in the file, by its name in the model. None: all tensors, under
             their own names.
-        dtypes: the dtype of a tensor in the file, by its name in the model; the others keep their
+        dtypes: the dtype of a tensor in the file, by its name in the model. The others keep their
             own.
-        save_config: writes the configuration files into the folder; None: the model's own are
+        save_config: writes the configuration files into the folder. None: the model's own are
             written.
     """
 
@@ -85,7 +85,7 @@ class ModelFile:
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
-        """Return the dtype that most of the rounded tensors get; None where none is rounded."""
+        """Return the dtype that most of the rounded tensors get. None where none is rounded."""
         counts = Counter[torch.dtype]()
         for name, dtype in self.dtypes.items():
             if self.name(name) is not None:
@@ -96,7 +96,7 @@ class ModelFile:
         return dtype
 
     def name(self, name: str) -> str | None:
-        """Return the name of a tensor in the file; None where it is left out."""
+        """Return the name of a tensor in the file. None where it is left out."""
         return name if self.names is None else self.names.get(name)
 
 
@@ -116,7 +116,7 @@ def export_model(
         save_beside: writes small files to the same folder, on the main process.
 
     Raises:
-        CheckpointError: it cannot be written, or safetensors cannot hold it; what was there before
+        CheckpointError: it cannot be written, or safetensors cannot hold it. What was there before
             stays.
     """
     _raise_first(agreement.gather(changed_buffer(strategy)))
@@ -137,7 +137,7 @@ def export_model(
         except CheckpointError as error:
             problem = str(error)
 
-    # The other ranks take part in gathering; and so does the main one for the rest of the tensors
+    # The other ranks take part in gathering. And so does the main one for the rest of the tensors
     # if writing has failed.
     for _ in tensors:
         pass
@@ -164,7 +164,7 @@ def write_model(
         entries: name, shape and dtype of each tensor, in the order of ``tensors``.
 
     Raises:
-        CheckpointError: it cannot be written, or not be read by the safetensors library; nothing
+        CheckpointError: it cannot be written, or not be read by the safetensors library. Nothing
             has changed then.
     """
     if not_local(directory):
@@ -185,7 +185,7 @@ def write_model(
 
 
 def changed_buffer(strategy: Strategy) -> str:
-    """Return a message about a buffer whose shape has changed; empty if there is none."""
+    """Return a message about a buffer whose shape has changed. Empty if there is none."""
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
             return (
@@ -216,7 +216,7 @@ def check_storable(model: nn.Module) -> None:
 
 
 def exported_file(directory: Path) -> Path | None:
-    """Return the tensor file of an exported model or of a part of it; None if there is none."""
+    """Return the tensor file of an exported model or of a part of it. None if there is none."""
     return next(iter(sorted(directory.glob("*.safetensors"))), None)
 
 
@@ -256,7 +256,7 @@ def export_dtypes(
     Args:
         model: not prepared yet.
         wanted: a dtype, or ``auto``: that of the files from which each tensor is read.
-        source: where these files are; None for a model that is not read from files.
+        source: where these files are. None for a model that is not read from files.
     """
     own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
     if wanted != "auto":
@@ -277,10 +277,10 @@ def export_dtypes(
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model; others have none.
+    """Write the configuration of a transformers model. Others have none.
 
     Args:
-        dtype: of the exported file; None: as the configuration says.
+        dtype: of the exported file. None: as the configuration says.
     """
     model = unwrapped(model)
     config: Any = getattr(model, "config", None)

@@ -1,6 +1,6 @@
 """The optimizer's state by parameter name, whatever tensors the optimizer itself sees.
 
-torch keeps state for each parameter; an engine may give the optimizer flat groups of fragments
+torch keeps state for each parameter. An engine may give the optimizer flat groups of fragments
 instead. Each ``Shard`` says under which tensor its state is kept, and where in it. State is a range
 of elements, as the parameter is, or one value for a parameter as a whole (Adam's step). State of
 other shapes (factored second moments) cannot be cut along a parameter: such an optimizer is refused
@@ -38,7 +38,7 @@ class OptimizerForm:
     Args:
         kind: its class.
         ranges: state of the parameter's shape: the dtype by the state's key (``exp_avg``).
-        values: state of one value, by its key (``step``); ``True`` where it is a tensor, ``False``
+        values: state of one value, by its key (``step``). ``True`` where it is a tensor, ``False``
             for a plain number.
         groups: of each parameter group the ``names`` of its parameters and its ``settings`` without
             the learning rate.
@@ -57,7 +57,7 @@ class OptimizerForm:
 
         Args:
             model: not wrapped yet.
-            saved: whether the state is saved or was; otherwise only the groups are looked at.
+            saved: whether the state is saved or was. Otherwise only the groups are looked at.
             device: where it will step, and so where it is tried: some optimizers exist on GPUs
                 only.
 
@@ -226,7 +226,7 @@ class OptimizerStateReader:
     keeps it in a flat group with others.
 
     Args:
-        strategy: prepared; its optimizer has no state yet.
+        strategy: prepared. Its optimizer has no state yet.
         ranges: the tensors of the checkpoint.
     """
 
@@ -264,7 +264,7 @@ class OptimizerStateReader:
             self._ranges.read(PREFIX + key, shard.name, shard.start, out)
 
     def finish(self) -> list[str]:
-        """Read the values (Adam's step), and give everything to the optimizer; return notices."""
+        """Read the values (Adam's step), and give everything to the optimizer. Return notices."""
         notices: list[str] = []
         for state_key, names in self._names.items():
             for key in self._form.values:
@@ -277,7 +277,7 @@ class OptimizerStateReader:
         return notices
 
     def _read_value(self, key: str, state_key: Tensor, names: Sequence[str]) -> str:
-        """Read one value for the parameters of a state key; return a notice if they differ."""
+        """Read one value for the parameters of a state key. Return a notice if they differ."""
         found: dict[str, Tensor] = {}
         for name in names:
             if self._ranges.holds(PREFIX + key, name):

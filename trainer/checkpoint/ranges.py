@@ -197,7 +197,7 @@ def _missing(kind: str, name: str, begin: int, end: int) -> CheckpointError:
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """Open the tensors of one of our checkpoints; only the headers are read.
+    """Open the tensors of one of our checkpoints. Only the headers are read.
 
     Raises:
         CheckpointError: a file cannot be read, or a name in it is no ``kind/name/start``.
@@ -219,7 +219,7 @@ def of_model_folder(
     """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub.
 
     Args:
-        names: the name of a tensor in the model, by its name in the files; by default the same.
+        names: the name of a tensor in the model, by its name in the files. By default the same.
 
     Returns:
         The tensors, all of the kind ``parameter``, and the shape of each.

@@ -117,7 +117,7 @@ def _check_same_run(
     allowed: bool,
     source: Path,
 ) -> list[str]:
-    """Compare what decides the numbers of the run; return a notice for each difference.
+    """Compare what decides the numbers of the run. Return a notice for each difference.
 
     Args:
         now: the ``fingerprint`` of this run.
@@ -145,7 +145,7 @@ def load_weights(
     names: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> list[str]:
-    """Set parameters and buffers to those of a checkpoint or a model folder; return notices.
+    """Set parameters and buffers to those of a checkpoint or a model folder. Return notices.
 
     Everything else stays as it is. Collective: call on every rank.
 
@@ -208,9 +208,9 @@ def _find(
     """Find each tensor of the model in files, a shared one under any of its names.
 
     Args:
-        kinds: as which it may be stored; the first is preferred.
+        kinds: as which it may be stored. The first is preferred.
         shapes: of the stored tensors, by their names.
-        only: the tensors that must be there; by default all.
+        only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
 
     Returns:
@@ -246,7 +246,7 @@ def _find(
 
 
 def _first_stored(ranges: Ranges, kinds: tuple[str, ...], names: list[str]) -> Place | None:
-    """Return the first of these places at which there is a tensor; None if there is none."""
+    """Return the first of these places at which there is a tensor. None if there is none."""
     for kind in kinds:
         for name in names:
             if ranges.holds(kind, name):
@@ -281,7 +281,7 @@ def _frozen_differently(parts: Parts, places: Places) -> list[str]:
 def _load_tensors(
     parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool
 ) -> list[str]:
-    """Read parameters, buffers and the moving average, as far as there is one; return notices.
+    """Read parameters, buffers and the moving average, as far as there is one. Return notices.
 
     Collective: call on every rank.
 
@@ -318,7 +318,7 @@ def _load_tensors(
 
 
 def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
-    """Read the moving averages, where there are any; others start with the weights."""
+    """Read the moving averages, where there are any. Others start with the weights."""
     if parts.averages is None:
         return []
     for shard, average in parts.averages:
@@ -332,7 +332,7 @@ def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
 
 
 def _restore_data(parts: Parts, saved: dict[str, Any]) -> tuple[int, list[str]]:
-    """Set the position in the data; return it in samples, and notices."""
+    """Set the position in the data. Return it in samples, and notices."""
     fresh = parts.data.state()
     was_stream, is_stream = "stream" in saved, "stream" in fresh
     if was_stream == is_stream:
@@ -346,7 +346,7 @@ def _restore_data(parts: Parts, saved: dict[str, Any]) -> tuple[int, list[str]]:
 
 
 def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
-    """Set the random number generators of this rank; return notices."""
+    """Set the random number generators of this rank. Return notices."""
     layout = parts.layout
     before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
     if before == layout.world_size:

@@ -42,7 +42,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """One tensor of a file; ``begin`` is its first byte, counted from the start of the file."""
+    """One tensor of a file. ``begin`` is its first byte, counted from the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -35,7 +35,7 @@ DONE, BUSY, FAILED = 0, 1, 2
 
 
 class BackgroundTask:
-    """A function that runs in a thread; ``result`` is what it returned, ``error`` why it failed."""
+    """A function that runs in a thread. ``result`` is what it returned, ``error`` why it failed."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.result: Any = None
@@ -71,7 +71,7 @@ class Saver:
 
     Attributes:
         last_step: the step of the newest checkpoint, which is not saved again.
-        bytes: of a checkpoint, all ranks together; known once it is prepared.
+        bytes: of a checkpoint, all ranks together. Known once it is prepared.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Saver:
         self._task: BackgroundTask | None = None
 
     def prepare(self, parts: Parts, saves: int) -> list[str]:
-        """Find out before the first step what would make every save fail; return notices.
+        """Find out before the first step what would make every save fail. Return notices.
 
         Collective: call on every rank.
 
         Args:
-            saves: how many checkpoints there will be at once; 0 where the run has finished.
+            saves: how many checkpoints there will be at once. 0 where the run has finished.
 
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
@@ -123,7 +123,7 @@ class Saver:
         check_free(self.folder, missing * self.bytes, room)
 
     def save(self, parts: Parts) -> None:
-        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or steps later.
+        """Begin a checkpoint of this step. It is complete when ``finish`` returns, or steps later.
 
         Collective: call on every rank.
 
@@ -167,7 +167,7 @@ class Saver:
             self.finish()
 
     def _begin(self, parts: Parts) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder; return the main process's files, and the tensors of users."""
+        """Make the temporary folder. Return the main process's files, and the tensors of users."""
         check_free(self.folder, self.bytes, "a checkpoint")
         if self._extras is None:
             self._extras = read_extras(parts)

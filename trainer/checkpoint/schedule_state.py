@@ -24,7 +24,7 @@ def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
 
 
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:
-    """Set a fresh schedule to where a saved one was; return notices.
+    """Set a fresh schedule to where a saved one was. Return notices.
 
     A schedule that is a function of the step takes its rates from the settings of this run. Others
     compute each rate from the one before: they continue with the rates that were saved.

@@ -30,9 +30,9 @@ class Snapshot:
     """A rank's part of a checkpoint, in host memory.
 
     Args:
-        facts: for the manifest; the same on every rank.
+        facts: for the manifest. The same on every rank.
         pieces: the tensors that this rank writes, by their keys.
-        files: other files by name; on the main process only.
+        files: other files by name. On the main process only.
         pinned: the steps whose checkpoints are kept when this one is complete.
     """
 
@@ -44,7 +44,7 @@ class Snapshot:
     pinned: Collection[int]
 
     def write(self, folder: Path) -> list[FileFact]:
-        """Write this rank's files; they are on the disk when it returns."""
+        """Write this rank's files. They are on the disk when it returns."""
         facts = [write_pieces(folder / f"rank-{self.rank:05d}.safetensors", self.pieces)]
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,15 +60,15 @@ def take(
     *,
     copied: bool,
 ) -> Snapshot:
-    """Copy what this rank writes to host memory. Call it on every rank; nothing is exchanged.
+    """Copy what this rank writes to host memory. Call it on every rank. Nothing is exchanged.
 
     Args:
         pieces: of model and optimizer, as ``Parts.pieces`` yields them.
         files: those that only the main process writes.
         user_tensors: what ``describe`` returned on the main process.
-        memory: the host memory of the snapshot before, which nobody reads any more; it is filled
+        memory: the host memory of the snapshot before, which nobody reads any more. It is filled
             again.
-        copied: whether training continues while the snapshot is written; otherwise what is in host
+        copied: whether training continues while the snapshot is written. Otherwise what is in host
             memory already is not copied.
     """
     own = [(str(key), tensor.detach()) for key, tensor in (*pieces, *parts.buffer_pieces())]

@@ -23,7 +23,7 @@ class Start:
     """The place where a run begins.
 
     Args:
-        found: the checkpoint to resume from; None to begin at step 0.
+        found: the checkpoint to resume from. None to begin at step 0.
         passed_over: newer ones that are damaged.
         continues: whether ``output_dir`` may be a used one, whose run this one continues.
     """
@@ -54,7 +54,7 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
 
     Raises:
         ConfigError: the path names no checkpoint, or one that newer ones follow.
-        CheckpointError: the checkpoint of the path is damaged; or all that ``auto`` found are; or
+        CheckpointError: the checkpoint of the path is damaged. Or all that ``auto`` found are. Or
             one cannot be read, or not by this program, which does not mean that it is damaged.
     """
     if resume == "none":
@@ -136,7 +136,7 @@ def _inspect_and_verify(path: Path, agreement: Agreement) -> CheckpointInfo:
 
 
 def _from_main(agreement: Agreement, work: Callable[[], T]) -> T:
-    """Do ``work`` on the main process; return its result, or raise its error, on every rank.
+    """Do ``work`` on the main process. Return its result, or raise its error, on every rank.
 
     Collective: call on every rank.
     """
@@ -169,7 +169,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
 
 
 def restart_notices() -> list[str]:
-    """Return a notice that this is another attempt; none in the first one."""
+    """Return a notice that this is another attempt. None in the first one."""
     count = restarts()
     if not count:
         return []

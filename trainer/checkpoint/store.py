@@ -1,14 +1,14 @@
 """Changes to the folder of a run's checkpoints, made so that none is lost.
 
     checkpoints/step-00000120/
-        manifest.json            sizes and checksums of all other files; written last
+        manifest.json            sizes and checksums of all other files. Written last
         state.json               step, position, schedule, configuration, ...
-        rank-00000.safetensors   the ranges that rank 0 owned; one such file for each rank
+        rank-00000.safetensors   the ranges that rank 0 owned. One such file for each rank
         extras/...               what belongs beside an exported model
 
 A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then one rename
 gives it its name. Older ones are deleted only after that, and renamed first: at any instant a name
-that can be seen is complete. ``discover.py`` reads the folder; ``docs/checkpoint_format.md``
+that can be seen is complete. ``discover.py`` reads the folder. ``docs/checkpoint_format.md``
 describes the format for other programs.
 """
 

@@ -14,7 +14,7 @@ LARGEST_JSON = 256 << 20
 
 
 class Unreadable(CheckpointError):
-    """A file that cannot be read by this program or on this machine; it may still be whole."""
+    """A file that cannot be read by this program or on this machine. It may still be whole."""
 
 
 def split_name(name: object) -> list[str]:

@@ -1,3 +1,3 @@
-"""The commands of ``trainer``: they look at runs, files and tasks from outside; training does not
+"""The commands of ``trainer``: they look at runs, files and tasks from outside. Training does not
 need them.
 """

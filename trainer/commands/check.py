@@ -108,7 +108,7 @@ def _sort(words: Arguments) -> tuple[list[list[str] | None], list[str | None]]:
 
 
 def _is_training_config(path: str) -> bool:
-    """Return whether a file is a training config, by its keys; else it is a launch file."""
+    """Return whether a file is a training config, by its keys. Else it is a launch file."""
     keys = read_document(path).data.keys()
     if keys & _OF_ACCELERATE:
         return False
@@ -132,7 +132,7 @@ def _describe(
     """Return the table of what would run.
 
     Args:
-        training: command line of a training; None for the defaults of a training config.
+        training: command line of a training. None for the defaults of a training config.
         launch_file: path, if there is one.
         processes: number of processes, if it was typed.
 

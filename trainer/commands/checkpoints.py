@@ -14,7 +14,7 @@ _HEAD = ("checkpoint", "strategy", "world", "size", "created", "state")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the list; return 0 if all checkpoints are in order, else 1.
+    """Print the list. Return 0 if all checkpoints are in order, else 1.
 
     Raises:
         CheckpointError: the folder holds no checkpoint.
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _row(checkpoint: CheckpointInfo) -> tuple[str, ...]:
-    """Return the columns of ``_HEAD``; most are empty without a readable manifest."""
+    """Return the columns of ``_HEAD``. Most are empty without a readable manifest."""
     facts = [""] * 4
     manifest = checkpoint.manifest
     if manifest:

@@ -81,7 +81,7 @@ class Verdict:
         sameness: whether the run is the same as the reference.
         largest: the largest relative difference of each quantity.
         bound: the bound for each step.
-        step: the first step that is beyond the bound; None if all steps are within.
+        step: the first step that is beyond the bound. None if all steps are within.
         gap: the largest difference at this step.
     """
 
@@ -163,5 +163,5 @@ def _relative(value: float | None, reference: float | None) -> float:
 
 
 def _largest(gaps: Iterable[float]) -> float:
-    """Return the largest difference; NaN if one of them is NaN or if there is none."""
+    """Return the largest difference. NaN if one of them is NaN or if there is none."""
     return max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap, default=math.nan)

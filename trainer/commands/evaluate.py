@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 
 def evaluate(argv: Sequence[str]) -> dict[str, float]:
-    """Evaluate as the command does, without leaving the process; return the values.
+    """Evaluate as the command does, without leaving the process. Return the values.
 
     Collective: call on every rank.
 
@@ -102,7 +102,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
 
 
 def _predict(run: Run, sets: Sequence[str], path: Path | None) -> dict[str, int]:
-    """Write the predictions for each set; return the number of rows by file. Collective."""
+    """Write the predictions for each set. Return the number of rows by file. Collective."""
     from .predictions import write_predictions
 
     written: dict[str, int] = {}

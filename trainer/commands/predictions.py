@@ -64,7 +64,7 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
 
     Args:
         predicted: the result of ``prediction_step``.
-        examples: number of examples; 0 for a batch that does not count.
+        examples: number of examples. 0 for a batch that does not count.
 
     Raises:
         DataError: it is no mapping with an entry for each example.

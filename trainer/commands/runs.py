@@ -23,8 +23,8 @@ class Run:
         path: the folder, as the user typed it.
         plan: the values of plan.json and of the training config.
         rows: the rows of metrics.jsonl: logged steps and evaluations.
-        summary: the values of summary.json; empty if the training did not end.
-        error: the error of a training that failed in a trial; all else is empty then.
+        summary: the values of summary.json. Empty if the training did not end.
+        error: the error of a training that failed in a trial. All else is empty then.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Run:
     error: str = ""
 
     def curve(self, key: str) -> dict[int, float | None]:
-        """Return the value of ``key`` at each step that logged it; None if it was not finite."""
+        """Return the value of ``key`` at each step that logged it. None if it was not finite."""
         return {row["step"]: row[key] for row in self.rows if key in row}
 
 

@@ -1,4 +1,4 @@
-r"""``trainer train --config FILE``: train the task that a config names; no script is needed.
+r"""``trainer train --config FILE``: train the task that a config names. No script is needed.
 
 Under a launcher, one of::
 

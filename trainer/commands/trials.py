@@ -29,10 +29,10 @@ class Trial:
 
     Args:
         name: the name of the run, for people.
-        launch_file: an accelerate YAML; None trains in one process, without a launcher.
-        script: the script of the user; None runs ``trainer train``.
+        launch_file: an accelerate YAML. None trains in one process, without a launcher.
+        script: the script of the user. None runs ``trainer train``.
         arguments: the config and the settings of the training.
-        folder: the folder of all runs; that of this run is runs/NAME. logs/NAME.txt has the command
+        folder: the folder of all runs. That of this run is runs/NAME. logs/NAME.txt has the command
             and all that the processes print.
     """
 
@@ -46,7 +46,7 @@ class Trial:
         """Train, wait for the end, and read the run back.
 
         Returns:
-            The run; only its name and its error if the training failed.
+            The run. Only its name and its error if the training failed.
         """
         print(f"{self.name} ...", flush=True)
         output = self.folder / "runs" / self.name
@@ -77,7 +77,7 @@ def _free_port() -> int:
 
 
 def last_error(log: str) -> str:
-    """Return the line of a log that names the error; the last line if none does."""
+    """Return the line of a log that names the error. The last line if none does."""
     found = _ERROR.search(log)
     if found is not None:
         return found[1]

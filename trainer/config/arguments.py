@@ -74,7 +74,7 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
 
 
 def _read_option(word: str, rest: list[str], arguments: Arguments) -> None:
-    """Read one option into ``arguments``; its value may be the first word of ``rest``."""
+    """Read one option into ``arguments``. Its value may be the first word of ``rest``."""
     name, equals, text = word.partition("=")
     key = name.lstrip("-").replace("-", "_")
     key = _OTHER_SPELLINGS.get(key, key)

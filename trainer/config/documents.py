@@ -21,7 +21,7 @@ from .paths import not_local
 
 Key = tuple[str, ...]
 
-_MOST_VALUES = 100_000  # of a file; an alias counts as often as it is used
+_MOST_VALUES = 100_000  # of a file. An alias counts as often as it is used
 _DEEPEST = 64  # levels of nesting
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {

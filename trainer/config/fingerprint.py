@@ -12,7 +12,7 @@ from ..text import hidden
 from .plain import plain
 from .schedules import TO_FINAL
 
-# Keys of the training config, of plan.json and of a checkpoint; each of them knows some. How a job
+# Keys of the training config, of plan.json and of a checkpoint. Each of them knows some. How a job
 # runs (strategy, processes, the cut of the global batch), what it logs and where it writes is not
 # here.
 SETTINGS = (
@@ -35,7 +35,7 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
     no part in comparing tasks (``field(compare=False)``) are no settings but the task's memory.
 
     Args:
-        named: the task in the config, ``module:Class``; it counts if it leads to the task's class.
+        named: the task in the config, ``module:Class``. It counts if it leads to the task's class.
     """
     cls = type(task)
     module, _, name = named.partition(":")

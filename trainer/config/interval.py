@@ -17,7 +17,7 @@ _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 
 
 def check_interval(value: object) -> object:
-    """Return a value that says how often; raise ``ValueError`` for any other."""
+    """Return a value that says how often. Raise ``ValueError`` for any other."""
     is_epochs = isinstance(value, str) and _epochs(value) > 0
     is_steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if not is_epochs and not is_steps:
@@ -76,7 +76,7 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
 def checked_interval(
     value: int | str | None, steps_per_epoch: int | None, origin: Origin
 ) -> Interval | None:
-    """Return the interval that a key of the config stands for; None stays None.
+    """Return the interval that a key of the config stands for. None stays None.
 
     Raises:
         ConfigError: as ``interval_of``.
@@ -90,7 +90,7 @@ def checked_interval(
 
 
 def _epochs(text: str) -> Fraction:
-    """Return the epochs that a text such as ``1/4 epoch`` names; 0 if it names none."""
+    """Return the epochs that a text such as ``1/4 epoch`` names. 0 if it names none."""
     found = _EPOCHS.fullmatch(text)
     return Fraction(found[1]) if found else Fraction(0)
 

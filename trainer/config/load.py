@@ -28,11 +28,11 @@ class Loaded:
 
     Args:
         config: the resolved values.
-        origins: by dotted key; absent for what is left at its default. ``load_task`` adds those of
+        origins: by dotted key. Absent for what is left at its default. ``load_task`` adds those of
             the task's defaults.
         config_file: the training config, as named on the command line.
         accel_config, deepspeed: the files that say how to run, as named there.
-        texts: what was typed, by dotted key; the type of a task's setting is known with the task
+        texts: what was typed, by dotted key. The type of a task's setting is known with the task
             only.
         is_printed: whether the config is to be shown, and nothing trained.
     """

@@ -45,7 +45,7 @@ def resolve_names(config: TrainConfig, plan: Plan | None, origins: Mapping[str, 
     """Fill in the placeholders of ``run_name`` and ``output_dir``.
 
     Args:
-        plan: of the run; None before the launch, when the placeholders that it decides stay.
+        plan: of the run. None before the launch, when the placeholders that it decides stay.
         origins: of the config's values, for messages.
 
     Raises:
@@ -132,7 +132,7 @@ def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
     values = {key: value for key, value in _flat(hidden(vars(config))) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
     for key in (*_FACTS, *_IN_PLAN.intersection(values)):
-        # The rate as it is configured; the plan has it scaled as well.
+        # The rate as it is configured. The plan has it scaled as well.
         of_plan = plan and getattr(plan, "lr_reference" if key == "lr" else key)
         if of_plan is not None:
             values[key] = of_plan
@@ -151,7 +151,7 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _spelled(value: Any) -> str:
-    """Return a value as YAML spells it, on one line; of a list its items, between commas."""
+    """Return a value as YAML spells it, on one line. Of a list its items, between commas."""
     if isinstance(value, list | tuple):
         return ",".join(map(_spelled, value))
     text = "none" if value is None else str(value)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 
 def not_local(path: str | PurePath) -> str:
-    """Return the rule that an address breaks if it is given as a path; empty for a path."""
+    """Return the rule that an address breaks if it is given as a path. Empty for a path."""
     # Two letters at least, so that C:/ is a path. pathlib leaves one slash of two.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is None:
         return ""
@@ -21,7 +21,7 @@ def not_local(path: str | PurePath) -> str:
 
 
 def local_path(text: str) -> str:
-    """Return a path; raise ``ValueError`` for text that cannot be one."""
+    """Return a path. Raise ``ValueError`` for text that cannot be one."""
     rule = not_local(text)
     if rule:
         raise ValueError(rule)

@@ -10,7 +10,7 @@ from ..text import did_you_mean
 from .schedules import check_schedule
 from .validate import Validator
 
-# Those with keys of their own; any other is named by its class.
+# Those with keys of their own. Any other is named by its class.
 OPTIMIZERS = ("adamw", "adam", "sgd")
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
 _CLASS = re.compile(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*")

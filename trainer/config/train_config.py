@@ -1,8 +1,8 @@
 """The training config: what is trained, its limits, and the origin of each default.
 
 How a job runs (strategy, world size, offload) is in the accelerate YAML or the DeepSpeed JSON
-instead; the keys that may be in both are None here by default. ``load.py`` reads the config from
-files and the command line; ``rules.py`` has the rules between its keys.
+instead. The keys that may be in both are None here by default. ``load.py`` reads the config from
+files and the command line. ``rules.py`` has the rules between its keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HomePath = Annotated[
 
 
 def _check_template(template: str) -> str:
-    """Return a template; raise ``ValueError`` if its braces do not match."""
+    """Return a template. Raise ``ValueError`` if its braces do not match."""
     list(Formatter().parse(template))
     return template
 
@@ -50,7 +50,7 @@ def _check_time(text: str) -> str:
 
 
 def _check_repository(text: str) -> str:
-    """Return a name of a repository; raise ``ValueError`` if the Hub would refuse it."""
+    """Return a name of a repository. Raise ``ValueError`` if the Hub would refuse it."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     validate_repo_id(text)
@@ -61,7 +61,7 @@ def _check_repository(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All settings of a training run; ``--help`` prints them as a table.
+    """All settings of a training run. ``--help`` prints them as a table.
 
     Raises:
         ConfigError: a value is impossible, or values do not go together.

@@ -44,12 +44,12 @@ class Validator:
         prefix: str = "",
         texts: Mapping[str, str] = _NO_TEXTS,
     ) -> dict[str, Any]:
-        """Return the values as the arguments of ``cls``, or none; record what is wrong with them.
+        """Return the values as the arguments of ``cls``, or none. Record what is wrong with them.
 
         Args:
             values: by name.
             prefix: the dotted key of ``values``.
-            texts: values typed on the command line, by dotted key below ``prefix``; they replace
+            texts: values typed on the command line, by dotted key below ``prefix``. They replace
                 others. They are read as YAML, and stay text if only the text fits.
         """
         given = with_values(values, {key: parse_scalar(text) for key, text in texts.items()})
@@ -100,7 +100,7 @@ class Validator:
 
 
 def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``root`` with other values at some dotted keys; what is no mapping is replaced."""
+    """Return ``root`` with other values at some dotted keys. What is no mapping is replaced."""
     changed = dict(root)
     for key, value in values.items():
         first, _, below = key.partition(".")
@@ -143,7 +143,7 @@ def _build_nested(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _problems_of(error: ValidationError, data: object, known: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of ``data``, at most one for each key; keys are relative to it."""
+    """Yield the problems of ``data``, at most one for each key. Keys are relative to it."""
     found: dict[str, list[Problem]] = {}
     for details in error.errors(include_url=False):
         key = _key_of(details, data)
@@ -165,7 +165,7 @@ def _problems_of(error: ValidationError, data: object, known: Collection[str]) -
 
 
 def _key_of(details: Any, data: Any) -> str:
-    """Return the dotted key of an error; pydantic's location also names the members of unions."""
+    """Return the dotted key of an error. pydantic's location also names the members of unions."""
     key = ""
     for part in details["loc"]:
         with contextlib.suppress(KeyError, IndexError, TypeError):

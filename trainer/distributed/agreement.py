@@ -30,11 +30,11 @@ STOP = 1 << 8
 class Agreement:
     """Stop requests from any rank, and work of the main process alone.
 
-    Collective: make it, and call each method, on every rank; those that one rank may call alone say
+    Collective: make it, and call each method, on every rank. Those that one rank may call alone say
     so.
 
     Args:
-        timeout: how long a rank waits for another one; None: torch's default.
+        timeout: how long a rank waits for another one. None: torch's default.
 
     Raises:
         LaunchError: ranks cannot reach one another.
@@ -68,7 +68,7 @@ class Agreement:
         That is half a second later at most.
 
         Args:
-            number: of the signal that asked; 0 where the code does.
+            number: of the signal that asked. 0 where the code does.
             agreed: every rank asks at this very step, by numbers that are the same on all: the next
                 step is the last.
         """
@@ -99,7 +99,7 @@ class Agreement:
         return answer
 
     def poll_evaluation(self) -> int:
-        """Return the signal of an agreed stop after a batch of an evaluation; 0 to go on.
+        """Return the signal of an agreed stop after a batch of an evaluation. 0 to go on.
 
         Collective: call on every rank. It raises nothing.
         """
@@ -114,11 +114,11 @@ class Agreement:
         return answer & 0xFF if answer else None
 
     def listening(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and the first SIGINT into an agreed stop; give the handlers back afterwards.
+        """Turn SIGTERM and the first SIGINT into an agreed stop. Give the handlers back afterwards.
 
         A second SIGTERM ends the process at once, and so does the first where the main thread is
         stuck (``signals.py``). A stop that is agreed on has all the time it needs to evaluate and
-        to save; a step that takes long by itself has twice the time of the one before.
+        to save. A step that takes long by itself has twice the time of the one before.
         """
 
         def ask(number: int) -> None:
@@ -146,7 +146,7 @@ class Agreement:
         check_same(fingerprints)
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
-        """Begin to take the maximum over ranks, in place; return the work to wait for.
+        """Begin to take the maximum over ranks, in place. Return the work to wait for.
 
         Collective: call on every rank. One process has nothing to wait for: None.
         """
@@ -169,7 +169,7 @@ class Agreement:
         return result()[0]
 
     def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Begin to sum numbers over ranks; return a function that waits for the sums.
+        """Begin to sum numbers over ranks. Return a function that waits for the sums.
 
         Collective: call on every rank.
         """
@@ -194,7 +194,7 @@ class Agreement:
         return values
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on the main process; all wait for it, and its error is raised on all.
+        """Do ``work`` on the main process. All wait for it, and its error is raised on all.
 
         Collective: call on every rank.
         """

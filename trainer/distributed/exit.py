@@ -5,7 +5,7 @@ four of ten runs). After a barrier, closing the groups and flushing, the process
 ``os._exit``.
 
 When one rank fails, the others fail as well, a second later, with connection errors that bury the
-cause. The first to fail claims the store that all ranks share; the others stay silent. torchrun and
+cause. The first to fail claims the store that all ranks share. The others stay silent. torchrun and
 accelerate print the claimed error at the very end, through the error file that they offer.
 """
 
@@ -49,7 +49,7 @@ _is_written = False  # everything of the run is written
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
-    """Call ``work`` first when the job fails, to save what is in memory; return how to undo it."""
+    """Call ``work`` first when the job fails, to save what is in memory. Return how to undo it."""
     _last_work.append(work)
     return lambda: _last_work.remove(work)
 
@@ -213,7 +213,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     """
     _do_last_work()
 
-    # The rank that claims the error; None where there is no store to ask, as before the processes
+    # The rank that claims the error. None where there is no store to ask, as before the processes
     # are connected, when every rank reads the same files and finds the same fault.
     owner = claim_first_error()
     another_prints = owner is not None and owner != os.environ.get("RANK")
@@ -263,11 +263,11 @@ def _write_error_file(message: str) -> None:
 
 
 def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
-    """Return the rank whose error came first; None where no store answers.
+    """Return the rank whose error came first. None where no store answers.
 
     Args:
-        store: a connection of the caller's own; by default that of the process group.
-        take: claim the error for this rank where nobody has; else "" is returned then.
+        store: a connection of the caller's own. By default that of the process group.
+        take: claim the error for this rank where nobody has. Else "" is returned then.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():

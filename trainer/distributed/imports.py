@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside the block; its objects count as old afterwards."""
+    """Collect no garbage inside the block. Its objects count as old afterwards."""
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:

@@ -6,7 +6,7 @@ Python also writes the number of each signal into a pipe, the handler writes an 
 and a thread reads both. It ends the process
 
 - ten seconds after a signal that the main thread has not answered, unless it waits for something
-  that comes back;
+  that comes back.
 - at a second SIGTERM.
 """
 
@@ -38,14 +38,14 @@ _sinks: set[int] = set()
 def signals_watched(
     ask: Callable[[int], None], allowed_seconds: Callable[[], float], *, waits_in: str
 ) -> Iterator[None]:
-    """Pass SIGTERM, SIGINT and SIGUSR1 to ``ask``; end the process where it cannot take them.
+    """Pass SIGTERM, SIGINT and SIGUSR1 to ``ask``. End the process where it cannot take them.
 
     Python takes signals in its main thread only: in another one nothing is changed.
 
     Args:
         ask: is called with the signal's number, between two instructions of the main thread.
         allowed_seconds: how long the main thread may stay in one call of C, if that is more than
-            ten seconds; infinite where it has all the time it needs.
+            ten seconds. Infinite where it has all the time it needs.
         waits_in: the file whose calls wait for other ranks, and come back by themselves.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -83,8 +83,8 @@ class _Reader:
     """The thread that reads signals and their answers, and ends the process.
 
     Args:
-        source: where each signal's number arrives as a byte, and each answer as a zero behind it;
-            it ends where nobody listens any more.
+        source: where each signal's number arrives as a byte, and each answer as a zero behind it.
+            It ends where nobody listens any more.
         allowed_seconds, waits_in: as of ``signals_watched``.
     """
 
@@ -138,7 +138,7 @@ class _Reader:
 def _comes_back(thread: threading.Thread, waits_in: str) -> bool:
     """Return whether a thread is in Python's own library, or in a call of the file ``waits_in``.
 
-    The library waits for a thread, a process or a file; the file for other ranks.
+    The library waits for a thread, a process or a file. The file for other ranks.
     """
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:

@@ -25,7 +25,7 @@ class AsyncMax:
     Nobody waits in between.
 
     Args:
-        all_reduce_max: begins to take the maximum over ranks, in place; returns the work to wait
+        all_reduce_max: begins to take the maximum over ranks, in place. Returns the work to wait
             for, None for one process.
     """
 
@@ -44,7 +44,7 @@ class AsyncMax:
         self._pending = work, values
 
     def result(self) -> list[int] | None:
-        """Wait for the largest numbers and return them; None where none were given."""
+        """Wait for the largest numbers and return them. None where none were given."""
         if self._pending is None:
             return None
         work, values = self._pending
@@ -69,12 +69,12 @@ class Pace:
         self._measured_at = time.monotonic()
 
     def is_due(self) -> bool:
-        """Count a boundary; return whether there is a vote at it."""
+        """Count a boundary. Return whether there is a vote at it."""
         self._left -= 1
         return self._left == 0
 
     def measure(self) -> int:
-        """Return the microseconds that a boundary took since the last vote; measure from now on."""
+        """Return the microseconds that a boundary took since the last vote. Measure from now on."""
         now = time.monotonic()
         seconds = now - self._measured_at
         self._measured_at = now
@@ -101,7 +101,7 @@ class Votes:
         all_reduce_max: as for ``AsyncMax``.
 
     Attributes:
-        request: this rank's, 0 for none; the largest of all ranks is the answer.
+        request: this rank's, 0 for none. The largest of all ranks is the answer.
         answer: what all ranks know of, 0 for none.
     """
 

@@ -15,7 +15,7 @@ class Reconciler(Findings):
     """Collects where values come from, and every two places that disagree.
 
     Args:
-        config: the training config; ``origins``: of the values that were read from a file or a
+        config: the training config. ``origins``: of the values that were read from a file or a
             flag.
     """
 

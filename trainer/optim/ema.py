@@ -20,10 +20,10 @@ class Average:
     Args:
         live: the weights, as views that follow the model.
         write_back: makes the model compute with what the views now hold.
-        decay: of the average, below 1; None for no average.
+        decay: of the average, below 1. None for no average.
 
     Attributes:
-        average: one tensor for each of ``live``; empty without a decay.
+        average: one tensor for each of ``live``. Empty without a decay.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def lr_factor(
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """Build the plan's schedule; ``step()`` is called after each optimizer step, but skipped ones.
+    """Build the plan's schedule. ``step()`` is called after each optimizer step, but skipped ones.
 
     Raises:
         ConfigError: torch has no such schedule, or it does not take these settings.

@@ -32,7 +32,7 @@ def has_shuffle_buffer(stream: Any) -> bool:
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
 
-        # A stage reads from another one; that of interleaved streams from several.
+        # A stage reads from another one. That of interleaved streams from several.
         stages.extend(getattr(stage, "ex_iterables", ()))
         inner = getattr(stage, "ex_iterable", None)
         if inner is not None:

@@ -2,7 +2,7 @@
 
 DeepSpeed documents ``initialize``, the engine's ``forward, backward, step`` and a few functions
 that read one parameter. A checkpoint that any layout reads needs more: which range of which flat
-tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8;
+tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8.
 ``tests/unit/private/test_deepspeed.py`` names the one that a new release has removed.
 
 ``zero`` below is the engine's ZeRO optimizer (``engine.optimizer``): ``DeepSpeedZeroOptimizer`` in
@@ -87,7 +87,7 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 def keep_gathered(zero: Any) -> None:
     """Keep the persistent parameters gathered until the step, not only while their layer computes.
 
-    ``ds_active_sub_modules`` holds the modules that use a parameter now; -1 is none of them.
+    ``ds_active_sub_modules`` holds the modules that use a parameter now. -1 is none of them.
     """
     for parameter in zero.persistent_parameters:
         parameter.ds_active_sub_modules.add(-1)
@@ -122,8 +122,8 @@ class FlatRange(NamedTuple):
     """This rank's full-precision values of one trainable parameter.
 
     Args:
-        values: flat, a view; in stage 3 with the padding of the last rank.
-        start: of ``values`` within the flattened parameter; None in stage 3, where the parts of
+        values: flat, a view. In stage 3 with the padding of the last rank.
+        start: of ``values`` within the flattened parameter. None in stage 3, where the parts of
             all ranks have the same size.
         flat_group: the tensor that torch's optimizer steps and keeps state for.
         offset: of ``values`` within ``flat_group``.
@@ -136,7 +136,7 @@ class FlatRange(NamedTuple):
 
 
 def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
-    """Return this rank's part of a trainable parameter in stage 1 or 2; None if it has none.
+    """Return this rank's part of a trainable parameter in stage 1 or 2. None if it has none.
 
     ``_hp_mapping`` (high precision) of the parameter, and ``single_partition_of_fp32_groups``.
     """

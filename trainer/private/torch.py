@@ -87,7 +87,7 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def module_within_compiled(module: nn.Module) -> nn.Module | None:
-    """Return what ``torch.compile`` has wrapped; None for a module that is not compiled so.
+    """Return what ``torch.compile`` has wrapped. None for a module that is not compiled so.
 
     ``_orig_mod``, the name of the wrapper's one child, last seen in torch 2.13. Nothing public
     returns it.
@@ -126,8 +126,8 @@ class GatheredParameter(NamedTuple):
 
     Args:
         name: its name in the model that was given to ``fully_shard``.
-        unsharded: the whole parameter that the unit is gathered to while it computes; None before
-            the first forward pass. It stays the same object; its memory is freed after each layer.
+        unsharded: the whole parameter that the unit is gathered to while it computes. None before
+            the first forward pass. It stays the same object. Its memory is freed after each layer.
     """
 
     name: str
@@ -137,8 +137,8 @@ class GatheredParameter(NamedTuple):
 def gathered_by(unit: nn.Module) -> list[GatheredParameter]:
     """List the parameters that one FSDP2 unit gathers.
 
-    Public names give the shards only; edits of what is gathered are lost, and have to be noticed.
-    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13; ``_fsdp_param_group`` in 2.11).
+    Public names give the shards only. Edits of what is gathered are lost, and have to be noticed.
+    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13. ``_fsdp_param_group`` in 2.11).
     """
     state: Any = unit._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):
@@ -172,7 +172,7 @@ def set_local(tensor: Any, part: Tensor) -> None:
     """Replace this rank's part of a DTensor by another tensor of its shape.
 
     ``DTensor.from_local`` would move the part to the device of the mesh, which offloaded ones are
-    not on. FSDP2 sets ``_local_tensor`` as well; last seen in torch 2.13.
+    not on. FSDP2 sets ``_local_tensor`` as well. Last seen in torch 2.13.
     """
     tensor._local_tensor = part
 
@@ -184,7 +184,7 @@ def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
         offload: keep the inputs that the second pass needs in host memory.
 
     torch's FSDP documentation itself uses these wrappers of
-    ``torch.distributed.algorithms._checkpoint``; last seen in torch 2.13.
+    ``torch.distributed.algorithms._checkpoint``. Last seen in torch 2.13.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         checkpoint_wrapper,
@@ -224,9 +224,9 @@ def has_accumulation_hooks(parameter: Tensor) -> bool:
 
 
 def edit_count(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; reading it takes 60 ns.
+    """Return how often a tensor was changed in place. Reading it takes 60 ns.
 
-    ``Tensor._version``, by which autograd finds edits of what it has saved; last seen in torch
+    ``Tensor._version``, by which autograd finds edits of what it has saved. Last seen in torch
     2.13. Publicly only a comparison with a copy tells.
     """
     return tensor._version
@@ -266,7 +266,7 @@ def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
 def reads_found_inf(optimizer: Any) -> bool:
     """Return whether an optimizer's fused kernel skips the step where ``found_inf`` is set.
 
-    ``_step_supports_amp_scaling``, by which ``GradScaler`` decides; last seen in torch 2.13.
+    ``_step_supports_amp_scaling``, by which ``GradScaler`` decides. Last seen in torch 2.13.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -283,7 +283,7 @@ def mark_stepped(optimizer: Any) -> None:
 def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> None:
     """Set a schedule to a number of steps, with the rates that it has there.
 
-    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes; last seen in
+    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes. Last seen in
     torch 2.13. So many calls of it would take minutes in a long run.
     """
     schedule.last_epoch = steps
@@ -331,7 +331,7 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Set how long a rank waits in collectives of a group.
 
     ``distributed_c10d._set_pg_timeout``, last seen without a warning in torch 2.13. torch 2.15 has
-    a public ``set_timeout``; before, the public time-out is an argument of whoever makes the group.
+    a public ``set_timeout``. Before, the public time-out is an argument of whoever makes the group.
     """
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timeout, group)

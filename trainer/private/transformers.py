@@ -1,4 +1,4 @@
-"""The private names of transformers that this package depends on; last seen in transformers 5.23.
+"""The private names of transformers that this package depends on. Last seen in transformers 5.23.
 
 ``tests/unit/private/test_transformers.py`` names the one that a new release has removed.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def initializer_of(model: Any) -> Callable[[Any], object] | None:
-    """Return the method by which a model gives one of its modules first values; None without one.
+    """Return the method by which a model gives one of its modules first values. None without one.
 
     ``_init_weights``, which each architecture defines. The public ``init_weights`` initializes a
     whole model. Many models that are not of transformers have a method of this name as well.

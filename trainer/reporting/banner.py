@@ -1,4 +1,4 @@
-"""The banner: the table of what runs, before the first step; and the same facts for plan.json."""
+"""The banner: the table of what runs, before the first step. And the same facts for plan.json."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 config.yaml     the training config, resolved
 plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
-metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
+metrics.jsonl   one JSON object a logged step. Evaluation rows carry eval/... keys
 summary.json    where the time went, memory of every rank, the last evaluation
 attempts.json   how long each attempt of the run took, and from which step to which
 log.txt         the plain lines that the terminal showed
-model/          the exported model; best/ the best one
+model/          the exported model. Best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
 profile/        the trace of profile_steps
 wandb/, tracking/, tracking.json    the trackers' files
@@ -41,12 +41,12 @@ _BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluati
 
 
 class RunDirectory:
-    """The folder of a run. Only the main process writes; every rank may call most methods.
+    """The folder of a run. Only the main process writes. Every rank may call most methods.
 
     ``row`` and ``line`` are for the main process.
 
     Args:
-        path: the folder; parents are made.
+        path: the folder. Parents are made.
         main: whether this is the main process.
         origin: of ``output_dir``, for messages.
 
@@ -97,7 +97,7 @@ class RunDirectory:
             raise self._error(rule) from None
 
     def release(self, *, undo: bool = False) -> None:
-        """Let another run have the folder; with ``undo`` as if this one had never looked at it."""
+        """Let another run have the folder. With ``undo`` as if this one had never looked at it."""
         log_no_more(self)
         if self._lock is not None:
             self._lock.release(undo=undo)
@@ -106,12 +106,12 @@ class RunDirectory:
         """Take the locked folder for this run. Collective: call on every rank.
 
         Args:
-            overwrite: empty a used folder; one of a run that failed before its first step is
+            overwrite: empty a used folder. One of a run that failed before its first step is
                 emptied anyway.
             continues: resume in a used folder, if it is that of a run.
 
         Raises:
-            ConfigError: the folder is used; with ``overwrite``, by others than a run.
+            ConfigError: the folder is used. With ``overwrite``, by others than a run.
         """
         agreement.run_on_main(lambda: self._claim(overwrite=overwrite, continues=continues))
         log_into(self)
@@ -173,7 +173,7 @@ class RunDirectory:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
-        """Return the step at which a run ended here, with its model written; None if none has."""
+        """Return the step at which a run ended here, with its model written. None if none has."""
         try:
             steps = read_json(self.path / "summary.json")["steps"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -216,7 +216,7 @@ class RunDirectory:
         publish(path)
 
     def line(self, text: str, *, from_any: bool = False) -> None:
-        """Append to log.txt; with ``from_any`` from whichever rank calls it."""
+        """Append to log.txt. With ``from_any`` from whichever rank calls it."""
         if self.main or from_any:
             self._write("log.txt", "ab", text + "\n")
 
@@ -234,7 +234,7 @@ def _holds_files(entry: Path) -> bool:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON for a file; see ``RunDirectory.write_json``."""
+    """Return a value as JSON for a file. See ``RunDirectory.write_json``."""
     return json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
@@ -250,7 +250,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def _step_of(row: bytes) -> float:
-    """Return the step of a row of metrics.jsonl; infinity where the row is cut or damaged."""
+    """Return the step of a row of metrics.jsonl. Infinity where the row is cut or damaged."""
     if not row.endswith(b"\n"):
         return math.inf  # the last row of a killed run
     try:

@@ -18,9 +18,9 @@ class Gpu:
 
     Args:
         gib: memory, in GiB.
-        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has no bf16); None
+        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has no bf16). None
             where it is not known.
-        tf32, fp32: the peaks in these; ``tf32`` is None where a chip computes such products in
+        tf32, fp32: the peaks in these. ``tf32`` is None where a chip computes such products in
             fp32.
     """
 
@@ -65,7 +65,7 @@ def gpu_of(text: str) -> Gpu:
 
 
 def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
-    """Return the peak TFLOP/s of a device as its driver names it; None if unknown.
+    """Return the peak TFLOP/s of a device as its driver names it. None if unknown.
 
     Args:
         total_bytes: the device's memory, which tells variants of a chip apart.

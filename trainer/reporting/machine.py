@@ -24,7 +24,7 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         gather: collects a value of every rank.
 
     Returns:
-        The CPU of this process's host and its cores; on GPUs also how many of which name the ranks
+        The CPU of this process's host and its cores. On GPUs also how many of which name the ranks
         have, and the versions of CUDA, NCCL and (where Linux shows it) the driver.
     """
     facts: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count()}
@@ -41,7 +41,7 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
 
 
 def _cpu_name() -> str:
-    """Return the name of the CPU; its architecture where Linux does not tell."""
+    """Return the name of the CPU. Its architecture where Linux does not tell."""
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
     model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
     return platform.machine() if model is None else model[1]

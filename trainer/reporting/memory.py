@@ -13,16 +13,16 @@ _PROC = Path("/proc/self")
 
 
 class PeakMemory:
-    """The most memory in each phase; a phase that comes again keeps the larger peak.
+    """The most memory in each phase. A phase that comes again keeps the larger peak.
 
     On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
     (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset where a phase
-    begins; where the system does not let the peak of the resident set be reset, a phase shows the
+    begins. Where the system does not let the peak of the resident set be reset, a phase shows the
     largest up to its end (``resident since the start``).
 
     Attributes:
         phase: the present one.
-        peaks: bytes by phase and measure; ``read`` brings those of the present phase up to date.
+        peaks: bytes by phase and measure. ``read`` brings those of the present phase up to date.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class PeakMemory:
         self._resident = "resident"
 
     def enter(self, phase: str) -> str:
-        """Begin another phase; return the one that ends."""
+        """Begin another phase. Return the one that ends."""
         self.read()
         before = self.phase
         self.phase = phase

@@ -37,7 +37,7 @@ def log_into(log_file: LogFile) -> None:
 
 
 def log_no_more(log_file: LogFile) -> None:
-    """Leave a run's log.txt alone; that of another run stays."""
+    """Leave a run's log.txt alone. That of another run stays."""
     global _log_file
     if _log_file is log_file:
         _log_file = None

@@ -25,7 +25,7 @@ STRATEGIES = {
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Import the class of a strategy; a run imports the module of its own strategy only."""
+    """Import the class of a strategy. A run imports the module of its own strategy only."""
     module_name, _, class_name = STRATEGIES[name].partition(":")
     module = importlib.import_module(f".{module_name}", __name__)
     return getattr(module, class_name)  # type: ignore[no-any-return]

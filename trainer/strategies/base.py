@@ -124,7 +124,7 @@ class Strategy(ABC):
             the same on every rank. 0 if the engine makes sure of the order.
         writes: how often the engine itself has written to parameters, outside of its optimizer
             step.
-        step_rule: steps an optimizer whose gradients have a norm; ``checks/finite.py`` sets a rule
+        step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
             that looks whether the norm is finite.
     """
 
@@ -209,7 +209,7 @@ class Strategy(ABC):
         If the model repeats layers, one layer is compiled and its code serves all.
 
         Args:
-            settings: the launch file's ``dynamo_config``, for ``torch.compile``;
+            settings: the launch file's ``dynamo_config``, for ``torch.compile``.
                 ``use_regional_compilation`` in it says whether to compile by layers.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
@@ -247,7 +247,7 @@ class Strategy(ABC):
 
         Args:
             boundary: whether it is the last one of its window (the micro-batches of one optimizer
-                step). DDP, FSDP2 and ZeRO-1 average gradients only then; ZeRO-2, ZeRO-3 and
+                step). DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3 and
                 FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
         if boundary:

@@ -3,7 +3,7 @@
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 
 Every rank holds the whole model, its gradients and its optimizer state. torch averages gradients in
-buckets during the last backward pass of a step; then every rank makes the same optimizer step.
+buckets during the last backward pass of a step. Then every rank makes the same optimizer step.
 Private: the rebuilding of the buckets (``rebuild_buckets``), so that a resumed run adds up in the
 order of the unbroken one.
 """

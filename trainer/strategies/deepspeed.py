@@ -79,7 +79,7 @@ class ZeRO(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 
-        # DeepSpeed calls collectives by names that torch 2.13 renamed; one line a call on every
+        # DeepSpeed calls collectives by names that torch 2.13 renamed. One line a call on every
         # rank.
         warnings.filterwarnings(
             "ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class FSDP2(Strategy):
-    """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
+    """Each rank keeps rows of every parameter. Whole layers exist only while they compute."""
 
     held = "rows of the parameters"
 
@@ -69,7 +69,7 @@ class FSDP2(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
 
-        # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
+        # It tells Accelerate which strategy runs. The sharding is done below, by the plan.
         settings = dict(plan.fsdp)
         settings.pop("dp_replicate_size", None)  # the plugin does not take it
         settings["auto_wrap_policy"] = "NO_WRAP"
@@ -367,7 +367,7 @@ class FSDP2(Strategy):
                 module.reshard()
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        # The mesh gathers on its own device; offloaded shards must come there first.
+        # The mesh gathers on its own device. Offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
 
     def gradient_bytes(self) -> int:

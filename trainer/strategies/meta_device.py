@@ -5,7 +5,7 @@ one large tensor. The steps, in their order:
 
 1. The task builds the model on the meta device, where tensors have shapes and no memory.
 2. ``InitialValues`` gives the buffers their values, since every rank has them whole.
-3. The strategy shards the model; ``allocate`` gives each parameter memory just before.
+3. The strategy shards the model. ``allocate`` gives each parameter memory just before.
 4. The shards are filled, from files or by ``InitialValues.draw``.
 """
 

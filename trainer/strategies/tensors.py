@@ -1,6 +1,6 @@
 """The tensors of a prepared model: their names in the task's model, and this rank's part of them.
 
-A strategy wraps or shards the model; parameters become DTensors (FSDP2) or flat slices (ZeRO-3),
+A strategy wraps or shards the model. Parameters become DTensors (FSDP2) or flat slices (ZeRO-3),
 and their names get prefixes. The functions here look behind that. Norm and clipping are here too,
 since they work on this rank's parts.
 """
@@ -198,7 +198,7 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     """Keep scalar parameters as vectors of one element, for strategies that cannot cut a scalar.
 
     The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
-    DeepSpeed 0.19 fails on them; CLIP's ``logit_scale`` is one.
+    DeepSpeed 0.19 fails on them. CLIP's ``logit_scale`` is one.
     """
     scalars = []  # all of them first: a shared one is a scalar until it is reshaped
     for module in model.modules():

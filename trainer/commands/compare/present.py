@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def as_page(report: Mapping[str, Any]) -> str:
-    """Return one HTML file with all data in it; nothing is loaded from anywhere."""
+    """Return one HTML file with all data in it. Nothing is loaded from anywhere."""
     data = json.dumps(report).replace("<", "\\u003c")  # a name with </script> in it stays a name
     page = TEMPLATE.read_text(encoding="utf-8")
     page = page.replace("{{title}}", html.escape(str(report["title"])))
