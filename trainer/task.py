@@ -66,7 +66,7 @@ class EvaluationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """Where the values of a model stand that was built on the meta device.
+    """The files with the values of a model that was built on the meta device.
 
     Args:
         folder: with safetensors files, of which each rank reads its own parts.
@@ -137,7 +137,7 @@ class Task:
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         """Return where the values of a model on the meta device are stored.
 
-        None where ``initialize`` draws them.
+        None if ``initialize`` draws them.
         """
         return None
 
@@ -289,20 +289,20 @@ class Task:
 
         Args:
             run: the plan as in plan.json with ``versions`` and ``machine``, and until now ``step``,
-                ``samples``, ``last_evaluation``, and ``spent``: ``tokens`` (0 where examples are
+                ``samples``, ``last_evaluation``, and ``spent``: ``tokens`` (0 if examples are
                 counted) and ``seconds``.
         """
         return ""
 
 
 def own_optimizer(task: Task) -> str | None:
-    """Return the method by which a task builds its own optimizer. None where it has none."""
+    """Return the method by which a task builds its own optimizer. None if it has none."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
 def own_schedule(task: Task) -> str | None:
-    """Return the method by which a task builds its own schedule. None where it has none."""
+    """Return the method by which a task builds its own schedule. None if it has none."""
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
 

@@ -54,7 +54,7 @@ class Log(Callback):
     def _global_loss(self, run: Run, loss: Tensor, reported: WeightedSums) -> float:
         """Sum the ranks' losses, and learn in the same reduction whether reported names changed.
 
-        Names are exchanged only where some rank's are others than those that all knew last.
+        Names are exchanged only if some rank's are others than those that all knew last.
         """
         changed = float(reported.layout() != self._layout)
         packed = torch.stack([loss, loss.new_full((), changed)])

@@ -70,7 +70,7 @@ class Progress(Callback):
 
 
 def _rates(metrics: Mapping[str, float], form: str) -> str:
-    """Return the learning rate. Where groups have others, those by the groups' names as well."""
+    """Return the learning rate. If groups have others, those by the groups' names as well."""
     text = f"lr {metrics['lr']:{form}}"
     groups = []
     for name, value in metrics.items():

@@ -77,7 +77,7 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     """Return what was encoded.
 
     Args:
-        tensor_of: reads a tensor by its name. None where nothing with tensors was encoded.
+        tensor_of: reads a tensor by its name. None if nothing with tensors was encoded.
     """
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]

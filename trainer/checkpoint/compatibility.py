@@ -42,7 +42,7 @@ def changed_rates(
 ) -> list[str]:
     """Return one line for each learning rate that code has changed for some parameters.
 
-    Where the config's own rate or schedule differs, that is reported elsewhere, and nothing here.
+    If the config's own rate or schedule differs, that is reported elsewhere, and nothing here.
 
     Args:
         before, now: as ``fingerprint`` returns them.

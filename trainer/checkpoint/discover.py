@@ -35,7 +35,7 @@ class CheckpointInfo:
     """A checkpoint as it is on the disk.
 
     Args:
-        step: by its name. -1 where it has another name and its manifest cannot be read.
+        step: by its name. -1 if it has another name and its manifest cannot be read.
         manifest: what it says about itself. Empty if that cannot be read.
         problem: why it cannot be loaded. Empty if no reason is known.
         broken: whether the problem is in its files. Otherwise this program or this machine cannot
@@ -113,7 +113,7 @@ def listing(folder: Path) -> list[CheckpointInfo]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name. -1 where it has another name."""
+    """Return the step in a checkpoint's name. -1 if it has another name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 

@@ -85,7 +85,7 @@ class ModelFile:
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
-        """Return the dtype that most of the rounded tensors get. None where none is rounded."""
+        """Return the dtype that most of the rounded tensors get. None if none is rounded."""
         counts = Counter[torch.dtype]()
         for name, dtype in self.dtypes.items():
             if self.name(name) is not None:
@@ -96,7 +96,7 @@ class ModelFile:
         return dtype
 
     def name(self, name: str) -> str | None:
-        """Return the name of a tensor in the file. None where it is left out."""
+        """Return the name of a tensor in the file. None if it is left out."""
         return name if self.names is None else self.names.get(name)
 
 

@@ -129,7 +129,7 @@ def _add_to_form(
         if not can_hold(value.dtype):
             raise _cannot_save(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
         if value.shape == parameter.shape:
-            # Where parameters differ in this, the dtype that holds the values of both.
+            # If parameters differ in this, the dtype that holds the values of both.
             ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
             return
         if value.dim() == 0:
@@ -255,7 +255,7 @@ class OptimizerStateReader:
             if not self._ranges.holds(PREFIX + key, shard.name):
                 continue
             if key not in state:
-                # Zeros cost a third of the time: only where some of them may stay.
+                # Zeros cost a third of the time: only if some of them may stay.
                 fills_all = numel == local(state_key).numel()
                 make = torch.empty_like if fills_all else torch.zeros_like
                 state[key] = make(state_key, dtype=dtype, requires_grad=False)

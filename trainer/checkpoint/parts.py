@@ -36,7 +36,7 @@ class Parts:
     Args:
         position: of the run: its step, and the counters that ``state.json`` keeps.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
-        averages: the moving averages of the shards that this rank owns. None where none is kept.
+        averages: the moving averages of the shards that this rank owns. None if none is kept.
         sampled: what is known of the training set from some of its samples.
         settings: all that is known of the run by key, of which the fingerprint takes what decides
             the numbers.

@@ -214,7 +214,7 @@ def _find(
         without: the tensors that are not looked for.
 
     Returns:
-        Where each tensor is, and the names of stored tensors that the model has not.
+        The place of each tensor, and the names of stored tensors that the model has not.
 
     Raises:
         CheckpointError: a tensor is missing, or has another shape.

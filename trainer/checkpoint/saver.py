@@ -94,7 +94,7 @@ class Saver:
         Collective: call on every rank.
 
         Args:
-            saves: how many checkpoints there will be at once. 0 where the run has finished.
+            saves: how many checkpoints there will be at once. 0 if the run has finished.
 
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.

@@ -13,7 +13,7 @@ def usage_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a wrong word of the command line.
 
     Args:
-        key: the option. Empty where the word is a positional argument.
+        key: the option. Empty if the word is a positional argument.
         value: the word.
         rule: why it is wrong, and what to give instead.
     """

@@ -52,7 +52,7 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
 def task_folder(task: object) -> str | None:
     """Return the folder from which the module of a task is imported, to find it there again.
 
-    None where its file is not known.
+    None if its file is not known.
     """
     cls = type(task)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -23,7 +23,7 @@ from .signals import signals_watched
 from .votes import Votes, check_same
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
-# the signal that asked, 0 where the code asked.
+# the signal that asked, 0 if the code asked.
 STOP = 1 << 8
 
 
@@ -68,7 +68,7 @@ class Agreement:
         That is half a second later at most.
 
         Args:
-            number: of the signal that asked. 0 where the code does.
+            number: of the signal that asked. 0 if the code does.
             agreed: every rank asks at this very step, by numbers that are the same on all: the next
                 step is the last.
         """
@@ -78,7 +78,7 @@ class Agreement:
             self._votes.request = max(self._votes.request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """Return the signal of an agreed stop, 0 where the code asked, None to go on. Collective.
+        """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective.
 
         Call it at each step boundary. Ranks tell one another every few steps (``votes.py``), and no
         step waits for that. One process does as several.

@@ -213,7 +213,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     """
     _do_last_work()
 
-    # The rank that claims the error. None where there is no store to ask, as before the processes
+    # The rank that claims the error. None if there is no store to ask, as before the processes
     # are connected, when every rank reads the same files and finds the same fault.
     owner = claim_first_error()
     another_prints = owner is not None and owner != os.environ.get("RANK")
@@ -263,7 +263,7 @@ def _write_error_file(message: str) -> None:
 
 
 def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
-    """Return the rank whose error came first. None where no store answers.
+    """Return the rank whose error came first. None if no store answers.
 
     Args:
         store: a connection of the caller's own. By default that of the process group.
@@ -286,11 +286,11 @@ def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
             answers.append("")
 
     def ask_if_there() -> None:
-        # Where the rank that held the store is gone, its error was the first.
+        # If the rank that held the store is gone, its error was the first.
         with contextlib.suppress(Exception):
             ask()
 
-    # Where a machine is cut off no answer comes, and the store's own time-out does not end the
+    # If a machine is cut off no answer comes, and the store's own time-out does not end the
     # call: a thread is left behind in it.
     with _stderr_dropped():
         asking = threading.Thread(target=ask_if_there, daemon=True)

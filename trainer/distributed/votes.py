@@ -44,7 +44,7 @@ class AsyncMax:
         self._pending = work, values
 
     def result(self) -> list[int] | None:
-        """Wait for the largest numbers and return them. None where none were given."""
+        """Wait for the largest numbers and return them. None if none were given."""
         if self._pending is None:
             return None
         work, values = self._pending
@@ -147,7 +147,7 @@ class Votes:
 
 
 def check_same(fingerprints: list[int]) -> None:
-    """Raise ``LaunchError`` where ranks got the gradients of different parameters."""
+    """Raise ``LaunchError`` if ranks got the gradients of different parameters."""
     if len(set(fingerprints)) > 1:
         raise LaunchError(
             "ranks used different parameters in one of the last steps, or the same ones in another "

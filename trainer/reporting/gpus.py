@@ -19,8 +19,8 @@ class Gpu:
     Args:
         gib: memory, in GiB.
         teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has no bf16). None
-            where it is not known.
-        tf32, fp32: the peaks in these. ``tf32`` is None where a chip computes such products in
+            if it is not known.
+        tf32, fp32: the peaks in these. ``tf32`` is None if a chip computes such products in
             fp32.
     """
 

@@ -17,7 +17,7 @@ class PeakMemory:
 
     On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
     (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset where a phase
-    begins. Where the system does not let the peak of the resident set be reset, a phase shows the
+    begins. If the system does not let the peak of the resident set be reset, a phase shows the
     largest up to its end (``resident since the start``).
 
     Attributes:
