@@ -1,7 +1,7 @@
 """The same global batch under every strategy, world size and accumulation: the loss curves side by
 side.
 
-    python benchmarks/curves.py --to docs/curves.md
+    python benchmarks/curves.py --to benchmarks/results/curves.md
 
 takes some ten minutes on two cores. Each strategy and world size is one job of torchrun, which
 trains every task with every accumulation one after the other; started with ``--worker`` this file

@@ -14,7 +14,7 @@ from trainer.reporting.machine import machine_text
 
 from .tables import ROOT, TABLES
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "results" / "peers.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 

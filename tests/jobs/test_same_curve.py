@@ -2,13 +2,13 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| 10 or 50 steps are those of one process, at every accumulation | all of docs/curves.md (nightly) | test_the_first_steps_are_those_of_one_process, test_the_curve_is_that_of_one_process |
+| 10 or 50 steps are those of one process, at every accumulation | all of benchmarks/results/curves.md (nightly) | test_the_first_steps_are_those_of_one_process, test_the_curve_is_that_of_one_process |
 | What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one each) | test_runs_as_asked |
 | The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
 | Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
 | transformers loads an exported Llama | FSDP2, ZeRO-3 on 2 | test_exported_llama_loads_with_from_pretrained |
 
-The tables of docs/curves.md are made by ``benchmarks/curves.py``, which trains here as well.
+The tables of benchmarks/results/curves.md are made by ``benchmarks/curves.py``, which trains here as well.
 """
 
 from __future__ import annotations

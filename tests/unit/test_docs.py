@@ -48,7 +48,12 @@ def test_the_api_page_names_every_public_name() -> None:
 COMING_FROM = (ROOT / "docs" / "coming_from.md").read_text()
 KEYS = {field.name for field in dataclasses.fields(trainer.TrainConfig)}
 VERSIONS = (5, 17), (5, 23)  # of transformers, the first and the last that the page is for
-HOLD_NO_PLACES = ("Defaults that differ", "Optimizers", "Schedules")  # tables of values
+HOLD_NO_PLACES = (
+    "Defaults that differ",
+    "Optimizers",
+    "Schedules",
+    "BatchNorm on several processes",
+)  # tables of values
 
 
 def rows(title: str) -> Iterator[tuple[list[str], str, str]]:
@@ -211,8 +216,6 @@ def test_translated_scripts_train(module_folder: Path) -> None:
     write_files(COMING_FROM)
     more = {
         "reviews": ["--task_settings.name", "tiny", "--lr", "0.01"],
-        "digits": [],
-        "diabetes": [],
     }
     last = {}
     for name, settings in more.items():
@@ -223,8 +226,6 @@ def test_translated_scripts_train(module_folder: Path) -> None:
     assert (
         last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
     )
-    assert last["digits"]["eval/accuracy"] > 0.7
-    assert last["diabetes"]["eval/error"] < 1
 
 
 # The traps of Accelerate
