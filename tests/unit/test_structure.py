@@ -36,7 +36,6 @@ NOT_LOADED = (
     "callbacks.tracking",
     "checkpoint.restore",
     "callbacks.hub",
-    "reporting.card",
     "callbacks.wandb_run",
     "callbacks.profiling",
     "reporting.gpus",

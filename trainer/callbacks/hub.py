@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..hooks import Callback, StepInfo, Unfinished
-from ..reporting.card import plain_card
 from ..run import Run
 from ..text import is_secret
 from .best import Best
@@ -45,7 +44,7 @@ class HubPush(Callback):
         self._best = best
         self._api: Any = None
         self._copies = 0
-        self._uploads: dict[str, tuple[int, Future[Any]]] = {}  # the newest of each folder
+        self._uploads: dict[str, Future[Any]] = {}  # the newest of each folder
 
     def on_launch(self, run: Unfinished) -> None:
         """Say what will be pushed. No server is asked."""
@@ -79,17 +78,12 @@ class HubPush(Callback):
         """Push the last model, and wait for the uploads, for half of ``timeout_minutes``."""
         if not run.is_main:
             return
-        if self._best is not None and self._best.best_step is not None:
-            step, upload = self._uploads.get("best", (None, None))
-            has_failed = upload is not None and upload.done() and upload.exception() is not None
-            if step != self._best.best_step or has_failed:
-                self._push(run, "best", None, self._best.best_step)
         self._push(run, "model", None if self._best is None else LAST, run.step)
 
         seconds = _SIGNAL_SECONDS if run.stop_signal else 30 * run.config.timeout_minutes
         run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
-        wait([upload for _, upload in self._uploads.values()], timeout=seconds)
-        for name, (_, upload) in self._uploads.items():
+        wait(self._uploads.values(), timeout=seconds)
+        for name, upload in self._uploads.items():
             reason = f"has not arrived after {seconds:.0f} s"
             if upload.done():
                 reason = str(upload.exception() or "").partition("\n")[0]
@@ -104,13 +98,9 @@ class HubPush(Callback):
         self._copies += 1
         copy = run.directory.path / _FOLDER / str(self._copies)
         shutil.copytree(run.directory.path / name, copy, copy_function=os.link)
-        if not (copy / "README.md").exists():
-            card = plain_card(self.repo, str(run.facts["task"]), run.parts.run, run.last_evaluation)
-            (copy / "README.md").write_text(card, encoding="utf-8")
-
         secrets = secrets_of(run.config.task_settings)
-        upload = self._api.run_as_future(self._upload, copy, branch, f"Step {step}", secrets)
-        self._uploads[name] = step, upload
+        message = f"Step {step}"
+        self._uploads[name] = self._api.run_as_future(self._upload, copy, branch, message, secrets)
 
     def _upload(
         self, copy: Path, branch: str | None, message: str, secrets: Mapping[str, str]

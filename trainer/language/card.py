@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.plain import plain
-from ..reporting.card import run_lines
 from ..text import hidden
 from .base import LanguageTask
 
@@ -32,7 +31,37 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
         *("---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", f"# {title}"),
         *("", "## Settings", "", "```yaml"),
         *(yaml.safe_dump(hidden(settings), sort_keys=False).strip(), "```"),
-        *run_lines(run, run["last_evaluation"]),
+        *_run_lines(run, run["last_evaluation"]),
         "",
     ]
     return "\n".join(lines)
+
+
+def _run_lines(run: Mapping[str, Any], evaluation: Mapping[str, float]) -> list[str]:
+    """Return the sections on how a model was trained and evaluated.
+
+    Args:
+        run: as given to ``Task.model_card``.
+        evaluation: the values to list.
+    """
+    spent = run["spent"]
+    rows = {
+        "run": run["run_name"],
+        "strategy": run["strategy"],
+        "processes": run["world_size"],
+        "precision": ", ".join(f"{part} {dtype}" for part, dtype in run["precision"].items()),
+        "global batch": f"{run['global_batch_size']} rows",
+        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}",
+        "steps": f"{run['step']:,}",
+        "time": f"{spent['seconds'] / 3600:.2f} hours",
+        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+    }
+    if spent["tokens"]:
+        rows["tokens trained on"] = f"{spent['tokens']:,.0f}"
+    lines = ["", "## Training", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {text} |" for name, text in rows.items()]
+    if evaluation:
+        lines += ["", "## Evaluation", "", "| | |", "|---|---:|"]
+    for name, value in evaluation.items():
+        lines.append(f"| {name.removeprefix('eval/')} | {value:.6g} |")
+    return lines

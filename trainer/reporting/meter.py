@@ -24,7 +24,6 @@ class Meter:
     Attributes:
         born: the start of the process, on the clock of ``time.perf_counter``.
         spent: seconds apart from training, by their reason.
-        lasted: seconds of the newest pause.
         before: trained tokens and seconds of the processes that this process continues. The restore
             sets it.
         totals: samples, tokens that went through the model and tokens with a loss, of this process.
@@ -36,7 +35,6 @@ class Meter:
         self.memory = PeakMemory(device)
         self.born = time.perf_counter() - (time.time() - psutil.Process().create_time())
         self.spent: dict[str, float] = defaultdict(float)
-        self.lasted = 0.0
         self.before = {"tokens": 0.0, "seconds": 0.0}
         self.totals = dict.fromkeys(UNITS, 0.0)
         self.rows: list[dict[str, float]] = []
@@ -120,9 +118,9 @@ class Meter:
 
         self._change()
         self.memory.enter(phase_around)
-        self.lasted = time.perf_counter() - began
-        self.spent[name] += self.lasted
-        self._paused_seconds += self.lasted
+        seconds = time.perf_counter() - began
+        self.spent[name] += seconds
+        self._paused_seconds += seconds
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
         """Yield the same items, and count the time in which the host waits for each of them."""

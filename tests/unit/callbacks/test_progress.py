@@ -9,47 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from brought_tasks import Numbers, Plain
+from brought_tasks import Plain
 from one_process import fit, log_of, rows
 from torch import nn
 
-from trainer import Data
-
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
-
-class Counting(Plain):
-    """As a language task does it: the tokens of an evaluation are a sum."""
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"tokens": (torch.tensor(1000.0), None)}
-
-
-@pytest.mark.parametrize(("task", "speed"), [(Counting(), r"  \d+ tokens/s"), (Plain(), "")])
-def test_an_evaluation_that_counts_tokens_says_how_many_a_second(
-    task: Plain, speed: str, tmp_path: Path
-) -> None:
-    """In the line alone: metrics.jsonl has what every run of the same numbers has."""
-    fit(tmp_path / "run", task, max_steps=2, save_every=None)
-    [line] = [
-        line for line in log_of(tmp_path / "run").splitlines() if line.startswith("step 2/2  eval")
-    ]
-    assert re.search(rf"step 2/2  eval/\w+ [\d.]+(  eval/\w+ [\d.]+)*{speed}$", line)
-    [row] = [row for row in rows(tmp_path / "run") if any(key.startswith("eval/") for key in row)]
-    assert {key for key in row if "second" in key} == set()
-
-
-class CountingSets(Counting):
-    def build_data(self) -> Data:
-        return Data(train=Numbers(64), evaluation={"a": Numbers(8), "b": Numbers(8)})
-
-
-def test_tokens_of_several_sets_are_counted_together(tmp_path: Path) -> None:
-    fit(tmp_path / "run", CountingSets(), max_steps=1, save_every=None)
-    [line] = [
-        line for line in log_of(tmp_path / "run").splitlines() if line.startswith("step 1/1  eval")
-    ]
-    assert re.search(r"eval/a/tokens 1000.0000  eval/b/tokens 1000.0000  \d+ tokens/s$", line)
 
 
 class Domains(Plain):
