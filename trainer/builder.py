@@ -86,9 +86,8 @@ def build(
     origins = origins or {}
     if callbacks is None:
         if config.callbacks:
-            rule = "has no effect: Trainer's loop calls them, and this is your own loop; remove it"
-            origin = origin_of(origins, "callbacks")
-            raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
+            rule = "has no effect: Trainer's loop calls them. Remove the key"
+            raise ConfigError(Problem(origin=origin_of(origins, "callbacks"), rule=rule))
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 
@@ -230,10 +229,9 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
 
 def _no_folder(setup: Setup) -> Folder:
     """Return the folder of a run that writes nothing."""
-    name = resolve_names(setup.config, setup.plan, setup.origins).run_name
-    return Folder(
-        name=name, directory=RunDirectory(setup.config.output_dir, main=False), start=Start()
-    )
+    names = resolve_names(setup.config, setup.plan, setup.origins)
+    directory = RunDirectory(setup.config.output_dir, main=False)
+    return Folder(name=names.run_name, directory=directory, start=Start())
 
 
 def _read_data(setup: Setup, folder: Folder) -> RunData:
@@ -247,11 +245,12 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
     )
     pin_memory = plan.device == "cuda"
     data, train_data = build_data(setup.task, config, layout, setup.origins, pin_memory=pin_memory)
-    every = {}
-    for key in ("eval_every", "save_every", "stop_at"):
-        origin = origin_of(setup.origins, key)
-        every[key] = checked_interval(getattr(config, key), train_data.steps_per_epoch, origin)
-
+    eval_every, save_every, stop_at = (
+        checked_interval(
+            getattr(config, key), train_data.steps_per_epoch, origin_of(setup.origins, key)
+        )
+        for key in ("eval_every", "save_every", "stop_at")
+    )
     total_steps = last_step(config, train_data, start)
     train_data.items.total_steps = total_steps
     sampled = sample_data(config, data, train_data, agreement, needed=_saves(setup, folder))
@@ -260,23 +259,23 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
         data,
         layout,
         batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-        eval_every=every["eval_every"],
+        eval_every=eval_every,
         steps_per_epoch=train_data.steps_per_epoch,
         workers=config.workers,
         pin_memory=pin_memory,
         gather=agreement.gather,
     )
 
-    stop_at = stop_step(config, every["stop_at"], start)
-    end = total_steps if stop_at is None else min(stop_at, total_steps)
+    last = stop_step(config, stop_at, start)
+    end = min(total_steps, last or total_steps)
     has_ended = start.continues and start.step == end == folder.directory.ended_at()
     return RunData(
         data=data,
         train_data=train_data,
         total_steps=total_steps,
-        stop_at=stop_at,
-        eval_every=every["eval_every"],
-        save_every=every["save_every"],
+        stop_at=last,
+        eval_every=eval_every,
+        save_every=save_every,
         finished=agreement.gather(has_ended)[0],
         sampled=sampled,
         evaluation_sets=evaluation_sets,
@@ -379,9 +378,7 @@ def _prepare(
     setup.note(*setup.task.notices())
 
     # Live views: taken once, they follow the weights.
-    averaged = []
-    if config.ema_decay:
-        averaged = [shard for shard in strategy.shards() if shard.tensor.numel()]
+    averaged = [s for s in strategy.shards() if s.tensor.numel()] if config.ema_decay else []
     live = [shard.tensor for shard in averaged]
     average = Average(live, strategy.write_back, config.ema_decay)
 
@@ -392,13 +389,12 @@ def _prepare(
         "train_samples": data.train_data.size,
         "total_steps": data.total_steps,
     }
-    averages = list(zip(averaged, average.average, strict=True))
     parts = Parts(
         position=setup.position,
         spent=setup.meter.until_now,
         strategy=strategy,
         optimizer_form=form,
-        averages=averages if config.ema_decay else None,
+        averages=list(zip(averaged, average.average, strict=True)) if config.ema_decay else None,
         schedule=schedule,
         data=data.train_data,
         sampled=data.sampled,
@@ -410,9 +406,8 @@ def _prepare(
         plan=setup.plan.as_dict(),
         about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
     )
-    checkpoints = folder.directory.path / "checkpoints"
     say = partial(say_on_main, folder.directory, setup.is_main)
-    saver = Saver(checkpoints, setup.agreement, config, say)
+    saver = Saver(folder.directory.path / "checkpoints", setup.agreement, config, say)
     at_once = most_checkpoints(config, data.save_every, data.total_steps)
     setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
 
@@ -495,15 +490,13 @@ def _not_finite_at_start(setup: Setup, parts: Parts) -> list[str]:
     if not setup.config.keep_last:
         return []
     of_ranks = setup.agreement.gather(not_finite(parts, "buffer", "frozen"))
-    return sorted({name for names in of_ranks for name in names})
+    return sorted(set().union(*of_ranks))
 
 
 def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
     """Return the content of plan.json: everything that is known of a run before its first step."""
-    every: Any = {
-        name: interval_text(chosen.every) for name, chosen in data.evaluation_sets.items()
-    }
-    state_bytes = setup.agreement.gather(setup.strategy.state_bytes())
+    sets: Any = data.evaluation_sets.items()
+    every: Any = {name: interval_text(chosen.every) for name, chosen in sets}
     return facts(
         setup.plan,
         **prepared.optimizer_facts,
@@ -523,7 +516,7 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
         stop_at=data.stop_at,
         parameters=prepared.parameters,
         trainable_parameters=prepared.trainable,
-        state_bytes_per_rank=max(state_bytes),
+        state_bytes_per_rank=max(setup.agreement.gather(setup.strategy.state_bytes())),
         output_dir=str(folder.directory.path),
         checkpoint_bytes=prepared.saver.bytes,
         notices=[*setup.plan.notices, *setup.notices],
@@ -534,20 +527,16 @@ def _announce(run: Run) -> None:
     """Write config.yaml and plan.json, and print the banner."""
     if run.finished:
         run.directory.main = False  # every file stays as it is
-        text = f"finished already at step {run.step}; nothing to do"
-        if run.last_step < run.total_steps:
-            text = (
-                f"stop_at {run.config.stop_at} has ended this run already, at step {run.step} of "
-                f"{run.total_steps}; raise it or leave it out to continue"
-            )
-        run.say(text)
+        more = "; raise stop_at to continue" if run.last_step < run.total_steps else ""
+        run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
     # If a launch file replaces a default of the task, the config leaves the key out: as the
     # config's own value it would contradict the file when it is read again.
-    defaults = [key for key, origin in run.origins.items() if origin.is_default]
-    replaced = [key for key in defaults if not run.plan.origin(key).is_default]
-    settings = {key: value for key, value in vars(run.config).items() if key not in replaced}
+    settings = dict(vars(run.config))
+    for key, origin in run.origins.items():
+        if origin.is_default and not run.plan.origin(key).is_default:
+            settings.pop(key, None)
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.directory.write_json("plan.json", run.facts)
     run.say(banner(run.facts))

@@ -118,9 +118,7 @@ class Evaluator:
         # All values of a set are of one evaluation. Those of a set that is gone are dropped.
         others = self.sets.keys() - chosen.keys()
         newest = self._position.last_evaluation.items()
-        kept = {
-            metric: value for metric, value in newest if set_of_metric(metric, others) is not None
-        }
+        kept = {name: value for name, value in newest if set_of_metric(name, others) is not None}
         self._position.last_evaluation = kept | measured
         return measured
 
@@ -171,11 +169,11 @@ class Evaluator:
         """
         if not self.sets:
             raise DataError(f"{place_of(UNNAMED)} is None: there is nothing to measure on")
-        wanted = [names] if isinstance(names, str) else self.sets if names is None else names
-        unknown = [name for name in wanted if name not in self.sets]
+        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
+        unknown = sorted(wanted - self.sets.keys())
         if unknown:
             known = listed(list(self.sets))
-            raise DataError(f"Data.evaluation has no set {unknown[0]!r}; its sets are {known}")
+            raise DataError(f"Data.evaluation has no set {unknown[0]!r}. Its sets are {known}")
         return {name: chosen for name, chosen in self.sets.items() if name in wanted}
 
     def _measure(

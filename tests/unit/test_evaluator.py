@@ -196,7 +196,7 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     noisy = {f"eval/noisy/{name}": value for name, value in of_noisy.items()}
     assert run.evaluate(["noisy"]) == noisy == run.evaluate("noisy")
     assert list(run.evaluate()) == ["eval/clean/loss", "eval/clean/count", *noisy]
-    with pytest.raises(DataError, match=r"has no set 'claen'; its sets are clean, noisy"):
+    with pytest.raises(DataError, match=r"has no set 'claen'. Its sets are clean, noisy"):
         run.evaluate(["claen"])
 
     # The newest values of each set are kept, all of one evaluation.

@@ -7,7 +7,7 @@ batch of all ranks is in memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,28 +35,28 @@ def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
         DataError: ``prediction_step`` returned no value for each example.
     """
     part = part_of(path)
-    run.agreement.run_on_main(lambda: _begin(part))
+    lines: list[str] = []
     written = 0
+
+    def append() -> None:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("a" if written else "w", encoding="utf-8") as file:
+            file.writelines(lines)
+
     with run.evaluating(evaluation_set):
         for batch, examples in evaluation_set:
             predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
             of_ranks = run.agreement.gather(_rows(predicted, examples))
-            rows = [{INDEX: written + place, **row} for place, row in enumerate(chain(*of_ranks))]
-            written += len(rows)
-            run.agreement.run_on_main(lambda: _append(part, rows))  # noqa: B023
+            numbered = enumerate(chain(*of_ranks), written)
+            lines = [
+                json.dumps({INDEX: index, **row}, ensure_ascii=False) + "\n"
+                for index, row in numbered
+            ]
+            run.agreement.run_on_main(append)
+            written += len(lines)
 
     run.agreement.run_on_main(lambda: publish(path))
     return written
-
-
-def _begin(part: Path) -> None:
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text("")
-
-
-def _append(part: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with part.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
