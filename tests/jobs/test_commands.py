@@ -5,7 +5,7 @@
 | parity finds the same numbers the same, within bounds of the precision | one process, DDP, FSDP2 on 2; bf16 (nightly) | test_the_same_numbers_under_two_strategies, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
 | It finds a task out that depends on the layout, and one that does not | one process, DDP on 2 (nightly) | test_a_task_that_depends_on_the_layout_differs, test_batch_statistics_are_the_same_for_the_same_micro_batch |
 | It tells rounding from a difference | one process, DDP on 2 (nightly) | test_a_network_with_kinks_goes_where_rounding_leads |
-| parity and compare show the error of a run that failed | one process, DDP on 2 (nightly) | test_a_run_that_fails_is_shown_with_its_error, test_launch_keeps_going_where_a_training_fails |
+| parity shows the error of a run that failed | one process, DDP on 2 (nightly) | test_a_run_that_fails_is_shown_with_its_error |
 | Live bytes are those that plan computes | FSDP2 on 2; all, ZeRO-3 with offload (nightly) | test_live_bytes_are_those_of_the_formula |
 | Setting up holds one whole parameter at a time | ZeRO-3 on 2 (nightly) | test_setting_up_holds_one_whole_parameter_at_a_time |
 """
@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from comparison_page import data_of
 from launchers import BIN, ROOT, clean_environment, launch_file, ranks, some_quick
 
 from trainer.commands.runs import read_run
@@ -158,51 +157,6 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert verdicts(done) == ["reference", "failed"]
     assert "accel_configs/ddp.yaml: RuntimeError: the cat sat on rank 1" in done.stdout
-
-
-# Trainings one after the other, by trainer compare
-
-
-@pytest.mark.slow
-def test_launch_keeps_going_where_a_training_fails(tmp_path: Path) -> None:
-    """The task fails on rank 1, so under DDP and not in one process. No script: the config names
-    the task.
-    """
-    files = ["accel_configs/ddp.yaml", "accel_configs/single.yaml"]
-    config = [
-        "--config",
-        "examples/configs/digits_cnn.yaml",
-        "--task",
-        "tests.workers.failing:FailsOnOneRank",
-    ]
-    length = [
-        "--max_steps",
-        "4",
-        "--warmup_steps",
-        "1",
-        "--log_every",
-        "1",
-        "--micro_batch_size",
-        "16",
-    ]
-    words = [
-        str(BIN / "trainer"),
-        "compare",
-        "--launch",
-        *files,
-        *config,
-        *length,
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"ddp: RuntimeError: the cat sat on rank 1 ({tmp_path}/out/ddp.log)" in done.stderr
-    told = data_of((tmp_path / "out" / "compare.html").read_text())
-    assert [(run["name"], run["steps"]) for run in told["runs"]] == [("ddp", 0), ("single", 4)]
-    assert told["groups"][0]["runs"] == ["single"]
 
 
 # The memory that trainer plan computes

@@ -58,13 +58,6 @@ def odd_runs() -> list[Run]:
         replace(silent, rows=[], summary={}),
         replace(unmeasured, plan=unmeasured.plan | {"strategy": "fsdp"}),
         sparse,
-        Run(
-            name="failed",
-            path="runs/failed",
-            plan={},
-            rows=[],
-            error="RuntimeError: the cat sat on rank 1",
-        ),
     ]
 
 

@@ -6,7 +6,7 @@ Placeholders are those of ``str.format``: a literal brace is doubled.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, Origin, Problem, origin_of
 from ..plan import Plan
 from ..text import did_you_mean, hidden
+from .plain import dotted
 
 if TYPE_CHECKING:
     from .train_config import TrainConfig
@@ -129,7 +130,7 @@ def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
 
     Keys that a launch file may set, too, have the values that run.
     """
-    values = {key: value for key, value in _flat(hidden(vars(config))) if key not in _NO_VALUES}
+    values = {key: value for key, value in dotted(hidden(vars(config))) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
     for key in (*_FACTS, *_IN_PLAN.intersection(values)):
         # The rate as it is configured. The plan has it scaled as well.
@@ -139,15 +140,6 @@ def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
         elif values.get(key) is None and plan is None:
             values[key] = _Later(key)
     return values
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping with its dotted key."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def _spelled(value: Any) -> str:

@@ -7,7 +7,7 @@ import enum
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -53,6 +53,15 @@ def _name_of(value: object) -> str:
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return type(value).__qualname__  # the object's own text would hold an address
+
+
+def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is no mapping, with the keys above it joined by dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:

@@ -101,7 +101,6 @@ def test_in_the_settings_of_a_language_task() -> None:
         "compare s3://a/b",
         "compare a --html s3://a/b",
         "compare a --json s3://a/b",
-        "compare a --launch --output s3://a/b",
         "checkpoints s3://a/b",
         "new s3://a/b",
         "plan s3://a/b",

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ...config.fingerprint import fingerprint
+from ...config.plain import dotted
 from ...errors import ConfigError, Origin, Problem
 from ...optim.groups import group_names
 from ...reporting.speed import steady_speed
@@ -63,23 +65,13 @@ def _settings(run: Run) -> dict[str, Any]:
     if is_nudged(run):  # the weights are those of the reference, but for their last places
         settings["weights"] = None
     groups = settings.pop("optimizer_groups", None)
-    if groups:  # which show what runs, whoever built the optimizer
+    if groups:  # the groups show the settings, whoever built the optimizer
         settings.pop("optimizer_settings", None)
-        names = group_names(groups)
         settings["optimizer_groups"] = {
             name: {key: value for key, value in group.items() if key not in ("name", "lr")}
-            for name, group in zip(names, groups, strict=True)
+            for name, group in zip(group_names(groups), groups, strict=True)
         }
-    return {key: value for key, value in _flat(settings) if value is not None}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested values with dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {key: value for key, value in dotted(settings) if value is not None}
 
 
 def _split_settings(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
@@ -88,18 +80,15 @@ def _split_settings(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     Returns:
         ``same``, the value by key, and ``different``, the value of each run by key and name.
     """
-    by_run = {}
-    for name, run in runs.items():
-        if run.plan:
-            layout = {key: run.plan.get(key) for key in _LAYOUT}
-            by_run[name] = {**layout, **_settings(run)}
-
-    same = {}
-    different = {}
-    for key in dict.fromkeys(key for settings in by_run.values() for key in settings):
+    by_run = {
+        name: {**{key: run.plan.get(key) for key in _LAYOUT}, **_settings(run)}
+        for name, run in runs.items()
+    }
+    same, different = {}, {}
+    for key in dict.fromkeys(chain(*by_run.values())):
         values = {name: settings.get(key) for name, settings in by_run.items()}
         first, *others = values.values()
-        if all(value == first for value in others):
+        if others.count(first) == len(others):
             same[key] = first
         else:
             different[key] = values
@@ -144,8 +133,8 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "name": name,
         "state": _state(run, last["step"]),
         "steps": last["step"],
-        "samples_per_second": _speed(run, "samples"),
-        "tokens_per_second": _speed(run, "tokens"),
+        "samples_per_second": steady_speed(run.rows, "samples"),
+        "tokens_per_second": steady_speed(run.rows, "tokens"),
         "peak_memory_bytes": [peak for peak in peaks if peak],
         "seconds": run.summary.get("seconds", {}),
         "final": final,
@@ -156,18 +145,11 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
 def _state(run: Run, step: int) -> str:
     """Return what became of a run that did not reach its last step, or ""."""
     total = run.plan.get("total_steps")
-    if run.error:
-        return f"failed: {run.error}"
     if not step:
         return "logged no step"
     if not run.summary:
         return f"did not end; last logged step {step} of {total}"
     return "" if step == total else f"ended at step {step} of {total}"
-
-
-def _speed(run: Run, unit: str) -> float | None:
-    """Return the median of the logged speeds, without the first of each process."""
-    return steady_speed(run.rows, unit)
 
 
 def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
