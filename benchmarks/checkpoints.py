@@ -11,7 +11,7 @@ read what it holds raw and to load it, out of the system's cache (of CPU time as
 disk, and what the disk gave to all ranks; the ratios of what was measured in turn, with the quarter
 below and above; how much the resident memory rose while saving and loading, as a multiple of the
 rank's own bytes; and the time to resume at step 10 and at step 10 million. Loading is on the page
-``docs/benchmarks.md``.
+``benchmarks/results/checkpoints.md``.
 
 What was measured is on that page too. Building and resuming takes as much memory as the model, its
 gradients and its optimizer's state: loading itself adds nothing to that. A machine that lends its

@@ -12,7 +12,7 @@ that before.
 - files: milliseconds of what a start and a save do with so many checkpoints in the folder, and rows
   of metrics.jsonl.
 
-``docs/benchmarks.md`` has what was measured.
+``benchmarks/results/checkpoints.md`` has what was measured.
 """
 
 from __future__ import annotations
