@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..config.fingerprint import fingerprint as of_settings
 from ..errors import ConfigError, Origin, Problem
@@ -40,9 +40,9 @@ def changed_rates(
     schedule_before: Mapping[str, Any],
     schedule_now: Mapping[str, Any],
 ) -> list[str]:
-    """Return one line for each learning rate that code has changed for some parameters.
+    """Return one line for each group of parameters whose learning rate code has changed.
 
-    If the config's own rate or schedule differs, that is reported elsewhere, and nothing here.
+    A difference in the config's own rate or schedule is reported elsewhere, and nothing here.
 
     Args:
         before, now: as ``fingerprint`` returns them.
@@ -51,47 +51,21 @@ def changed_rates(
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         return []
 
-    old = _rates_by_name(before, schedule_before)
-    new = _rates_by_name(now, schedule_now)
-    changed: dict[tuple[float, float], list[str]] = {}
-    for name in old.keys() & new.keys():
-        if old[name] != new[name]:
-            changed.setdefault((old[name], new[name]), []).append(name)
-
+    old = schedule_before["own"].get("base_lrs", [])
+    new = schedule_now["own"].get("base_lrs", [])
+    groups = now["optimizer_groups"]
     lines = []
-    for (old_rate, new_rate), names in sorted(changed.items()):
-        lines.append(f"lr of {listed(sorted(names))}: {old_rate} -> {new_rate}")
+    if len(old) == len(new) == len(groups):
+        for old_rate, new_rate, group in zip(old, new, groups, strict=True):
+            if old_rate != new_rate:
+                lines.append(f"lr of {listed(sorted(group['names']))}: {old_rate} -> {new_rate}")
     return lines
-
-
-def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rate of each parameter before the schedule changes it. Empty if not known."""
-    groups = facts["optimizer_groups"]
-    base_rates = _base_rates(schedule["own"])
-    if len(groups) != len(base_rates):
-        return {}
-
-    rates: dict[str, float] = {}
-    for group, rate in zip(groups, base_rates, strict=True):
-        for name in group["names"]:
-            rates[name] = rate
-    return rates
-
-
-def _base_rates(own: Mapping[str, Any]) -> list[float]:
-    """Return the rates of the groups before a schedule changes them. Of a sequence, the first's."""
-    if "base_lrs" in own:
-        rates: list[float] = own["base_lrs"]
-        return rates
-    if "_schedulers" in own:
-        return _base_rates(own["_schedulers"][0])
-    return []
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line ``key: before -> now`` for each difference.
 
-    Of nested values only the parts that differ are shown. Of lists of names, which came or went.
+    Of nested values only the parts that differ are shown. Of names, those that came or went.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
@@ -99,16 +73,19 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old == new:
             continue
 
-        if _are_names(old) and _are_names(new) and set(old) != set(new):
-            lines.append(f"{key}: {_changed_names(old, new)}")
+        if key == "names":
+            went = [name for name in old or () if name not in (new or ())]
+            came = [name for name in new or () if name not in (old or ())]
+            lines.append(f"{key}: now without {listed(went)}; now with {listed(came)}")
             continue
 
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-            old, new = _by_number(old), _by_number(new)
+            old = {str(number): item for number, item in enumerate(old)}
+            new = {str(number): item for number, item in enumerate(new)}
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         else:
-            lines.append(f"{key}: {_short(old)} -> {_short(new)}")
+            lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
     return lines
 
 
@@ -128,8 +105,8 @@ def check_same(
     Raises:
         ConfigError: there are differences, and they are not allowed.
     """
-    # Earlier versions wrote secrets to checkpoints.
-    found = differences(_with_joined_groups(hidden(before)), _with_joined_groups(hidden(now)))
+    # Commit 2aaecea wrote secrets to checkpoints.
+    found = differences(_with_joined_groups(hidden(before)), _with_joined_groups(now))
     found += others
     if found and not allowed:
         rule = (
@@ -152,28 +129,3 @@ def _with_joined_groups(facts: Mapping[str, Any]) -> dict[str, Any]:
     for text, names in names_of.items():
         groups.append({"names": sorted(names), "settings": json.loads(text)})
     return {**facts, "optimizer_groups": groups}
-
-
-def _are_names(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _by_number(items: list[Any]) -> dict[str, Any]:
-    return {str(number): item for number, item in enumerate(items)}
-
-
-def _changed_names(old: list[str], new: list[str]) -> str:
-    """Return which names went and which came."""
-    went = [name for name in old if name not in set(new)]
-    came = [name for name in new if name not in set(old)]
-    changes = []
-    if went:
-        changes.append(f"now without {listed(went)}")
-    if came:
-        changes.append(f"now with {listed(came)}")
-    return "; ".join(changes)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

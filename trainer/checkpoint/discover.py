@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def named(folder: Path) -> list[Path]:
     """
     try:
         found = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
@@ -134,18 +133,10 @@ def inspect(path: Path) -> CheckpointInfo:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError("does not exist") from None
-    if not stat.S_ISDIR(mode):
-        raise CheckpointError("is no folder")
-
-    manifest: dict[str, Any] = read_json(path_inside(path, MANIFEST))
-    text = (path / MANIFEST).read_bytes()
+    file = path_inside(path, MANIFEST)
+    manifest: dict[str, Any] = read_json(file)
+    text = file.read_bytes()
     if not isinstance(manifest, dict) or sealed(manifest).encode() != text:
-        raise CheckpointError(f"{MANIFEST} was changed after it was written")
-    if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{MANIFEST} was changed after it was written")
     if manifest.get("version") != VERSION:
         version = str(manifest.get("version"))[:20]
@@ -188,27 +179,27 @@ def verify_together(info: CheckpointInfo, agreement: Agreement) -> CheckpointInf
 
     _check_bytes(info, agreement.rank, agreement.world_size)
     found = agreement.gather(info)
-    info = min(found, key=_worst_first)
-    rank = found.index(info)
-    if info.broken and rank != 0:
-        info = _check_again_on_main(info, agreement, rank)
-
-    if not info.problem and agreement.rank == 0:
-        _check_contents(info)
+    if agreement.rank == 0:
+        for rank, other in enumerate(found):
+            if other.problem and not info.problem:
+                # A network file system may show a rank an old listing, and a node may have a disk
+                # of its own under this name: only files that the main process cannot read either
+                # are damaged.
+                _check_bytes(info, rank, agreement.world_size)
+                if not info.problem:
+                    info.problem = (
+                        f"cannot be read on rank {rank}: {other.problem} there, and whole for the "
+                        "main process"
+                    )
+        if not info.problem:
+            _check_contents(info)
     return _of_main(info, agreement)
 
 
 def _of_main(info: CheckpointInfo, agreement: Agreement) -> CheckpointInfo:
-    """Return what the main process has. Collective: call on every rank."""
+    """Return the main process's result. Collective: call on every rank."""
     found: list[CheckpointInfo] = agreement.gather(info)
     return found[0]
-
-
-def _worst_first(info: CheckpointInfo) -> int:
-    """Return a number to sort by: damage comes before what cannot be read."""
-    if info.broken:
-        return 0
-    return 1 if info.problem else 2
 
 
 def _check_contents(info: CheckpointInfo) -> None:
@@ -223,31 +214,11 @@ def _check_contents(info: CheckpointInfo) -> None:
 
 
 def _check_bytes(info: CheckpointInfo, part: int, parts: int) -> None:
-    """Look for all files in their sizes, and read every byte of every ``parts``-th of them."""
-    names = sorted(info.files)
+    """Check the sizes of all files, and the bytes of every ``parts``-th of them."""
     try:
-        for name in names:
-            if path_inside(info.path, name).lstat().st_size != info.files[name]["bytes"]:
-                raise CheckpointError(f"{name} was changed after it was written")
-        for name in names[part::parts]:
+        _check_sizes(info)
+        for name in sorted(info.files)[part::parts]:
             if hash_file(info.path / name) != info.files[name]["xxh3"]:
                 raise CheckpointError(f"{name} was changed after it was written")
     except (CheckpointError, OSError) as error:
         info.record(error)
-
-
-def _check_again_on_main(info: CheckpointInfo, agreement: Agreement, rank: int) -> CheckpointInfo:
-    """Read on the main process what is broken for another rank. What is whole there is not damaged.
-
-    A network file system may show a rank an old listing, and a node may have a disk of its own
-    under this name. Collective: call on every rank.
-    """
-    again = replace(info, problem="", broken=False)
-    if agreement.rank == 0:
-        _check_bytes(again, rank, agreement.world_size)
-    again = _of_main(again, agreement)
-    if again.problem:
-        return again
-
-    problem = f"cannot be read on rank {rank}: {info.problem} there, and whole for the main process"
-    return replace(info, problem=problem, broken=False)

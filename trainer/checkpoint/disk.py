@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import uuid
@@ -144,37 +143,26 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
         CheckpointError: the folder cannot be written.
     """
     names = agreement.gather(f".probe-{uuid.uuid4().hex}")
-    name = names[0]
-    changed: list[int] = []  # when the folder was last changed, in nanoseconds
+    probe = folder / names[0]
 
     def write_probe() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            changed.append(folder.stat().st_mtime_ns)
-            (folder / name).touch()
+            probe.touch()
         except OSError as error:
             raise CheckpointError(
                 f"{folder}: no checkpoint can be written there: {error.strerror}"
             ) from None
 
-    def remove_probe() -> None:
-        (folder / name).unlink()
-        # A finished run that is started again stays as it is, also the date of its folder. Not
-        # everybody may set that.
-        with contextlib.suppress(OSError):
-            os.utime(folder, ns=(folder.stat().st_atime_ns, changed[0]))
-
     agreement.run_on_main(write_probe)
-    # Listing the folder makes a network file system look again. A question for one file it may
-    # answer from its cache.
-    sees_probe = folder.is_dir() and name in os.listdir(folder)
-    seen = agreement.gather(sees_probe)
-    agreement.run_on_main(remove_probe)
+    # Listing the folder makes a network file system look again. It may answer a question for one
+    # file from its cache.
+    seen = agreement.gather(folder.is_dir() and probe.name in os.listdir(folder))
+    agreement.run_on_main(probe.unlink)
 
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise LaunchError(
-            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there: "
-            "each node seems to have a disk of its own; give an output_dir on a file system that "
-            "all nodes share, or keep_last: 0 to train without checkpoints"
+            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there; "
+            "give an output_dir on a file system that all nodes share, or keep_last: 0"
         )

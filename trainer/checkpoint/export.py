@@ -85,15 +85,9 @@ class ModelFile:
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
-        """Return the dtype that most of the rounded tensors get. None if none is rounded."""
-        counts = Counter[torch.dtype]()
-        for name, dtype in self.dtypes.items():
-            if self.name(name) is not None:
-                counts[dtype] += 1
-        if not counts:
-            return None
-        [(dtype, _)] = counts.most_common(1)
-        return dtype
+        """Return the dtype that most of the rounded tensors get; None where none is rounded."""
+        dtypes = [dtype for name, dtype in self.dtypes.items() if self.name(name) is not None]
+        return Counter(dtypes).most_common(1)[0][0] if dtypes else None
 
     def name(self, name: str) -> str | None:
         """Return the name of a tensor in the file. None if it is left out."""
@@ -189,9 +183,8 @@ def changed_buffer(strategy: Strategy) -> str:
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
             return (
-                f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} "
-                "now: a file of the model cannot hold it; give it its full shape from the start, "
-                "or register it with persistent=False"
+                f"buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now; "
+                "give it its full shape from the start, or register it with persistent=False"
             )
     return ""
 
@@ -204,14 +197,11 @@ def check_storable(model: nn.Module) -> None:
     """
     for name, (_, dtype) in canonical_names(model).items():
         if name == METADATA:
-            raise CheckpointError(
-                f"{name}: no tensor of a safetensors file can have this name; give it another one"
-            )
+            raise CheckpointError(f"{name}: safetensors keeps this name for itself; rename it")
         if not can_hold(dtype):
             raise CheckpointError(
-                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the "
-                "model nor a checkpoint could be written; keep it in another dtype (complex "
-                "numbers as torch.view_as_real), or register it as a buffer with persistent=False"
+                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}; keep it in "
+                "another dtype, or register it as a buffer with persistent=False"
             )
 
 
@@ -233,19 +223,15 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: holds no model: {error}") from None
 
-    own = list(canonical_state(model))  # with shared tensors under all their names
-    filled: set[int] = set()
+    own = list(canonical_state(model))  # a shared tensor comes under all its names
+    used: set[str | int] = set()
     for name, tensor in own:
         if name in stored and stored[name].shape == tensor.shape:
-            tensor.detach().copy_(stored.pop(name))
-            filled.add(id(tensor))
-
-    wrong = set(stored)
-    for name, tensor in own:
-        if id(tensor) not in filled:
-            wrong.add(name)
-    if wrong:
-        raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(wrong))}")
+            tensor.detach().copy_(stored[name])
+            used.update((name, id(tensor)))
+    names = {*stored, *(name for name, tensor in own if id(tensor) not in used)} - used
+    if names:
+        raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(names))}")
 
 
 def export_dtypes(
@@ -268,12 +254,9 @@ def export_dtypes(
         ranges, _ = of_model_folder(Path(source.folder), source.names)
     except CheckpointError:  # a run that resumes from a checkpoint does not need these files
         return {}
-    rounded: dict[str, torch.dtype] = {}
-    for name in ranges.names("parameter"):
-        dtype = ranges.dtype("parameter", name)
-        if name in own and dtype in (torch.bfloat16, torch.float16):
-            rounded[name] = dtype
-    return rounded
+    dtypes = {name: ranges.dtype("parameter", name) for name in ranges.names("parameter")}
+    halves = (torch.bfloat16, torch.float16)
+    return {name: dtype for name, dtype in dtypes.items() if name in own and dtype in halves}
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:

@@ -9,7 +9,9 @@ before training, since its state would be lost on resume.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,26 +68,29 @@ class OptimizerForm:
             CheckpointError: its state cannot be saved.
         """
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        _refuse_closure(optimizer, kind)
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise LaunchError(
+                f"{kind}.step wants a closure that computes the loss again; a step here has one "
+                "forward and backward pass: take another optimizer"
+            )
 
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         if saved:
             for parameter, state in _state_after_step(optimizer, kind, device).items():
                 for key, value in state.items():
-                    _add_to_form(ranges, values, kind, key, value, parameter)
+                    if not _add_to_form(ranges, values, key, value, parameter):
+                        kept = getattr(value, "shape", type(value).__name__)
+                        raise CheckpointError(
+                            f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
+                            f"{tuple(parameter.shape)}, which cannot be saved by ranges of the "
+                            "parameter and would be lost on resume; take another optimizer, or "
+                            "keep_last: 0 to train without checkpoints"
+                        )
 
         groups = _named_groups(model, optimizer)
         return cls(kind=kind, ranges=ranges, values=values, groups=groups)
-
-
-def _refuse_closure(optimizer: Optimizer, kind: str) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise LaunchError(
-            f"{kind}.step wants a closure that computes the loss again, perhaps several times; a "
-            "step here has one forward and backward pass: take another optimizer"
-        )
 
 
 def _state_after_step(
@@ -102,58 +107,30 @@ def _state_after_step(
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # (an optimizer's step may want anything)
         raise CheckpointError(
-            f"{kind}: a step on small parameters fails, so it is not known what state it keeps; "
-            "take another optimizer, or keep_last: 0 to train without checkpoints "
+            f"{kind}: a step on small parameters fails, so its state is not known; take another "
+            "optimizer, or keep_last: 0 to train without checkpoints "
             f"({type(error).__name__}: {error})"
         ) from error
     return state
 
 
 def _add_to_form(
-    ranges: dict[str, torch.dtype],
-    values: dict[str, bool],
-    kind: str,
-    key: str,
-    value: Any,
-    parameter: Tensor,
-) -> None:
-    """Add one state of one parameter to ``ranges`` or ``values``.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
-    if value is None:
-        return
-
+    ranges: dict[str, torch.dtype], values: dict[str, bool], key: str, value: Any, parameter: Tensor
+) -> bool:
+    """Add a state of a parameter to ``ranges`` or ``values``; return whether it can be saved."""
     if isinstance(value, Tensor):
         if not can_hold(value.dtype):
-            raise _cannot_save(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
+            return False
         if value.shape == parameter.shape:
             # If parameters differ in this, the dtype that holds the values of both.
             ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
-            return
-        if value.dim() == 0:
-            values[key] = True
-            return
-        described = f"of shape {tuple(value.shape)}"
-    else:
-        if isinstance(value, int | float):
-            values[key] = False
-            return
-        described = f"a {type(value).__name__}"
-
-    raise _cannot_save(
-        kind,
-        f"{key!r} {described} for a parameter of shape {tuple(parameter.shape)}: "
-        "it cannot be saved by ranges of the parameter",
-    )
-
-
-def _cannot_save(kind: str, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{kind} keeps {what}, and would be lost on resume; take another optimizer, or "
-        "keep_last: 0 to train without checkpoints"
-    )
+            return True
+        if value.dim() > 0:
+            return False
+    if isinstance(value, Tensor | int | float):
+        values[key] = isinstance(value, Tensor)
+        return True
+    return value is None
 
 
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
@@ -173,8 +150,10 @@ def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group as JSON holds them, without the learning rate."""
     found: dict[str, Any] = {}
     for key, value in group.items():
-        if key not in _NOT_SETTINGS and _is_plain(value):
-            found[key] = list(value) if isinstance(value, tuple) else value
+        if key not in _NOT_SETTINGS:
+            # What JSON does not hold as it is (tensors, functions) is no setting.
+            with contextlib.suppress(TypeError, ValueError):
+                found[key] = json.loads(json.dumps(value))
     return found
 
 
@@ -183,13 +162,6 @@ def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
     for key in settings(group).keys() & saved.keys():
         value = decode(saved[key])
         group[key] = tuple(value) if isinstance(group[key], tuple) else value
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether JSON holds a value as it is."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def state_of(
@@ -286,26 +258,19 @@ class OptimizerStateReader:
             return ""
 
         value = max(found.values())
+        group = self._optimizer.param_groups[0]
+        on_device = group.get("fused") or group.get("capturable")
+        placed = value.to(local(state_key).device) if on_device else value
         state = self._states[state_key]
-        state[key] = self._placed(value, state_key) if self._form.values[key] else value.item()
+        state[key] = placed if self._form.values[key] else value.item()
         for other, dtype in self._form.ranges.items():
             if other not in state:
                 state[other] = torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
 
-        differing = [name for name in names if name not in found or found[name] != value]
+        differing = [name for name in names if found.get(name) != value]
         if not differing:
             return ""
-        had = found.get(differing[0], "none")
         return (
             f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts for "
-            f"all, also for {differing[0]}, which had {had}"
+            f"all, also for {differing[0]}, which had {found.get(differing[0], 'none')}"
         )
-
-    def _placed(self, value: Tensor, state_key: Tensor) -> Tensor:
-        """Put a value where torch keeps it: fused and capturable optimizers on the parameter's
-        device.
-        """
-        group = self._optimizer.param_groups[0]
-        if group.get("fused") or group.get("capturable"):
-            return value.to(local(state_key).device)
-        return value

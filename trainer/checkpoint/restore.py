@@ -6,7 +6,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .codec import decode
-from .compatibility import changed_rates, check_same, differences, fingerprint
+from .compatibility import changed_rates, check_same, fingerprint
 from .contents import WEIGHTS, Contents
 from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
 from .optimizer_state import OptimizerStateReader, restore_settings
@@ -50,14 +50,18 @@ def load(
 
     Raises:
         ConfigError: the configuration changes the numbers, and that is not allowed.
-        CheckpointError: the checkpoint holds another model.
+        CheckpointError: the checkpoint holds another model, or another sort of data.
     """
     contents = info.open()
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
 
     places = _find_model(parts, contents, info.path)
-    notices = _check_same_run(parts, contents, places, now, allowed=allow_change, source=info.path)
+    others = _frozen_differently(parts, places)
+    others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
+    others += parts.sampled.changes(state.get("content", {}))
+    changes = check_same(before, now, others, allowed=allow_change, source=info.path)
+    notices = [f"changed since the checkpoint: {line}" for line in changes]
 
     same_optimizer = before["optimizer"] == now["optimizer"]
     notices += _load_tensors(parts, ranges, places, with_optimizer=same_optimizer)
@@ -73,15 +77,18 @@ def load(
 
     tensor_of = partial(ranges.whole, "user")
     position = decode(state["data"], tensor_of)
+    if ("stream" in position) != ("stream" in parts.data.state()):
+        raise CheckpointError(
+            f"{info.path}: the training data is a stream in one of the two runs and a data set in "
+            "the other; start a new run with weights: instead of resume:"
+        )
     if allow_change and "began" in position:
         position["began"] = 0  # the stream may begin with any sample
-    samples, of_data = _restore_data(parts, position)
+    samples = parts.data.restore(position)
     parts.task.load_state_dict(decode(state["task"], tensor_of))
-    states = dict(state["callbacks"])
     for name, callback in parts.named_callbacks().items():
-        if name in states:
-            callback.load_state_dict(decode(states[name], tensor_of))
-    notices += of_data
+        if name in state["callbacks"]:
+            callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
     notices += _restore_rng(parts, ranges, state["step"])
 
     counters = {name: decode(state[name]) for name in parts.counters if name in state}
@@ -92,10 +99,10 @@ def _find_model(parts: Parts, contents: Contents, source: Path) -> Places:
     """Find each tensor of the model in a checkpoint, which must hold this very model.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: the checkpoint holds another model.
     """
-    shapes = {name: shape for name, shape, _ in contents.model}
     base = [name for name, *_, handle in parts.strategy.named_tensors() if parts.leaves_out(handle)]
+    shapes = {name: shape for name, shape, _ in contents.model}
     places, unused = _find(parts, contents.ranges, WEIGHTS, shapes, source, without=base)
 
     wrong = [f"{name} is not in the model" for name in unused]
@@ -103,38 +110,8 @@ def _find_model(parts: Parts, contents: Contents, source: Path) -> Places:
         # The optimizer's state of a shared parameter is stored under its first name.
         if stored_name != name:
             wrong.append(f"{name} is called {stored_name} there")
-    if wrong:
-        raise _another_model(source, wrong)
+    _check_none(wrong, source)
     return places
-
-
-def _check_same_run(
-    parts: Parts,
-    contents: Contents,
-    places: Places,
-    now: Mapping[str, Any],
-    *,
-    allowed: bool,
-    source: Path,
-) -> list[str]:
-    """Compare what decides the numbers of the run. Return a notice for each difference.
-
-    Args:
-        now: the ``fingerprint`` of this run.
-
-    Raises:
-        ConfigError: there are differences, and they are not allowed.
-    """
-    state = contents.state
-    before = state["mathematics"]
-    others = _frozen_differently(parts, places)
-    others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
-    others += parts.sampled.changes(state.get("content", {}))
-    changes = check_same(before, now, others, allowed=allowed, source=source)
-    # Callbacks of the config may change numbers, or only look on.
-    callbacks = state.get("config", {}).get("callbacks", [])
-    changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
-    return [f"changed since the checkpoint: {line}" for line in changes]
 
 
 def load_weights(
@@ -147,7 +124,8 @@ def load_weights(
 ) -> list[str]:
     """Set parameters and buffers to those of a checkpoint or a model folder. Return notices.
 
-    Everything else stays as it is. Collective: call on every rank.
+    Of a checkpoint with a moving average, the average is read. Everything else of the training
+    stays. Collective: call on every rank.
 
     Args:
         names: the name of a tensor in the model, by its name in the files of a model folder.
@@ -156,43 +134,26 @@ def load_weights(
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
-    if os.path.lexists(path / MANIFEST):
-        return _load_weights_of_checkpoint(parts, path, agreement, without)
-
-    # A folder with the saved part of a model leaves the rest as build_model made it.
     part: Mapping[str, str] = {}
-    if os.path.lexists(path / parts.model_file.file):
-        part = parts.model_file.names or {}
-    if not names:
-        names = {name_in_file: name for name, name_in_file in part.items()}
-    ranges, shapes = of_model_folder(path, names)
-    places, unused = _find(parts, ranges, WEIGHTS, shapes, path, only=part, without=without)
+    if os.path.lexists(path / MANIFEST):
+        contents = verify_together(inspect(path), agreement).open()
+        ranges = contents.ranges
+        shapes = {name: shape for name, shape, _ in contents.model}
+    else:
+        # A folder with the saved part of a model leaves the rest as build_model made it.
+        if os.path.lexists(path / parts.model_file.file):
+            part = parts.model_file.names or {}
+        names = names or {name_in_file: name for name, name_in_file in part.items()}
+        ranges, shapes = of_model_folder(path, names)
+
+    kinds = ("average", *WEIGHTS)
+    places, unused = _find(parts, ranges, kinds, shapes, path, only=part, without=without)
     _load_tensors(parts, ranges, places, with_optimizer=False)
 
-    read = f"starts with the weights of {path}: {len(places)} tensors"
-    return [read, *_unused_notice(unused, path)]
-
-
-def _load_weights_of_checkpoint(
-    parts: Parts, path: Path, agreement: Agreement, without: Collection[str]
-) -> list[str]:
-    """Set parameters and buffers to a checkpoint's, and to its moving average where it has one.
-
-    Collective: call on every rank.
-    """
-    info = verify_together(inspect(path), agreement)
-    contents = info.open()
-    shapes = {name: shape for name, shape, _ in contents.model}
-    kinds = ("average", *WEIGHTS)
-    places, unused = _find(parts, contents.ranges, kinds, shapes, path, without=without)
-    _load_tensors(parts, contents.ranges, places, with_optimizer=False)
-    return [f"starts with the weights of {path}", *_unused_notice(unused, path)]
-
-
-def _unused_notice(unused: list[str], path: Path) -> list[str]:
-    if not unused:
-        return []
-    return [f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"]
+    notices = [f"starts with the weights of {path}: {len(places)} tensors"]
+    if unused:
+        notices.append(f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}")
+    return notices
 
 
 def _find(
@@ -228,54 +189,38 @@ def _find(
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = names_of[id(handle)]
-        place = _first_stored(ranges, kinds, [other for other in names if other in shapes])
-        if place is not None and shapes[place[1]] != shape:
-            wrong.append(f"{name} has shape {shapes[place[1]]}, the model's is {shape}")
-        elif place is not None:
-            places[name] = place
+        names = [other for other in names_of[id(handle)] if other in shapes]
+        stored = [(kind, other) for kind in kinds for other in names if ranges.holds(kind, other)]
+        if stored:
+            places[name] = stored[0]
+            found = shapes[stored[0][1]]
+            if found != shape:
+                wrong.append(f"{name} has shape {found}, the model's is {shape}")
         elif 0 in shape:
-            places[name] = (kinds[0], name)  # nothing is read of an empty tensor
-        elif not only or any(other in only for other in names):
+            places[name] = (kinds[0], name)  # an empty tensor is not stored
+        elif not only or any(other in only for other in names_of[id(handle)]):
             wrong.append(f"{name} is missing")
-    if wrong:
-        raise _another_model(source, wrong)
+    _check_none(wrong, source)
 
     in_model = {name for names in names_of.values() for name in names}
     return places, [name for name in shapes if name not in in_model]
 
 
-def _first_stored(ranges: Ranges, kinds: tuple[str, ...], names: list[str]) -> Place | None:
-    """Return the first of these places at which there is a tensor. None if there is none."""
-    for kind in kinds:
-        for name in names:
-            if ranges.holds(kind, name):
-                return kind, name
-    return None
-
-
-def _another_model(source: Path, wrong: list[str]) -> CheckpointError:
-    more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-    return CheckpointError(f"{source}: does not hold this model: {'; '.join(wrong[:3])}{more}")
+def _check_none(wrong: Sequence[str], source: Path) -> None:
+    """Raise a CheckpointError about these differences between a model and its files, if any."""
+    if wrong:
+        raise CheckpointError(f"{source}: does not hold this model: {listed(wrong, 3)}")
 
 
 def _frozen_differently(parts: Parts, places: Places) -> list[str]:
-    """Return how many parameters are trained now that were frozen, and the other way round."""
-    thawed = frozen = 0
+    """Return a line about the parameters that are trained in only one of the two runs, if any."""
+    changed = []
     for name, _, _, handle in parts.strategy.named_tensors():
         if name in places and isinstance(handle, nn.Parameter):
-            kind, _ = places[name]
-            thawed += handle.requires_grad and kind == "frozen"
-            frozen += not handle.requires_grad and kind == "parameter"
-
-    lines = []
-    if thawed:
-        lines.append(
-            f"{thawed} tensors are trained now that were frozen: their optimizer state starts fresh"
-        )
-    if frozen:
-        lines.append(f"{frozen} tensors are frozen now that were trained")
-    return lines
+            was_trained = places[name][0] == "parameter"
+            if was_trained != handle.requires_grad and handle.numel():
+                changed.append(f"{name} {was_trained} -> {handle.requires_grad}")
+    return [f"trained: {listed(changed)}"] if changed else []
 
 
 def _load_tensors(
@@ -318,31 +263,15 @@ def _load_tensors(
 
 
 def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
-    """Read the moving averages, where there are any. Others start with the weights."""
-    if parts.averages is None:
-        return []
-    for shard, average in parts.averages:
+    """Read the moving averages that are stored. The others start with the weights."""
+    for shard, average in parts.averages or ():
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    if ranges.names("average"):
+    if parts.averages is None or ranges.names("average"):
         return []
     return ["the checkpoint holds no moving average: it starts with the weights"]
-
-
-def _restore_data(parts: Parts, saved: dict[str, Any]) -> tuple[int, list[str]]:
-    """Set the position in the data. Return it in samples, and notices."""
-    fresh = parts.data.state()
-    was_stream, is_stream = "stream" in saved, "stream" in fresh
-    if was_stream == is_stream:
-        return parts.data.restore(saved), []
-
-    if was_stream:
-        change = "the training data was a stream and is a data set now"
-    else:
-        change = "the training data was a data set and is a stream now"
-    return fresh["samples"], [f"{change}: it starts at its beginning"]
 
 
 def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
@@ -351,11 +280,10 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
     if before == layout.world_size:
         rank = str(layout.rank)
-        states = {}
-        for name in rng.GENERATORS:
-            if ranges.holds(f"rng.{name}", rank):
-                states[name] = ranges.whole(f"rng.{name}", rank)
-        rng.write(states)
+        kinds = {name: f"rng.{name}" for name in rng.GENERATORS}
+        rng.write(
+            {n: ranges.whole(kind, rank) for n, kind in kinds.items() if ranges.holds(kind, rank)}
+        )
         return []
 
     # The generators of so many ranks cannot be given to another number of ranks. New ones must not

@@ -108,11 +108,10 @@ class Saver:
         try:
             self.agreement.run_on_main(partial(describe, parts))
         except CheckpointError as error:
+            text = f"no checkpoint of this run could be written: {error}"
             if self.config.on_save_error == "stop":
-                raise CheckpointError(
-                    f"no checkpoint of this run could be written: {error}"
-                ) from None
-            return [f"no checkpoint can be written as it is now: {error}"]
+                raise CheckpointError(text) from None
+            return [text]
         return []
 
     def _check_room(self, saves: int) -> None:
@@ -152,17 +151,11 @@ class Saver:
             return
 
         parts.strategy.sync_buffers()
-        snapshot = take(
-            parts,
-            pieces,
-            files,
-            user_tensors,
-            copied=self.config.save_in_background,
+        self._snapshot = take(
+            parts, pieces, files, user_tensors, copied=self.config.save_in_background
         )
-        self._snapshot = snapshot
-        self._task = BackgroundTask(
-            partial(snapshot.write, store.temporary_of(self.folder, parts.step))
-        )
+        folder = store.temporary_of(self.folder, parts.step)
+        self._task = BackgroundTask(partial(self._snapshot.write, folder))
         if not self.config.save_in_background:
             self.finish()
 
@@ -216,10 +209,8 @@ class Saver:
         elif snapshot is not None:
             written = self.agreement.gather(task.result)
             files = [fact for facts in written for fact in facts]
-            if snapshot.rank == 0:
-                self._task = BackgroundTask(partial(self._commit, snapshot, files))
-            else:
-                self._task = BackgroundTask(lambda: None)
+            commit = partial(self._commit, snapshot, files)
+            self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
             self._status.start(self._task.state)
 
     def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:

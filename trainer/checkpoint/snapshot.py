@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..data import rng
-from ..errors import CheckpointError
 from ..text import versions
 from .codec import encode, encode_plain
 from .compatibility import fingerprint
@@ -66,29 +65,16 @@ def take(
         pieces: of model and optimizer, as ``Parts.pieces`` yields them.
         files: those that only the main process writes.
         user_tensors: what ``describe`` returned on the main process.
-        memory: the host memory of the snapshot before, which nobody reads any more. It is filled
-            again.
-        copied: whether training continues while the snapshot is written. Otherwise what is in host
+        copied: whether training continues while the snapshot is written; otherwise what is in host
             memory already is not copied.
     """
-    own = [(str(key), tensor.detach()) for key, tensor in (*pieces, *parts.buffer_pieces())]
-    places = {
-        key: torch.empty_like(
-            tensor,
-            device="cpu",
-            pin_memory=tensor.is_cuda,
-            memory_format=torch.contiguous_format,
-        )
-        for key, tensor in own
-        if copied or tensor.is_cuda
-    }
     taken: list[tuple[str, Tensor]] = []
-    for key, tensor in own:
-        if key in places:
-            on_host = places[key].copy_(tensor, non_blocking=True)
-        else:
-            on_host = tensor.contiguous()
-        taken.append((key, on_host))
+    for key, tensor in (*pieces, *parts.buffer_pieces()):
+        on_host = tensor.detach()
+        if copied or tensor.is_cuda:
+            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            on_host = place.copy_(on_host, non_blocking=True)
+        taken.append((str(key), on_host.contiguous()))
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
@@ -116,15 +102,6 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     Raises:
         CheckpointError: the state of the task or of a callback cannot be saved.
     """
-    try:
-        return _describe(parts)
-    except RecursionError:
-        raise CheckpointError(
-            "the state of the task or of a callback is nested too deeply, or holds itself"
-        ) from None
-
-
-def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     strategy = parts.strategy
     tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {"step": parts.step}

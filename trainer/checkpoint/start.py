@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
 from ..errors import CheckpointError, ConfigError, Origin, Problem
 from . import discover
-from .discover import MANIFEST, CheckpointInfo, listing, named, step_of, verify_together
+from .discover import CheckpointInfo, listing, named, step_of, verify_together
 
 T = TypeVar("T")
 
@@ -53,9 +52,9 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
         origin: of ``resume``, for messages.
 
     Raises:
-        ConfigError: the path names no checkpoint, or one that newer ones follow.
-        CheckpointError: the checkpoint of the path is damaged. Or all that ``auto`` found are. Or
-            one cannot be read, or not by this program, which does not mean that it is damaged.
+        ConfigError: newer checkpoints of the same run follow the path.
+        CheckpointError: the path is no checkpoint, or a damaged one. Or all checkpoints that
+            ``auto`` found are damaged, or one cannot be read by this program or machine.
     """
     if resume == "none":
         return Start()
@@ -96,36 +95,21 @@ def _start_at(
     path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin
 ) -> Start:
     """Begin with the checkpoint at a path. Collective: call on every rank."""
-
-    def problem(rule: str) -> ConfigError:
-        return ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
-
-    def check_is_no_folder_of_checkpoints() -> None:
-        if os.path.lexists(path / MANIFEST):
-            return
-        for inside in (path, path / "checkpoints"):
-            names = ", ".join(entry.name for entry in named(inside))
-            if names:
-                raise problem(
-                    f"holds checkpoints and is none; name one of {names} in {inside}, or use "
-                    "resume: auto"
-                )
-
-    agreement.run_on_main(check_is_no_folder_of_checkpoints)
     info = _inspect_and_verify(path, agreement)
     if info.problem:
-        instead = ""
-        if info.broken:
-            instead = "; resume: auto takes the newest complete checkpoint instead"
-        raise CheckpointError(f"{path}: {info.problem}{instead}")
+        raise CheckpointError(
+            f"{path}: {info.problem}; name another checkpoint (RUN/checkpoints/step-...), or give "
+            "resume: auto, which takes the newest complete one"
+        )
 
     continues = path.resolve().parent == folder.resolve()
     newer = [entry.name for entry in own if step_of(entry) > info.step]
     if continues and newer:
-        raise problem(
+        rule = (
             f"{folder} continues to {newer[0]}; give another output_dir to branch off, or delete "
             "the newer ones"
         )
+        raise ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
     return Start(found=info, continues=continues)
 
 

@@ -233,10 +233,10 @@ class Part(Odd):
         (
             ("middle", "back"),
             ("middle", "back", "scale"),
-            "1 tensors are trained now that were frozen: their optimizer state",
+            "trained: scale False -> True",
         ),
-        (("middle", "back"), ("middle",), "2 tensors are frozen now that were trained"),
-        (("middle",), ("back",), "2 tensors are frozen now that were trained"),
+        (("middle", "back"), ("middle",), r"trained: .*\.weight True -> False"),
+        (("middle",), ("back",), r"trained: .*\.weight True -> False"),
     ],
 )
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -288,7 +288,7 @@ class Factored(Odd):
 def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"Adafactor keeps 'row_var' of shape \(5, 1\) for a parameter of shape \(5,",
+        match=r"Adafactor keeps 'row_var' .*\(\[5, 1\]\)\) for a parameter of shape \(5,",
     ):
         fit(tmp_path / "a", Factored())
     fit(tmp_path / "b", Factored(), keep_last=0, save_every=None)
