@@ -132,8 +132,7 @@ def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]
         begin, end: samples consumed before and after the step.
     """
     if isinstance(data, IndexedData):
-        _, parts = next(data.samples(begin))
-        return parts
+        return next(data.steps(begin)).micro_batches
     return list(parts_of_rank(range(begin, end), data.layout))
 
 

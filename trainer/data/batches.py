@@ -28,7 +28,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -62,15 +62,15 @@ class Layout:
         return self.micro_batch_size * self.accumulation_steps * self.world_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One micro-batch of this rank.
 
     Args:
-        batch: what ``collate`` has made.
-        weight: its examples, or what ``Task.weight`` has counted in it. 0 marks a padding batch: it
-            adds nothing to the loss, and lets the rank take part in the collectives.
-        counts: whether its numbers are added to sums over ranks.
+        batch: of ``collate``.
+        weight: the number of examples, or the number that ``Task.weight`` counted. 0 marks a
+            padding batch, which adds nothing to the loss. With a padding batch the rank takes part
+            in the collectives.
+        counts: whether the numbers of this micro-batch are added to sums over ranks.
     """
 
     batch: Any
@@ -78,20 +78,19 @@ class MicroBatch:
     counts: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Window:
+class Window(NamedTuple):
     """All micro-batches of one optimizer step on this rank.
 
     Args:
-        micros: the micro-batches; every rank has the same number of them.
+        micros: the micro-batches. Every rank has the same number of them.
         samples: of all ranks in this step.
         end: the position after this step.
-        now: where the run is in this step: its number, the epoch, a generator.
-        digest: a checksum of the first samples of a stream, which must be the same on every rank; 0
-            where nothing is to be compared.
+        now: the moment of this step: its number, the epoch, a generator.
+        digest: a checksum of the first samples of a stream, which must be the same on every rank. 0
+            if nothing is to be compared.
     """
 
-    micros: tuple[MicroBatch, ...]
+    micros: Sequence[MicroBatch]
     samples: int
     end: int
     now: Now
@@ -107,7 +106,7 @@ def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
     """Yield this rank's micro-batches of one step, of which all ranks together take ``taken``.
 
     A short step, at the end of an epoch, has fewer micro-batches, the same number on every rank.
-    The samples of its last micro-batch are distributed evenly; a rank's part of it may be empty.
+    The samples of the last micro-batch are distributed evenly. A rank's part may be empty.
     """
     per_micro_batch = layout.micro_batch_size * layout.world_size
     for start in range(0, len(taken), per_micro_batch):
@@ -124,16 +123,16 @@ class TrainData(ABC):
         dataset: the data set.
         layout: how its global batches are cut.
         seed: of the order, of augmentations, and of loading processes.
-        collate: makes a batch of a list of items; torch's ``default_collate`` by default.
+        collate: makes a batch of a list of items. By default torch's ``default_collate``.
         augment: changes an item by the randomness of its (seed, epoch, sample).
-        weight_of: counts what a batch is weighed by, where that is not its examples (tokens).
+        weight_of: returns the weight of a batch (tokens). By default the number of its examples.
         drop_last: leave out the short last step of each epoch.
         workers: loading processes of this rank.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
 
     Attributes:
-        size: samples in the data set; None for a stream, whose length is not known.
-        steps_per_epoch: optimizer steps in an epoch; None for a stream.
+        size: samples in the data set. None for a stream, whose length is not known.
+        steps_per_epoch: optimizer steps in an epoch. None for a stream.
     """
 
     size: int | None = None
@@ -163,7 +162,7 @@ class TrainData(ABC):
         self._padding_item: Any = None
 
     def loader(self, dataset: Any, position: int, **settings: Any) -> DataLoader[Any]:
-        """Make torch's loader of what comes after ``position``.
+        """Make torch's loader of the samples after ``position``.
 
         Args:
             settings: further arguments of ``DataLoader``.
@@ -177,62 +176,55 @@ class TrainData(ABC):
             **settings,
         )
 
-    def weigh(self, examples: int, batch: Any) -> float:
-        """Return the weight of a batch of ``examples``."""
-        if self.weight_of is None:
-            return float(examples)
-        return float(self.weight_of(batch))
-
-    def micro_batch(self, batch: Any, weight: float) -> MicroBatch:
-        """Make a micro-batch of a batch that was weighed."""
-        return MicroBatch(batch=batch, weight=weight, counts=weight != 0)
-
-    def choose_padding_item(self, candidates: Iterable[Any]) -> None:
-        """Keep the first item that has weight for padding batches, unless one is kept already.
-
-        Where none has weight the last one is kept: a step without any weight is refused later.
-        """
-        if self._padding_item is not None:
-            return
-        for item in candidates:
-            self._padding_item = copied(item)
-            if self.weight_of is None:
-                return
-            batch = self.collate([copied(item)])
-            if self.weight_of(batch) > 0:
-                return
-
-    def padding_batch(self, candidates: Iterable[Any] = ()) -> Any:
-        """Make a batch of weight 0, with which a rank without samples takes part in collectives.
+    def micro_batch(self, examples: int, batch: Any, candidates: Iterable[Any] = ()) -> MicroBatch:
+        """Weigh a batch. A batch without weight is replaced by a padding batch.
 
         The loss of a batch without weight can be NaN (a mean over no tokens), and zero times NaN is
         NaN, in the backward pass too. So a padding batch is made of an item that does have weight.
         The item is copied each time, because some collates change their items.
 
         Args:
-            candidates: items to choose from, if none was chosen yet.
+            examples: in the batch. Without examples there is no batch.
+            candidates: items to choose the padding item from, if none was chosen yet.
         """
-        self.choose_padding_item(candidates)
-        count = min(2, self.layout.micro_batch_size)  # BatchNorm needs more than one value
-        return self.collate([copied(self._padding_item) for _ in range(count)])
+        weight = 0.0
+        if examples:
+            weight = float(examples if self.weight_of is None else self.weight_of(batch))
+        if weight == 0:
+            self.choose_padding_item(candidates)
+            count = min(2, self.layout.micro_batch_size)  # BatchNorm needs more than one value
+            batch = self.collate([copied(self._padding_item) for _ in range(count)])
+        return MicroBatch(batch, weight, weight != 0)
+
+    def choose_padding_item(self, candidates: Iterable[Any]) -> None:
+        """Keep the first item that has weight for padding batches, unless one is kept already.
+
+        If no item has weight, the last one is kept. A step without any weight is refused later.
+        """
+        if self._padding_item is not None:
+            return
+        for item in candidates:
+            self._padding_item = copied(item)
+            if self.weight_of is None or self.weight_of(self.collate([copied(item)])) > 0:
+                return
 
     @abstractmethod
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         """Yield the next ``steps`` windows from ``position``.
 
-        All batches of a window are fetched before it is yielded, so that its weight is known.
+        All batches of a window are read before the window is yielded, so its weight is known.
 
         Args:
             done: optimizer steps before these.
         """
 
     def total_steps(self, done: int, steps: int) -> int:
-        """Return the steps of the whole run; ``stop_at`` ends it before them."""
+        """Return the steps of the whole run, which ``stop_at`` may end earlier."""
         return max(self.items.total_steps, done + steps)
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
-        """Return the passes over the data after ``position`` samples; of a stream whole ones."""
+        """Return the passes over the data after ``position`` samples. Of a stream whole ones."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -260,22 +252,17 @@ def copied(item: Any) -> Any:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether data can only be read from its beginning.
-
-    That is torch's IterableDataset, and any iterable without length or indexing.
+    """Return whether data is a stream: torch's IterableDataset, or without length or indexing.
 
     Raises:
-        DataError: it is a loader, whose batches would be taken for items, or several data sets.
+        DataError: the data is a loader, whose batches would be taken for items, or holds several
+            data sets by name.
     """
     if isinstance(dataset, Mapping) and 0 not in dataset:
-        names = listed([str(name) for name in dataset])
-        raise DataError(
-            f"Data holds several data sets ({names}) where one belongs: give one of them"
-        )
+        raise DataError(f"Data holds several data sets ({listed([*dataset])}): give one of them")
     if isinstance(dataset, DataLoader):
         raise DataError(
-            "Data holds a DataLoader where a data set belongs: give its .dataset, and its "
-            "collate_fn as Data.collate; batches, order and workers are made here, from the config"
+            "Data holds a DataLoader: give its .dataset, and its collate_fn as Data.collate"
         )
 
     if isinstance(dataset, IterableDataset):

@@ -6,13 +6,13 @@ The order of an epoch follows from (seed, epoch), see ``order.py``. Each step ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, tee
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, DataError
 from .augment import Key
-from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank, sized
+from .batches import Layout, TrainData, Window, parts_of_rank, sized
 from .now import Now, set_now
 from .order import ORDERS, order_for
 
@@ -21,21 +21,16 @@ class Step(NamedTuple):
     """One optimizer step of this rank, before its samples are read.
 
     Args:
-        epoch: which its samples belong to.
-        micro_batches: of this rank, as places in the order of the epoch; some may be empty.
+        epoch: of the samples.
+        micro_batches: the indices of this rank's samples. A micro-batch may be empty.
         samples: of all ranks.
         end: the position after this step.
     """
 
     epoch: int
-    micro_batches: list[range]
+    micro_batches: list[list[int]]
     samples: int
     end: int
-
-    @property
-    def begin(self) -> int:
-        """Return the position of its first sample."""
-        return self.end - self.samples
 
 
 class IndexedData(TrainData):
@@ -63,91 +58,52 @@ class IndexedData(TrainData):
     def _steps_over(self, samples: int) -> int:
         """Return the optimizer steps over the last ``samples`` of an epoch."""
         whole, rest = divmod(samples, self.layout.global_batch_size)
-        if rest == 0 or self.drop_last:
-            return whole
-        return whole + 1
+        return whole if rest == 0 or self.drop_last else whole + 1
 
     def steps(self, position: int) -> Iterator[Step]:
-        """Yield all optimizer steps from ``position`` on, without end.
-
-        The order of an epoch is not computed here, so this is cheap.
-        """
+        """Yield all optimizer steps from ``position`` on, without end."""
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
+            order = ORDERS[self.order](self.size, self.seed, epoch)
             for start in range(offset, self.size, batch):
                 taken = range(start, min(start + batch, self.size))
                 if len(taken) < batch and self.drop_last:
                     break
-                yield Step(
-                    epoch=epoch,
-                    micro_batches=list(parts_of_rank(taken, self.layout)),
-                    samples=len(taken),
-                    end=epoch * self.size + taken.stop,
-                )
+                parts = parts_of_rank(taken, self.layout)
+                indices = [order[part.start : part.stop].tolist() for part in parts]
+                yield Step(epoch, indices, len(taken), epoch * self.size + taken.stop)
             position = (epoch + 1) * self.size
 
-    def samples(self, position: int) -> Iterator[tuple[Step, list[list[int]]]]:
-        """Yield each step, and this rank's micro-batches of it as indices of samples."""
-        order_of_epoch = -1
-        for step in self.steps(position):
-            if step.epoch != order_of_epoch:
-                order = ORDERS[self.order](self.size, self.seed, step.epoch)
-                order_of_epoch = step.epoch
-
-            micro_batches = []
-            for places in step.micro_batches:
-                micro_batches.append(order[places.start : places.stop].tolist())
-            yield step, micro_batches
-
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
-        batches = self._batches(position, steps, done)
-        total_steps = self.total_steps(done, steps)
-        for number, step in enumerate(islice(self.steps(position), steps), done + 1):
-            moment = self._moment(number, step.begin, total_steps)
-            set_now(moment)  # for Task.weight and padding batches; batches may come from elsewhere
+        # Loading processes read ahead of the training. tee keeps the steps in between.
+        ahead, current = tee(self._moments(position, steps, done))
+        batches = self._batches(position, ahead)
+        for step, moment in current:
+            set_now(moment)  # for Task.weight and padding batches, also if another process loads
             micros = []
-            for places in step.micro_batches:
-                batch = next(batches) if places else None
-                micros.append(self._micro_batch(len(places), batch))
+            for indices in step.micro_batches:
+                batch = next(batches) if indices else None
+                micros.append(self.micro_batch(len(indices), batch, self._padding_candidates()))
 
             self.position = step.end
-            yield Window(micros=tuple(micros), samples=step.samples, end=step.end, now=moment)
+            yield Window(micros, step.samples, step.end, moment)
 
-    def _moment(self, number: int, begin: int, total_steps: int) -> Now:
-        """Return where the run is in a step that begins at a position."""
-        return Now(number, begin / self.size, begin, total_steps, None, self.seed)
+    def _moments(self, position: int, steps: int, done: int) -> Iterator[tuple[Step, Now]]:
+        """Yield the next steps, each with its moment of the run."""
+        total_steps = self.total_steps(done, steps)
+        for number, step in enumerate(islice(self.steps(position), steps), done + 1):
+            begin = step.end - step.samples
+            yield step, Now(number, begin / self.size, begin, total_steps, None, self.seed)
 
-    def _batches(self, position: int, steps: int, done: int) -> Iterator[Any]:
-        """Yield the batches of all micro-batches that are not empty.
-
-        Loading processes read ahead of the training, so this goes through the steps on its own.
-        """
-        keys = self._keys(position, steps, done)
+    def _batches(self, position: int, steps: Iterable[tuple[Step, Now]]) -> Iterator[Any]:
+        """Yield the batches of all micro-batches that are not empty."""
+        keys = _keys(steps)
         if self.workers or self.pin_memory:
             loader = self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
             return iter(loader)
         # Without workers the loader would do no more than this, at 30 microseconds a batch.
         return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
-
-    def _keys(self, position: int, steps: int, done: int) -> Iterator[list[Key]]:
-        """Yield the keys of ``Items`` of each batch."""
-        total_steps = self.total_steps(done, steps)
-        numbered = enumerate(islice(self.samples(position), steps), done + 1)
-        for number, (step, micro_batches) in numbered:
-            moment = self._moment(number, step.begin, total_steps)
-            for indices in micro_batches:
-                if indices:
-                    yield [(step.epoch, index, moment) for index in indices]
-
-    def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
-        """Make a micro-batch; a padding batch where there are no examples, or none with weight."""
-        weight = 0.0
-        if examples:
-            weight = self.weigh(examples, batch)
-        if weight == 0:
-            batch = self.padding_batch(self._padding_candidates())
-        return self.micro_batch(batch, weight)
 
     def _padding_candidates(self) -> Iterator[Any]:
         for index in range(self.size):
@@ -160,7 +116,7 @@ class IndexedData(TrainData):
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
 
-        It is negative where the position is beyond that end.
+        The number is negative if the position is beyond that end.
         """
         epoch, offset = divmod(position, self.size)
         if epoch >= epochs:
@@ -173,21 +129,26 @@ class IndexedData(TrainData):
         return position / self.size
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"samples": self.position}
-        if self.order != "permutation":  # older checkpoints name no order, and have this one
-            state["order"] = self.order
-        return state
+        return {"samples": self.position, "order": self.order}
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Continue in the order of the checkpoint, also where a new run would take another one.
+        """Continue in the order of the checkpoint, even if a new run would take another order.
 
         Raises:
-            CheckpointError: it names an unknown order.
+            CheckpointError: the checkpoint names an unknown order.
         """
-        self.order = state.get("order", "permutation")
+        self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
         if self.order not in list(ORDERS):  # a list: the file may hold what cannot be hashed
             raise CheckpointError(
                 f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}"
             )
         self.position = int(state["samples"])
         return self.position
+
+
+def _keys(steps: Iterable[tuple[Step, Now]]) -> Iterator[list[Key]]:
+    """Yield the keys of ``Items`` of each batch."""
+    for step, moment in steps:
+        for indices in step.micro_batches:
+            if indices:
+                yield [(step.epoch, index, moment) for index in indices]

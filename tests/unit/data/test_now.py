@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,12 +237,3 @@ def test_a_compiled_model_that_reads_the_step_is_not_compiled_anew_in_each() -> 
             assert model(torch.ones(2)).tolist() == [0.5 * step, 0.5 * step]
         compiled.append(len(graphs))
     assert compiled[-1] == compiled[2] <= 3, "twice: for the first number, and for all others"
-
-
-def test_a_step_costs_less_than_two_microseconds() -> None:
-    data = IndexedData(Numbers(17), layout(0, 1, 2), seed=0)
-
-    def note() -> None:
-        set_now(data._moment(3, 4, 5))
-
-    assert min(timeit.repeat(note, number=1000, repeat=20)) / 1000 < 2e-6
