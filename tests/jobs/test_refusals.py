@@ -279,7 +279,7 @@ SAME_DATA = ": build_data must give every rank the same data, which the trainer 
 SAME_MODEL = (
     ": build_model and build_optimizer must build the same on every rank, in the same order"
 )
-DRAWN = r"differ from those on rank 0: build_model must draw the same on every rank"
+DRAWN = r"build_model and build_optimizer must build the same on every rank"
 CHECKSUM = r"[0-9a-f]{8}"
 OTHER_X = rf"of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}{SAME_DATA}"
 
@@ -300,12 +300,12 @@ REFUSED = {
     "data by default_rng": rf"DataError: rank 1: the content of sample \d+ {OTHER_X}",
     "sharded data": rf"DataError: rank 1: the content of sample 0 {OTHER_X}",
     "sizes of the data": f"DataError: rank 1: the number of samples of Data.train is 23, rank 0: 24{SAME_DATA}",
-    "frozen buffer": rf"LaunchError: rank 1: the first weights of frozen {DRAWN}",
+    "frozen buffer": rf"LaunchError: rank 1: the checksum of frozen is .*{DRAWN}",
     "order of parameters": (
         r"LaunchError: rank 1: parameter 0 is heads.beta.weight \(1, 4\) torch.float32 trainable, "
         rf"rank 0: heads.alpha.weight \(1, 4\) torch.float32 trainable{SAME_MODEL}"
     ),
-    "first weights": rf"LaunchError: rank 1: the first weights of 0.weight {DRAWN}",
+    "first weights": rf"LaunchError: rank 1: the checksum of 0.weight is .*{DRAWN}",
     "frozen layer": (
         r"LaunchError: rank 1: parameter 0 is 0.weight \(8, 4\) torch.float32 frozen, "
         rf"rank 0: 0.weight \(8, 4\) torch.float32 trainable{SAME_MODEL}"
@@ -313,7 +313,7 @@ REFUSED = {
     "rate of a group": f"LaunchError: rank 1: optimizer group 1: lr is 0.002, rank 0: 0.001{SAME_MODEL}",
     "max_norm": "LaunchError: 0 has max_norm, by which each process would scale the rows of its own batch alone",
 }
-NO_DIFFERENCE = ("noise of its own", "last bits")
+NO_DIFFERENCE = ("noise of its own",)
 
 
 @cache

@@ -238,18 +238,6 @@ class NoisyData(Plain):
         return Data(train=Noisy(), evaluation=Rows(6))
 
 
-@case("last bits")
-class LastBits(Plain):
-    """First weights that processors of two kinds have rounded otherwise: no difference."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1 + RANK * 2e-7)
-        return model
-
-
 SETTINGS = {
     "lr": {"lr": 0.1},
     "seed": {"seed": 1},
