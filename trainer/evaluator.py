@@ -106,7 +106,7 @@ class Evaluator:
 
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
         """Measure whole sets: as ``Run.evaluate``."""
-        chosen = self._chosen(names)
+        chosen = self.chosen(names)
         measured: dict[str, float] = {}
         with self.evaluating():
             for evaluation_set in chosen.values():
@@ -161,7 +161,7 @@ class Evaluator:
         for evaluation_set in self.sets.values():
             evaluation_set.batches.close()
 
-    def _chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
+    def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
         """Return the sets of these names, all for None, in the order of the task's data.
 
         Raises:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .config.load import Loaded, check_settings, print_config
 from .config.load import load_config as read_config
 from .config.named_class import find_class
-from .config.naming import resolve_names
 from .config.plain import plain
 from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
@@ -112,7 +111,6 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 
     # All settings of the task, so that the config that is saved is complete.
     config = dataclasses.replace(loaded.config, **defaults, task_settings=plain(task))
-    resolve_names(config, None, loaded.origins)  # a misspelt placeholder ends here
     return task, config
 
 

@@ -30,12 +30,13 @@ from ..distributed.exit import run_and_exit
 from ..errors import TrainerError
 from ..reporting.directory import json_text
 from ..script import launch_as, load_config, load_task
-from ..text import is_headline, listed
+from ..text import is_headline
 from .evaluated_model import CONFIG, PLAN, EvaluatedModel, find_model
 from .usage import local_path, local_text, usage_error
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
+    from ..evaluator import MeasuredSet
     from ..run import Run
     from ..task import Task
 
@@ -81,7 +82,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     for notice in run.notices:
         run.say(f"note: {notice}")
 
-    sets = args.sets.split(",") if args.sets else list(run.evaluation_sets)
+    sets = run.evaluator.chosen(args.sets.split(",") if args.sets else None)
     record = {"evaluated": str(model.weights), "step": model.step, "samples": model.samples}
     record["predictions"] = _predict(run, sets, args.predictions)
     values = {} if args.only_predictions else run.evaluate(sets)
@@ -101,19 +102,16 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     return values
 
 
-def _predict(run: Run, sets: Sequence[str], path: Path | None) -> dict[str, int]:
+def _predict(run: Run, sets: Mapping[str, MeasuredSet], path: Path | None) -> dict[str, int]:
     """Write the predictions for each set. Return the number of rows by file. Collective."""
     from .predictions import write_predictions
 
     written: dict[str, int] = {}
     if path is None:
         return written
-    for name in sets:
-        if name not in run.evaluation_sets:
-            known = listed(list(run.evaluation_sets))
-            raise usage_error("sets", name, f"no such evaluation set; there are: {known}")
+    for name, evaluation_set in sets.items():
         file = path.with_suffix(f".{name}.jsonl") if name else path
-        written[str(file)] = write_predictions(run, run.evaluation_sets[name], file)
+        written[str(file)] = write_predictions(run, evaluation_set, file)
         run.say(f"predictions: {file}, {written[str(file)]:,} examples")
     return written
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +66,8 @@ def find_model(
     if exported_file(folder) is None:
         rule = "holds no model (safetensors) and no checkpoint; a run that has not ended needs "
         raise usage_error("", str(folder), rule + "--checkpoint latest")
-    facts: Mapping[str, Any] = {}
-    for file in (folder / "best.json", *([run / "summary.json"] if run else [])):
-        if file.is_file() and not facts:
-            facts = read_json(file)
+    files = [folder / "best.json", (run or folder) / "summary.json"]
+    facts: dict[str, Any] = next((read_json(file) for file in files if file.is_file()), {})
     step = facts.get("step", facts.get("steps", 0))
     return EvaluatedModel(weights=folder, run=run, step=step, samples=facts.get("samples", 0))
 

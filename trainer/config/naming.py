@@ -42,11 +42,11 @@ class Names:
         return replace(config, output_dir=as_literal(self.output_dir))
 
 
-def resolve_names(config: TrainConfig, plan: Plan | None, origins: Mapping[str, Origin]) -> Names:
+def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
     """Fill in the placeholders of ``run_name`` and ``output_dir``.
 
     Args:
-        plan: of the run. None before the launch, when the placeholders that it decides stay.
+        plan: of the run.
         origins: of the config's values, for messages.
 
     Raises:
@@ -54,11 +54,9 @@ def resolve_names(config: TrainConfig, plan: Plan | None, origins: Mapping[str, 
     """
     values = _values(config, plan)
     template = _DEFAULT_NAME if config.run_name is None else config.run_name
-    run_name = _filled("run_name", template, values, origins)
-
-    values["run_name"] = _Later("run_name") if plan is None else run_name
+    values["run_name"] = _filled("run_name", template, values, origins)
     output_dir = _filled("output_dir", config.output_dir, values, origins)
-    return Names(run_name=run_name, output_dir=output_dir)
+    return Names(run_name=values["run_name"], output_dir=output_dir)
 
 
 def experiment_of(config: TrainConfig) -> str:
@@ -71,18 +69,9 @@ def as_literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def of_literal(template: str) -> str:
-    """Return the text that a template without placeholders stands for."""
-    return template.replace("{{", "{").replace("}}", "}")
-
-
 def file_name_part(text: str) -> str:
     """Return a text that can be a part of a file's name: no slash, no space, no leading dot."""
     return re.sub(r"^\.+", "_", re.sub(r"[^\w.+=,-]+", "-", text))
-
-
-class _Later(str):
-    """The name of a placeholder that stays, because only the plan has its value."""
 
 
 class _Names(Formatter):
@@ -102,8 +91,6 @@ class _Names(Formatter):
         return values[name], name
 
     def format_field(self, value: Any, form: str) -> str:
-        if isinstance(value, _Later):
-            return f"{{{value}:{form}}}" if form else f"{{{value}}}"
         if re.search("[0-9]{3}", form):
             raise ValueError(f"the width or precision of {{:{form}}} is over 99")
         text = format(value, form) if form else _spelled(value)
@@ -125,7 +112,7 @@ def _filled(
         raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
 
 
-def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
+def _values(config: TrainConfig, plan: Plan) -> dict[str, Any]:
     """Return the values of placeholders by name.
 
     Keys that a launch file may set, too, have the values that run.
@@ -133,12 +120,10 @@ def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
     values = {key: value for key, value in dotted(hidden(vars(config))) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
     for key in (*_FACTS, *_IN_PLAN.intersection(values)):
-        # The rate as it is configured. The plan has it scaled as well.
-        of_plan = plan and getattr(plan, "lr_reference" if key == "lr" else key)
+        # The rate as it is configured. The plan has the scaled rate as well.
+        of_plan = getattr(plan, "lr_reference" if key == "lr" else key)
         if of_plan is not None:
             values[key] = of_plan
-        elif values.get(key) is None and plan is None:
-            values[key] = _Later(key)
     return values
 
 

@@ -284,7 +284,7 @@ def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_pat
     first = evaluate([str(run), "--sets", "first", "--predictions", str(tmp_path / "q.jsonl")])
     assert first == {name: value for name, value in values.items() if "/first/" in name}
     assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
-    with pytest.raises(ConfigError, match="sets: 'frist': no such evaluation set"):
+    with pytest.raises(DataError, match="has no set 'frist'"):
         evaluate([str(run), "--sets", "frist", "--predictions", str(tmp_path / "r.jsonl")])
 
 

@@ -11,7 +11,7 @@ from plans import plan
 
 from trainer.config.documents import to_yaml
 from trainer.config.load import load_config
-from trainer.config.naming import Names, as_literal, file_name_part, of_literal, resolve_names
+from trainer.config.naming import Names, as_literal, file_name_part, resolve_names
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_filled_in_names_its_line(template: str, rule: str) -> No
     at = {"output_dir": origin("train.yaml:4 (output_dir)")}
     config = config_of(output_dir=template, task_settings=SETTINGS)
     with pytest.raises(ConfigError) as caught:
-        resolve_names(config, None, at)
+        resolve_names(config, plan(), at)
     assert str(caught.value).startswith(f"train.yaml:4: output_dir: '{template}': ")
     assert rule in str(caught.value)
 
@@ -89,18 +89,9 @@ def test_the_rate_is_the_configured_one_and_not_the_scaled() -> None:
     assert found.run_name == "0.5"
 
 
-def test_before_the_launch_what_the_plan_decides_stays() -> None:
-    config = config_of(
-        run_name="{lr}-{strategy:>5}", output_dir="runs/{run_name}-{optimizer}/{seed}"
-    )
-    found = resolve_names(config, None, {})
-    assert found.run_name == "0.001-{strategy:>5}"
-    assert found.output_dir == "runs/{run_name}-{optimizer}/0"
-
-
 @pytest.mark.parametrize("text", ["a", "{", "a{b}c", "{{}}", "}{"])
 def test_literal_braces_come_back(text: str) -> None:
-    assert names(output_dir=as_literal(text)).output_dir == of_literal(as_literal(text)) == text
+    assert names(output_dir=as_literal(text)).output_dir == text
 
 
 def test_the_config_that_is_written_names_the_same_folder_again(here: Path) -> None:
