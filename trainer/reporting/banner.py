@@ -28,8 +28,10 @@ def banner(facts: Mapping[str, Any]) -> str:
         planned["optimizer"] += f", clipped at {clipping}"
     rows = [("run", facts["run_name"]), ("strategy", f"{strategy}, {processes}"), *planned.items()]
 
-    if len(facts["optimizer_groups"]) > 2:  # two are with weight decay and without
-        rows += [("", text) for text in group_texts(facts["optimizer_groups"])]
+    # Two groups with the same rate are with weight decay and without.
+    groups = facts["optimizer_groups"]
+    if len(groups) > 2 or len({group.get("lr") for group in groups}) > 1:
+        rows += [("", text) for text in group_texts(groups)]
 
     parameters, trainable = facts["parameters"], facts["trainable_parameters"]
     model = f"{parameters:,} parameters"

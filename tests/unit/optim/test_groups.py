@@ -50,7 +50,7 @@ def test_an_optimizer_of_a_task_is_told_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
-    banner = capsys.readouterr().out
+    banner = " ".join(capsys.readouterr().out.split())
     assert (
         "AdamW of " in banner
         and "test_groups:TwoRates.build_optimizer, lr 0.05, ExponentialLR of " in banner
