@@ -178,12 +178,7 @@ def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(
     capsys.readouterr()
     assert main(["plan", str(folder / "qlora.yaml"), *words]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert f"{jobs['ddp'].plan['parameters']:,} parameters" in told["subject"]
-    rows = {
-        row["strategy"]: row
-        for row in told["rows"]
-        if (row["offload"], row["recompute"]) == ("none", False)
-    }
+    rows = {Path(row["launch file"]).stem: row for row in told["rows"]}
     for strategy, job in jobs.items():
         planned = sum(rows[strategy][part] for part in ("parameters", "gradients", "optimizer"))
         assert planned == pytest.approx(job.plan["state_bytes_per_rank"], rel=0.01), strategy

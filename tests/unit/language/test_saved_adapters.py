@@ -106,7 +106,7 @@ def test_parity_compares_adapters(
     monkeypatch.chdir(ROOT)
     (tmp_path / "train.yaml").write_text(
         "task: adapted:Language\ntask_settings: {kind: lora}\n"
-        "micro_batch_size: 8\nglobal_batch_size: 8\n"
+        "micro_batch_size: 4\nglobal_batch_size: 8\n"
         "lr: 0.01\neps: 1e-4\nmax_steps: 6\n"
     )
     workers = str(ROOT / "tests" / "workers")
