@@ -14,7 +14,6 @@ from .config.named_class import find_class
 from .config.plain import plain
 from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
-from .distributed.imports import uncollected
 from .errors import Origin, origin_of
 
 if TYPE_CHECKING:
@@ -35,10 +34,9 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     """Train as ``main`` does, without leaving the process. Return the last evaluation."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
-    with uncollected():
-        from .loop import Trainer
+    from .loop import Trainer
 
-        task, config = load_task(loaded)
+    task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
     trainer = Trainer(task, config, launched, origins=loaded.origins)
     evaluation = trainer.fit()

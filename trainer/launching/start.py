@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..distributed import heartbeat
-from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
@@ -50,7 +49,6 @@ class Launched:
     strategy: Strategy
 
 
-@uncollected()
 def launch(
     config: TrainConfig,
     *,

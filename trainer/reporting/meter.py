@@ -213,7 +213,7 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
         end = f"stopped at step {steps} of {summary['total_steps']}"
         if summary.get("stopped_by"):
             end += f" ({summary['stopped_by']})"
-    results = [end, f"{summary['samples']:,} samples", metrics_text(summary["evaluation"])]
+    results = [end, metrics_text(summary["evaluation"])]
     if summary.get("best"):
         best = summary["best"]
         results.append(f"best {best['metric']} {best['value']:.4f} at step {best['step']}")

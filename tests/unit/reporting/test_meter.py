@@ -46,7 +46,7 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert "mfu" not in summary, "no peak is known for a CPU"
 
     lines = summary_text(summary, "runs/x/model").splitlines()
-    assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
+    assert lines[0] == "done: 3 steps, eval/loss 0.5000"
     pattern = (
         r"[\d.]+ s, [\d,]+ samples/s, [\d,]+ tokens/s, [\d,]+ trained tokens/s, "
         r"peak memory [\d.]+ [MG]iB; model: runs/x/model"
@@ -122,8 +122,7 @@ def test_the_last_lines_have_metrics_of_several_sets_and_the_best_value() -> Non
     }
     first = summary_text(summary, "m").splitlines()[0]
     assert first == (
-        "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, "
-        "best eval/clean/accuracy 0.8750 at step 40"
+        "done: 50 steps, eval/clean/accuracy 0.7500, best eval/clean/accuracy 0.8750 at step 40"
     )
 
 
