@@ -14,7 +14,7 @@ class SupportedModel(Callback):
     """Looks at a model that a task has built."""
 
     def on_model(self, run: Unfinished, model: nn.Module) -> None:
-        """Raise ``LaunchError`` where a strategy would lose or double a part of the model."""
+        """Raise ``LaunchError`` if a strategy would lose or double a part of the model."""
         for path, module in model.named_modules():
             name = path or type(module).__name__
             refuse_wrapper(name, module)
@@ -30,20 +30,16 @@ class SupportedModel(Callback):
 
 def refuse_wrapper(name: str, module: nn.Module) -> None:
     """Raise ``LaunchError`` for a model that is distributed already."""
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    for wrapper in WRAPPERS:
-        if wrapper in kinds:
+    for kind in type(module).__mro__:
+        if kind.__name__ in WRAPPERS:
             raise LaunchError(
-                f"{name} is a {wrapper}: build the model itself, "
+                f"{name} is a {kind.__name__}: build the model itself, "
                 "a launch file says how it is distributed"
             )
 
 
 def refuse_max_norm(name: str, module: nn.Module) -> None:
-    """Raise ``LaunchError`` for embeddings that change their weights in the forward pass.
-
-    Each process would scale the rows of its own batch alone, in its own copy or part.
-    """
+    """Raise ``LaunchError`` for embeddings that change their weights in the forward pass."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         raise LaunchError(
             f"{name} has max_norm, by which each process would scale the rows of its own batch "
@@ -74,7 +70,7 @@ def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
 def refuse_shared_memory(model: nn.Module) -> None:
     """Raise ``LaunchError`` for two parameters in one memory.
 
-    Replicas keep them one tensor; whatever divides them makes two of them.
+    Replicas keep one tensor. A strategy that divides parameters makes two of them.
     """
     ranges = []
     for name, parameter in model.named_parameters():
@@ -86,7 +82,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
     for begin, next_end, name in sorted(ranges):
         if begin < end:
             raise LaunchError(
-                f"{holder} and {name} are two parameters in one memory, which stays one only where "
-                "nothing is divided; use one parameter in both places, or give each its own (clone)"
+                f"{holder} and {name} are two parameters in one memory, which stays one only if "
+                "nothing is divided: use one parameter in both places, or give each its own (clone)"
             )
         end, holder = next_end, name

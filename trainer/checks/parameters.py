@@ -41,7 +41,7 @@ class EditedParameters(Callback):
         self._looks = bool(self._counts)  # under DDP the parameters are the values
 
     def on_window(self, run: Run, window: Window) -> None:
-        """Look at what callbacks did since the last step."""
+        """Look for edits by callbacks since the last step."""
         if not self._looks:
             return
         if run.strategy.writes == self._writes:
@@ -50,7 +50,7 @@ class EditedParameters(Callback):
             self._read(run)
 
     def before_update(self, run: Run) -> None:
-        """Look at what ``training_step`` did."""
+        """Look for edits by ``training_step``."""
         if self._looks:
             self._compare(run)
 
@@ -67,15 +67,13 @@ class EditedParameters(Callback):
         self._counts = _edits(run)
 
     def _compare(self, run: Run) -> None:
-        """Raise ``LaunchError`` where a parameter was edited since its count was read."""
+        """Raise ``LaunchError`` if a parameter was edited since its count was read."""
         counts = _edits(run)
         if counts == self._counts:
             return
 
-        names = set()
-        for (name, _), before, after in zip(_looked_at(run), self._counts, counts, strict=True):
-            if before != after:
-                names.add(str(name))
+        pairs = zip(_looked_at(run), self._counts, counts, strict=True)
+        names = {str(name) for (name, _), before, after in pairs if before != after}
         raise LaunchError(
             f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
             "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
@@ -84,7 +82,7 @@ class EditedParameters(Callback):
 
 
 def _edits(run: Run) -> list[int]:
-    """Return how often each parameter was edited in place; 0 for one that is not gathered now."""
+    """Return how often each parameter was edited in place. 0 if it is not gathered now."""
     named = _looked_at(run)
     return [0 if parameter is None else edit_count(parameter) for _, parameter in named]
 
@@ -105,10 +103,10 @@ class TrainableSet(Callback):
     """Looks, at logged steps, whether the trainable parameters are those of the beginning."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Raise ``LaunchError`` where layers were frozen, thawed, replaced or added.
+        """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added.
 
-        Also where a hook on a gradient was registered on what FSDP2 keeps of a parameter, where no
-        gradient passes.
+        A hook on the gradient of FSDP2's part of a parameter is refused as well: no gradient passes
+        there.
         """
         if info.metrics is None:
             return
@@ -124,7 +122,7 @@ class TrainableSet(Callback):
 
 
 def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise ``LaunchError`` where other parameters than before are trainable.
+    """Raise ``LaunchError`` if other parameters than before are trainable.
 
     Args:
         before: the trainable parameters when training began.

@@ -23,14 +23,12 @@ GENERATORS = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda
 
 def read() -> dict[str, Tensor]:
     """Return the state of each generator, in a form that does not depend on the platform."""
-    version, words, normal = random.getstate()
-    assert version == 3, "since Python 3.2"
+    _, words, normal = random.getstate()
     if normal is None:
-        normal = math.nan  # Python draws normal numbers in pairs; no second one is waiting
+        normal = math.nan  # Python draws normal numbers in pairs: no second number is waiting
 
     numpy_state: Any = np.random.get_state()
-    algorithm, keys, position, has_normal, cached = numpy_state
-    assert algorithm == "MT19937", "numpy's global generator"
+    _, keys, position, has_normal, cached = numpy_state
 
     states = {
         "python": torch.tensor(words),
@@ -47,13 +45,10 @@ def read() -> dict[str, Tensor]:
 def write(state: dict[str, Tensor]) -> None:
     """Set the generators to states that ``read`` has returned."""
     words = tuple(state["python"].tolist())
-    normal: float | None = float(state["python.normal"])
-    if normal is not None and math.isnan(normal):
-        normal = None
-    random.setstate((3, words, normal))
+    normal = float(state["python.normal"])
+    random.setstate((3, words, None if math.isnan(normal) else normal))
 
     *keys, position, has_normal = state["numpy"].tolist()
-    assert len(keys) == 624, "words of the Mersenne Twister"
     cached = float(state["numpy.normal"])
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, cached))
 

@@ -61,4 +61,5 @@ def test_some_samples_of_each_evaluation_set_are_read_for_the_ranks_to_compare()
     alike: Any = TwoRanks()
     sampled = sample_data(config, data, windows, alike, needed=False)
     names = ["Data.train", "Data.evaluation['clean']", "Data.evaluation['noisy']"]
-    assert [name for name in sampled.content if not name.startswith("sample ")] == names
+    size = "the number of samples of "
+    assert [fact.removeprefix(size) for fact in sampled.facts if fact.startswith(size)] == names
