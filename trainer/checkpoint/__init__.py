@@ -5,7 +5,7 @@ Files and tensors
     untrusted.py        paths and JSON that somebody else may have written
     safetensors_io.py   safetensors files
     ranges.py           flat ranges of tensors: how any layout reads any other
-    schema.py           the form of manifest.json and state.json
+    forms.py            the form of manifest.json and state.json
     contents.py         what the files of a checkpoint hold
 
 The folder of checkpoints

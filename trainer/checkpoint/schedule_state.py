@@ -41,13 +41,9 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
         _set_rates(groups, rates)
         return []
 
-    if kind != state["kind"]:
-        return [f"the schedule was {state['kind']} and is {kind} now: it starts fresh"]
-    if len(state["lr"]) != len(groups):
-        return [
-            f"the optimizer had {len(state['lr'])} groups and has {len(groups)} now: the schedule "
-            "starts fresh"
-        ]
+    before, now = (state["kind"], len(state["lr"])), (kind, len(groups))
+    if before != now:
+        return [f"the schedule was {before[0]} of {before[1]} groups: it starts fresh"]
     schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
     _set_rates(groups, state["lr"])
     return []

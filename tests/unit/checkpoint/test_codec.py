@@ -89,7 +89,7 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
 def test_state_that_cannot_be_saved_follows_on_save_error(tmp_path: Path) -> None:
     fit(tmp_path / "always", Odd(), Holds({1}), on_save_error="continue")
     log = log_of(tmp_path / "always")
-    assert "note: no checkpoint can be written as it is now: Holds.value: a set is neither" in log
+    assert "note: no checkpoint of this run could be written: Holds.value: a set is neither" in log
     assert (
         log.count("was not saved: Holds.value: a set is neither") == 4
         and steps(tmp_path / "always") == []
