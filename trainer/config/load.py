@@ -20,6 +20,8 @@ from .validate import Validator, with_values
 
 S = TypeVar("S")
 _TASK_SETTINGS = "task_settings"
+# Keys that went out, at their defaults. At another value they are unknown keys.
+_GONE = {"hang_seconds": 10.0, "unfreeze": None, "replica_check_every": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,9 @@ def load_config(argv: Sequence[str]) -> Loaded:
     document = Document(path=COMMAND_LINE, data={})
     if path is not None:
         document = read_document(path, what="training config")
+        for key, value in _GONE.items():  # config.yaml of earlier runs has every key
+            if key in document.data and document.data[key] == value:
+                del document.data[key]
 
     origins = _origins(document, typed.texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
