@@ -28,8 +28,8 @@ class StepInfo:
     """One optimizer step, as hooks see it.
 
     Args:
-        step: optimizer steps since the start, this one included. One that the fp16 scaler skipped
-            counts.
+        step: optimizer steps since the start, this step included. A step that the fp16 scaler
+            skipped counts.
         epoch: epochs done, as a fraction.
         samples: samples consumed by all ranks.
         loss: this rank's part of the global mean, on the device. Summed over ranks it is the loss.
@@ -187,7 +187,7 @@ class Hooks:
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Call the hooks that are due at a step."""
         for hook in self._of_steps:
-            # An earlier hook of the row decides whether the step is the last one.
+            # An earlier hook of the row decides whether the step is the last.
             if hook.every == 1 or info.is_last or info.step % hook.every == 0:
                 hook.on_step(run, info)
 

@@ -103,7 +103,9 @@ class Trainer:
             losses = StepLosses()
             for micro in window.micros:
                 is_last = micro is window.micros[-1]
-                with self._micro_step(micro, is_last):  # averaged over ranks at the last one
+                with self._micro_step(
+                    micro, is_last
+                ):  # averaged over ranks at the last micro-batch
                     loss, values = self._forward(micro)
                     share = micro.weight / total_weight()
                     strategy.backward(_times(loss, share * run.plan.world_size))

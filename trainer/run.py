@@ -343,7 +343,7 @@ class Run(Setup, Folder, RunData, Prepared):
     # -- checkpoints and exports ------------------------------------------------------------------
 
     def saves_at(self, step: int) -> bool:
-        """Return whether a checkpoint is due at a step. The last one is saved in any case."""
+        """Return whether a checkpoint is due at a step. The last step is saved in any case."""
         return self.save_every is not None and self.save_every.is_due_at(step)
 
     def save(self) -> None:

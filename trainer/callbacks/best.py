@@ -67,7 +67,7 @@ class Best(Callback):
 
         self.waited += 1
         if self.waited == self.patience:
-            # The next step is the last one, and may evaluate once more.
+            # The next step is the last, and may evaluate once more.
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
 
     def _about(self, info: StepInfo) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Evaluation(Callback):
             info.evaluation = run.evaluate(due) or None
         self.pending = regular if run.stop_signal and info.evaluation is None else []
 
-        # A signal that came during the evaluation makes this step the last one.
+        # A signal that came during the evaluation makes this step the last.
         if run.stop_signal and not info.is_last:
             info.is_last = True
             if info.metrics is None:

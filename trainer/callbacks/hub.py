@@ -1,4 +1,4 @@
-"""The key ``push_to_hub``: the best models and the last one go to the Hugging Face Hub.
+"""The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
 Uploads run beside the training, by the thread of ``HfApi.run_as_future``. A server that is slow,
 refuses or does not answer holds up no step and ends no run. What is uploaded is a copy of hard
@@ -27,15 +27,15 @@ _LARGEST_TEXT = 1 << 20
 
 
 class HubPush(Callback):
-    """Pushes each new best model to the main branch of a repository, and the last one at the end.
+    """Pushes each new best model to the main branch of a repository, and the last model at the end.
 
     Without ``best_metric`` the last model goes to the main branch, otherwise to the branch
     ``last``. A folder that holds a secret is refused.
 
     Args:
         repo: ``USER/NAME``.
-        private: create the repository as a private one.
-        best: which model is the best, if one is kept.
+        private: create a private repository.
+        best: which model is the best, if ``best_metric`` is set.
     """
 
     def __init__(self, repo: str, *, private: bool, best: Best | None) -> None:

@@ -7,7 +7,7 @@ from ..run import Run
 
 
 class Stopping(Callback):
-    """Has the ranks agree, at each step, whether it is the last one.
+    """Has the ranks agree, at each step, whether it is the last.
 
     It comes before every hook that reads ``info.is_last``.
     """

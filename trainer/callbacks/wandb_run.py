@@ -123,7 +123,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
 
 
 def _run_id(directory: RunDirectory) -> str:
-    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new one."""
+    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id."""
     path = directory.path / FILE
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])

@@ -34,7 +34,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # the module was found, and imports another one that was not
+            raise  # the module was found, and imports another module that was not
         rule = f"no module {error.name!r} beside the config or the script, nor installed"
         raise problem(rule) from None
 

@@ -34,7 +34,7 @@ class Agreement:
     so.
 
     Args:
-        timeout: how long a rank waits for another one. None: torch's default.
+        timeout: how long a rank waits for another rank. None: torch's default.
 
     Raises:
         LaunchError: ranks cannot reach one another.
@@ -118,7 +118,7 @@ class Agreement:
 
         A second SIGTERM ends the process at once, and so does the first where the main thread is
         stuck (``signals.py``). A stop that is agreed on has all the time it needs to evaluate and
-        to save. A step that takes long by itself has twice the time of the one before.
+        to save. A step that takes long by itself has twice the time of the step before.
         """
 
         def ask(number: int) -> None:

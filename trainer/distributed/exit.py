@@ -188,7 +188,7 @@ def _close_groups() -> None:
 
 def _do_last_work() -> None:
     for work in _last_work:
-        with contextlib.suppress(Exception):  # (another error must not hide the first one)
+        with contextlib.suppress(Exception):  # (another error must not hide the first)
             work()
 
 
@@ -257,7 +257,7 @@ def _write_error_file(message: str) -> None:
         return
     extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
     report = {"message": {"message": message, "extraInfo": extra}}
-    # A folder that is not there must not put its own error in the place of this one.
+    # A folder that is not there must not put its own error in the place of this error.
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
 

@@ -313,7 +313,7 @@ class Heartbeat:
         if state != "stopped":
             self._found.pop((rank, "stopped"), None)
         if state == "gone" and self.job is None and not is_written():
-            return  # a script of one's own, in which this rank waits for nobody
+            return  # a user's own script, in which this rank waits for nobody
         if state not in ("stopped", "gone"):
             return
 

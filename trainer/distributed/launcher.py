@@ -191,11 +191,11 @@ def _is_connected() -> bool:
     return dist is not None and bool(dist.is_available() and dist.is_initialized())
 
 
-# -- processes above this one ---------------------------------------------------------------------
+# -- processes above this process ------------------------------------------------------------------
 
 
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yield each process above this one, the parent first, with its command line.
+    """Yield each process above this process, the parent first, with its command line.
 
     It yields none if the system hides them.
     """

@@ -8,7 +8,7 @@ from .launcher import rank_of_process
 
 
 def is_main() -> bool:
-    """Return whether this is the main process of the job, the one of rank 0.
+    """Return whether this is the main process of the job, which has rank 0.
 
     In a plain process it is true. It may be asked before anything is launched: then what the
     launcher gave the process counts. A process that loads data is never the main one.

@@ -40,7 +40,7 @@ def signals_watched(
 ) -> Iterator[None]:
     """Pass SIGTERM, SIGINT and SIGUSR1 to ``ask``. End the process where it cannot take them.
 
-    Python takes signals in its main thread only: in another one nothing is changed.
+    Python takes signals in its main thread only: in another thread nothing is changed.
 
     Args:
         ask: is called with the signal's number, between two instructions of the main thread.

@@ -172,7 +172,7 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     from accelerate.utils import DistributedType
 
     # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach
-    # this one. The process group stays.
+    # this launch. The process group stays.
     forget_states()
 
     for name in list(os.environ):

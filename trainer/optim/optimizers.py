@@ -108,7 +108,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
 
 
 def _groups_by_decay(parameters: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
-    """Return the parameter group that decays, and the one that does not."""
+    """Return the parameter group with weight decay, and the group without."""
     if decay == 0:
         return [{"params": parameters, "weight_decay": decay}]
     matrices: list[Tensor] = [p for p in parameters if p.dim() >= 2]

@@ -1,6 +1,6 @@
 """The private attributes of Accelerate that this package depends on, last seen in accelerate 1.15.
 
-``tests/unit/private/test_accelerate.py`` names the one that a new release has removed.
+``tests/unit/private/test_accelerate.py`` names the attribute that a new release has removed.
 """
 
 from __future__ import annotations

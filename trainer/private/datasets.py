@@ -1,7 +1,7 @@
 """The private attributes of Hugging Face datasets that this package depends on.
 
-Last seen in datasets 5.2. ``tests/unit/private/test_datasets.py`` names the one that a new release
-has removed.
+Last seen in datasets 5.2. ``tests/unit/private/test_datasets.py`` names the attribute that a new
+release has removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def has_shuffle_buffer(stream: Any) -> bool:
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
 
-        # A stage reads from another one. That of interleaved streams from several.
+        # A stage reads from another stage. That of interleaved streams from several.
         stages.extend(getattr(stage, "ex_iterables", ()))
         inner = getattr(stage, "ex_iterable", None)
         if inner is not None:

@@ -111,7 +111,7 @@ def not_compiled(function: F) -> F:
 
 
 def import_dynamo() -> None:
-    """Import ``torch._dynamo``, as every optimizer of torch does when the first one is made.
+    """Import ``torch._dynamo``, as every optimizer of torch does when the first is made.
 
     Last seen in torch 2.13. ``import torch`` leaves it out.
     """
@@ -210,7 +210,7 @@ def gradient_hooks(parameter: Tensor) -> dict[int, Any]:
 
 
 def share_gradient_hooks(parameter: Tensor, other: Tensor) -> None:
-    """Let a parameter have the hooks of another one (``_backward_hooks``, torch 2.13)."""
+    """Let a parameter have the hooks of another parameter (``_backward_hooks``, torch 2.13)."""
     parameter._backward_hooks = other._backward_hooks
 
 
@@ -342,7 +342,7 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
 def default_store() -> Any:
     """Return the store by which the ranks have found each other.
 
-    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A store of one's own would
+    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A separate store would
     need one more address.
     """
     return dist.distributed_c10d._get_default_store()

@@ -1,6 +1,6 @@
 """The private names of transformers that this package depends on. Last seen in transformers 5.23.
 
-``tests/unit/private/test_transformers.py`` names the one that a new release has removed.
+``tests/unit/private/test_transformers.py`` names the attribute that a new release has removed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ metrics.jsonl   one JSON object a logged step. Evaluation rows carry eval/... ke
 summary.json    where the time went, memory of every rank, the last evaluation
 attempts.json   how long each attempt of the run took, and from which step to which
 log.txt         the plain lines that the terminal showed
-model/          the exported model. Best/ the best one
+model/          the exported model
+best/           the best model
 checkpoints/    step-XXXXXXXX/ to resume from
 profile/        the trace of profile_steps
 wandb/, tracking/, tracking.json    the trackers' files
@@ -97,7 +98,7 @@ class RunDirectory:
             raise self._error(rule) from None
 
     def release(self, *, undo: bool = False) -> None:
-        """Let another run have the folder. With ``undo`` as if this one had never looked at it."""
+        """Let another run have the folder. With ``undo`` as if this run had never looked at it."""
         log_no_more(self)
         if self._lock is not None:
             self._lock.release(undo=undo)

@@ -21,7 +21,7 @@ class PeakMemory:
     largest up to its end (``resident since the start``).
 
     Attributes:
-        phase: the present one.
+        phase: the present phase.
         peaks: bytes by phase and measure. ``read`` brings those of the present phase up to date.
     """
 
@@ -32,7 +32,7 @@ class PeakMemory:
         self._resident = "resident"
 
     def enter(self, phase: str) -> str:
-        """Begin another phase. Return the one that ends."""
+        """Begin another phase. Return the phase that ends."""
         self.read()
         before = self.phase
         self.phase = phase
@@ -67,8 +67,8 @@ class PeakMemory:
 
 def _peak_resident() -> int:
     """Return the process's largest resident set in bytes, since it was last reset."""
-    # Not getrusage first: in a process that a large one started, ru_maxrss begins with the size of
-    # that one.
+    # Not getrusage first: in a process that a large process started, ru_maxrss begins with the
+    # size of that process.
     status = _PROC / "status"
     if status.exists():
         peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())

@@ -246,8 +246,8 @@ class Strategy(ABC):
         """Return the context of the forward and backward pass of one micro-batch.
 
         Args:
-            boundary: whether it is the last one of its window (the micro-batches of one optimizer
-                step). DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3 and
+            boundary: whether it is the last micro-batch of its window, the micro-batches of an
+                optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3 and
                 FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
         if boundary:

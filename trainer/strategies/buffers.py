@@ -66,7 +66,7 @@ class BuffersBefore:
 
 
 def _can_change(buffer: Tensor) -> bool:
-    """Return whether code can write into a buffer: it is not sparse, and not an expanded one."""
+    """Return whether code can write into a buffer: it is neither sparse nor expanded."""
     is_expanded = buffer.layout == torch.strided and 0 in buffer.stride() and buffer.numel() > 1
     return buffer.layout == torch.strided and not is_expanded
 

@@ -5,7 +5,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 Every rank holds the whole model, its gradients and its optimizer state. torch averages gradients in
 buckets during the last backward pass of a step. Then every rank makes the same optimizer step.
 Private: the rebuilding of the buckets (``rebuild_buckets``), so that a resumed run adds up in the
-order of the unbroken one.
+order of the unbroken run.
 """
 
 from __future__ import annotations

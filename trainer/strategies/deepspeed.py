@@ -5,7 +5,7 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 What a rank holds: in stage 1 its part of the optimizer state, in stage 2 also of the gradients, in
 stage 3 also of the parameters. A part is a slice of all parameters of a group laid end to end, so
 it may begin within a row of a matrix. The engine averages gradients during each backward pass
-(stage 1: the last one of a step), clips and steps. The optimizer steps float32 copies, from which
+(stage 1: the last pass of a step), clips and steps. The optimizer steps float32 copies, from which
 the engine sets the parameters that the model computes with.
 
 The engine has no public names for these copies, for which range of them a parameter has, and for
@@ -166,7 +166,7 @@ class ZeRO(Strategy):
         for module in model.modules():
             allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
-                if private_deepspeed.is_sharded(parameter):  # a shared one
+                if private_deepspeed.is_sharded(parameter):  # a shared parameter
                     continue
                 if parameter.is_floating_point():
                     parameter.data = parameter.data.to(init.dtype)

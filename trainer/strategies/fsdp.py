@@ -6,7 +6,7 @@ A rank holds some rows of every parameter, of its gradient and of its optimizer 
 The model is cut into units (its layers). A unit is gathered before it computes and freed
 afterwards. Its gradients are averaged right after its backward pass, each rank keeping its own
 rows. With several micro-batches a step, whole gradients are added up first and averaged in the
-last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
+last micro-batch, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 """
 
 from __future__ import annotations

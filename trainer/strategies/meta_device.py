@@ -46,7 +46,7 @@ def allocate(
     Args:
         modules: their own parameters are replaced, not those of the modules within.
         device: where the memory is.
-        replaced: what earlier calls returned, so that a shared parameter stays one.
+        replaced: what earlier calls returned, so that a shared parameter stays shared.
 
     Returns:
         ``replaced`` with the new parameters added.
@@ -137,7 +137,7 @@ class InitialValues:
             wanted: the names of the parameters.
 
         Raises:
-            LaunchError: nothing gives one its values.
+            LaunchError: nothing gives a parameter its values.
         """
         names: dict[int, str] = {}  # the first name of a shared parameter
         for name, tensor in canonical_state(self._model):

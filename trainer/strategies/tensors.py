@@ -198,7 +198,7 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     """Keep scalar parameters as vectors of one element, for strategies that cannot cut a scalar.
 
     The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
-    DeepSpeed 0.19 fails on them. CLIP's ``logit_scale`` is one.
+    DeepSpeed 0.19 fails on them. CLIP has a scalar, ``logit_scale``.
     """
     scalars = []  # all of them first: a shared one is a scalar until it is reshaped
     for module in model.modules():
