@@ -247,8 +247,8 @@ class Strategy(ABC):
 
         Args:
             boundary: whether it is the last micro-batch of its window, the micro-batches of an
-                optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3 and
-                FSDP2 with ``sync_each_batch`` do so in each micro-batch.
+                optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3
+                and FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
         if boundary:
             return contextlib.nullcontext()
