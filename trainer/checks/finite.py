@@ -6,7 +6,7 @@
   scaler may do so 31 times in a row, until its scale fits.
 - The loss of a step whose gradient is finite ends the run when the step is logged or saved.
 - The buffers of a step that was left out get their values back: ``SkippedBuffers``.
-- A checkpoint with such values is refused, because it would push out the good ones:
+- A checkpoint with such values is refused, because it would push out the good checkpoints:
   ``refuse_to_save``. Buffers and frozen parameters that were so before the first step (a mask of
   -inf) may stay so.
 """
@@ -37,7 +37,7 @@ _SHOWN = 8  # samples in a message
 
 
 class FiniteNumbers(Callback):
-    """Ends the run at a gradient or loss that is not finite, or reports that it was left out.
+    """Ends the run at a gradient or loss that is not finite, or reports that the step was left out.
 
     All ranks act at the same step, without a vote. On a GPU the norm is read one step late, so that
     no step waits for the device, and at once if a step is logged, evaluated or saved.
@@ -112,11 +112,8 @@ class _Norm:
 def _cause(run: Run, info: StepInfo, begin: int) -> str:
     """Return the rank and the samples whose loss is not finite. Collective: call on every rank."""
     samples = samples_of(run.train_data, begin, info.samples)
-    mine = []
-    for loss, numbers in zip(map(float, info.shares), samples, strict=True):
-        if not math.isfinite(loss):
-            mine.append((loss, numbers))
-
+    losses = zip(map(float, info.shares), samples, strict=True)
+    mine = [(loss, numbers) for loss, numbers in losses if not math.isfinite(loss)]
     for rank, lost in enumerate(run.agreement.gather(mine)):
         if lost:
             loss, numbers = lost[0]
@@ -213,7 +210,7 @@ def not_finite(parts: Parts, *kinds: str) -> list[str]:
     whose sum is not finite is looked at again.
 
     Args:
-        kinds: look at these kinds alone; by default at all.
+        kinds: the kinds to look at. By default all.
 
     Raises:
         CheckpointError: as ``Parts.pieces``.

@@ -13,7 +13,7 @@ class ExchangedGradients(Callback):
     """Looks, at each step, whether its gradients were averaged."""
 
     def before_update(self, run: Run) -> None:
-        """Raise ``LaunchError`` where the loss went past the exchange of gradients."""
+        """Raise ``LaunchError`` if the loss went past the exchange of gradients."""
         reason = run.strategy.missed_exchange()
         if not reason:
             return

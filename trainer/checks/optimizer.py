@@ -17,7 +17,7 @@ class DivisibleOptimizer(Callback):
     """Tries a fresh optimizer on small tensors, whole and divided."""
 
     def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` where it cannot step what it will be given. Collective."""
+        """Raise ``ConfigError`` if the optimizer cannot step parts of parameters. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

@@ -21,6 +21,7 @@ class SameData(Callback):
         facts, gather = run.sampled.facts, run.agreement.gather
         if not same_on_all_ranks(facts, gather):
             return
+
         random = run.sampled.drawn_anew()
         facts = {name: text for name, text in facts.items() if name not in random}
         difference = same_on_all_ranks(facts, gather)

@@ -21,8 +21,5 @@ class SameSettings(Callback):
         facts = flat("", {**vars(run.config), **run.task_facts}) | flat("plan.", planned)
         difference = same_on_all_ranks(facts, run.agreement.gather)
         if difference:
-            rule = (
-                "every rank must run with the same settings; start all of them with the same "
-                "files, arguments and code"
-            )
+            rule = "every rank must run with the same settings: the same files, arguments and code"
             raise ConfigError(Problem(origin=Origin(difference), rule=rule))

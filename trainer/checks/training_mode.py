@@ -9,7 +9,7 @@ from ..strategies.tensors import unwrapped
 
 
 class TrainingMode(Callback):
-    """Puts the model back into training mode where a callback has measured something with it.
+    """Puts the model back into training mode after a callback has measured something.
 
     Otherwise dropout would be off from then on, and BatchNorm would not follow the data.
     """

@@ -39,8 +39,8 @@ class Now(NamedTuple):
             samples of the step belong to epoch ``int(epoch)``.
         samples: that all ranks have consumed before this step.
         total_steps: the step at which training ends.
-        evaluation_set: name of the set that is measured, "" where there is one without a name; None
-            while training.
+        evaluation_set: name of the set that is measured, "" for a set without a name. None while
+            training.
         seed: the config's.
         of_sample: in ``augment``, the generator that it was given.
     """
@@ -80,8 +80,8 @@ def now() -> Now:
     """Return where the run is: step, epoch, and a generator of the step.
 
     For ``training_step``, ``evaluation_step``, ``prediction_step``, ``augment``, ``collate``,
-    callbacks, and loops of one's own. Of several runs in one process it is the one that fetched a
-    window or evaluated last; a window's own is ``window.now``.
+    callbacks, and loops of your own. Of several runs in one process, the run counts that read a
+    window or evaluated last. The moment of a window is ``window.now``.
 
     Raises:
         TrainerError: nothing is trained or evaluated.
@@ -96,7 +96,7 @@ def now() -> Now:
 
 
 def current() -> Now | None:
-    """Return where the run is; None where nothing is trained or evaluated."""
+    """Return the moment of the run. None if nothing is trained or evaluated."""
     return _current
 
 

@@ -15,8 +15,8 @@ Nothing in this file knows how many ranks there are. ``batches.py`` divides thes
 for rank 0 and 0, 4 for rank 1, or all of them for a single process. So a run that is resumed at
 position 14 trains on the same samples on any layout.
 
-Up to about a million samples the permutation is kept in memory. Of larger data sets it is computed
-where it is read.
+Up to about a million samples the permutation is kept in memory. For larger data sets it is computed
+on access.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def epoch_order(size: int, seed: int, epoch: int) -> Indices:
 
 
 class FeistelOrder:
-    """A permutation that is computed where it is read; nothing of its size is kept in memory.
+    """A permutation computed on access, in O(1) memory.
 
     It costs some 110 ns a sample.
 

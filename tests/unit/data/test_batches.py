@@ -70,12 +70,14 @@ def data(**settings: Any) -> IndexedData:
 
 def test_a_padding_batch_is_of_the_first_item_that_has_weight() -> None:
     weighed = data(weight_of=heavy)
-    assert weighed.padding_batch(torch.tensor(n) for n in (1, 7, 8)).tolist() == [7, 7]
-    assert weighed.padding_batch(torch.tensor(n) for n in (8,)).tolist() == [7, 7], "it is kept"
+    assert weighed.micro_batch(0, None, map(torch.tensor, (1, 7, 8))).batch.tolist() == [7, 7]
+    assert weighed.micro_batch(0, None, map(torch.tensor, (8,))).batch.tolist() == [7, 7], (
+        "it is kept"
+    )
 
 
 def test_without_weights_any_item_does() -> None:
-    assert data().padding_batch([torch.tensor(1), torch.tensor(7)]).tolist() == [1, 1]
+    assert data().micro_batch(0, None, [torch.tensor(1), torch.tensor(7)]).batch.tolist() == [1, 1]
 
 
 def test_what_cannot_be_copied_deeply_is_copied_as_it_is() -> None:
@@ -104,16 +106,14 @@ def rows(size: int) -> Iterator[dict[str, int]]:
 
 
 def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"
-    ):
+    with pytest.raises(DataError, match=r"a DataLoader: give its \.dataset"):
         is_stream(torch.utils.data.DataLoader(Stream(4), batch_size=2))
 
 
 def test_several_data_sets_in_place_of_one_are_refused() -> None:
     with pytest.raises(
         DataError,
-        match=r"^Data holds several data sets \(train, test\) where one belongs: give one",
+        match=r"^Data holds several data sets \(train, test\): give one",
     ):
         is_stream({"train": [1], "test": [2]})
     assert not is_stream({0: "items", 1: "by number"})
