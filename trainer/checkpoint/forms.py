@@ -79,7 +79,7 @@ class _State(TypedDict):
     mathematics: _Mathematics
     last_evaluation: dict[str, Any]
     config: NotRequired[dict[str, Any]]
-    content: NotRequired[dict[str, dict[str, Any]]]
+    content: NotRequired[dict[str, Any]]
     spent: NotRequired[dict[str, float]]
     export: NotRequired[_Export]
 
