@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data import rng
+from ..errors import CheckpointError
 from ..text import versions
 from .codec import encode, encode_plain
 from .compatibility import fingerprint
@@ -102,6 +103,15 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     Raises:
         CheckpointError: the state of the task or of a callback cannot be saved.
     """
+    try:
+        return _describe(parts)
+    except RecursionError:
+        raise CheckpointError(
+            "the state of the task or of a callback is nested too deeply, or holds itself"
+        ) from None
+
+
+def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     strategy = parts.strategy
     tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {"step": parts.step}
