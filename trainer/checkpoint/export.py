@@ -85,7 +85,7 @@ class ModelFile:
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
-        """Return the dtype that most of the rounded tensors get; None where none is rounded."""
+        """Return the dtype that most of the rounded tensors get. None if none is rounded."""
         dtypes = [dtype for name, dtype in self.dtypes.items() if self.name(name) is not None]
         return Counter(dtypes).most_common(1)[0][0] if dtypes else None
 

@@ -117,7 +117,7 @@ def _state_after_step(
 def _add_to_form(
     ranges: dict[str, torch.dtype], values: dict[str, bool], key: str, value: Any, parameter: Tensor
 ) -> bool:
-    """Add a state of a parameter to ``ranges`` or ``values``; return whether it can be saved."""
+    """Add a state of a parameter to ``ranges`` or ``values``. Return whether it can be saved."""
     if isinstance(value, Tensor):
         if not can_hold(value.dtype):
             return False

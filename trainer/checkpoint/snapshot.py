@@ -66,7 +66,7 @@ def take(
         pieces: of model and optimizer, as ``Parts.pieces`` yields them.
         files: those that only the main process writes.
         user_tensors: what ``describe`` returned on the main process.
-        copied: whether training continues while the snapshot is written; otherwise what is in host
+        copied: whether training continues while the snapshot is written. Otherwise what is in host
             memory already is not copied.
     """
     taken: list[tuple[str, Tensor]] = []

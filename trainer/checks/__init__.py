@@ -1,7 +1,7 @@
 """Checks: hooks that end a run whose numbers would be silently wrong.
 
 Each file has one subject. None of them changes a number: ``checks: none`` leaves them out. A check
-belongs here only if people really run into what it finds, and would not notice; what ends in a
+belongs here only if people really run into what it finds, and would not notice. What ends in a
 clear error anyway needs none.
 
 same_settings.py   ranks that were started with other settings

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class EditedParameters(Callback):
     """Looks for edits in place of parameters whose values an engine keeps elsewhere.
 
-    torch counts what is done in place to a tensor; reading a count takes 60 ns. An engine writes to
+    torch counts what is done in place to a tensor. Reading a count takes 60 ns. An engine writes to
     these tensors as well, so the counts are read anew behind each of its writes.
     """
 

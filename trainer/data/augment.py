@@ -31,7 +31,7 @@ class Items:
             epoch, index), which costs some 20 microseconds an item.
 
     Attributes:
-        total_steps: of the run, once they are known; for items that are read before training.
+        total_steps: of the run, once they are known. For items that are read before training.
     """
 
     def __init__(self, dataset: Any, *, seed: int, augment: Augment | None) -> None:

@@ -12,7 +12,7 @@ from .rng import temporarily_seeded
 def blocks(
     stream: Iterable[Any], size: int, *seed: int, offset: int = 0, stop: int = 0
 ) -> Iterator[list[Any]]:
-    """Yield the samples of a stream in lists of ``size``; the last one may be shorter.
+    """Yield the samples of a stream in lists of ``size``. The last one may be shorter.
 
     While a block is read, Python's, numpy's and torch's global generators are seeded from ``seed``
     and the number of the block's first sample. So a stream that shuffles or adds noise with them

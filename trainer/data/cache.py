@@ -1,6 +1,6 @@
 """Data preparation (download, tokenise, pack): once per node, cached by content.
 
-The first process that asks prepares the data behind a lock on a file; the others wait for the lock.
+The first process that asks prepares the data behind a lock on a file. The others wait for the lock.
 A barrier would not do: long work runs into the time-out of collectives. A lock also serves
 processes that know nothing of each other, such as two jobs on one machine.
 """
@@ -19,7 +19,7 @@ from ..errors import DataError
 
 
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
-    """Return the folder that ``make`` fills from ``content``; it is made by the first that asks.
+    """Return the folder that ``make`` fills from ``content``. It is made by the first that asks.
 
     The folder's name is a hash of ``content``, so other content is in another folder. It appears by
     one rename, when it is complete: what a killed process has left is deleted and made anew. If
@@ -28,7 +28,7 @@ def prepare_once(cache: str | Path, content: object, make: Callable[[Path], obje
 
     Args:
         cache: parent of the folders, on a file system with locks (local disks, NFS with its lock
-            manager). If each node has a cache of its own, each prepares the data; a shared one is
+            manager). If each node has a cache of its own, each prepares the data. A shared one is
             filled once for all.
         content: JSON data that the result depends on, all of it: a format number of yours,
             settings, the input.

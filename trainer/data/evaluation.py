@@ -35,9 +35,9 @@ class EvaluationBatches:
 
     Args:
         dataset: the data set or stream.
-        layout: of the training; the batch is that of the evaluation.
+        layout: of the training. The batch is that of the evaluation.
         batch_size: samples of one rank in one batch.
-        collate: makes a batch of a list of items; torch's ``default_collate`` by default.
+        collate: makes a batch of a list of items. torch's ``default_collate`` by default.
         workers: loading processes of this rank. They stay until ``close``, with the data set as it
             was at the first evaluation. Their random numbers (Python, numpy, torch) follow from
             rank and batch, so they are the same in each evaluation.

@@ -1,4 +1,4 @@
-"""Where a run is, for code that is given a batch or an item and nothing else: ``trainer.now()``.
+"""The place of a run, for code that is given a batch or an item and nothing else: ``trainer.now()``.
 
 A run notes its moment when ``run.windows()`` yields and while ``run.evaluate()`` measures. What
 loads data reads ahead of the training, also in other processes, so there the moment travels with
@@ -27,7 +27,7 @@ _OF_STEPS = 1
 
 
 class Now(NamedTuple):
-    """Where a run is, as ``trainer.now()`` returns it.
+    """The place of a run, as ``trainer.now()`` returns it.
 
     It is the same on every layout and rank, in every micro-batch of a step, in loading processes,
     and after resuming.
@@ -35,7 +35,7 @@ class Now(NamedTuple):
     Args:
         step: number of the optimizer step that is being made, 1 for the first, as the log shows it.
             In an evaluation the steps that are done.
-        epoch: epochs done at the step's beginning, as a fraction; of a stream whole ones. All
+        epoch: epochs done at the step's beginning, as a fraction. Of a stream whole ones. All
             samples of the step belong to epoch ``int(epoch)``.
         samples: that all ranks have consumed before this step.
         total_steps: the step at which training ends.
@@ -117,5 +117,5 @@ def at(moment: Now | None) -> Iterator[None]:
         set_now(before)
 
 
-# A loading process would go on with the moment of its start, also where its items have another.
+# A loading process would go on with the moment of its start, also if its items have another.
 os.register_at_fork(after_in_child=lambda: set_now(None))

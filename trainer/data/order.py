@@ -42,7 +42,7 @@ class Order(Protocol):
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Indices:
-    """Return the whole permutation of one epoch; the same on every rank, machine and layout."""
+    """Return the whole permutation of one epoch. The same on every rank, machine and layout."""
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 

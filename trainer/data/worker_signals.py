@@ -6,7 +6,7 @@ import signal
 
 
 def ignore_signals(worker: int) -> None:
-    """Ignore the signals that are sent to all processes of a job; for ``worker_init_fn``.
+    """Ignore the signals that are sent to all processes of a job. For ``worker_init_fn``.
 
     The process that trains answers them, and needs this worker's batches for its last steps. torch
     ends workers in another way, and they end themselves when their process is gone.

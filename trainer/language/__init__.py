@@ -1,6 +1,6 @@
 """Language models as tasks that need no code: ``task: trainer.language:CausalLM`` in a config.
 
-Needs the extra ``llm``. The core of the package never imports this folder; some commands do.
+Needs the extra ``llm``. The core of the package never imports this folder. Some commands do.
 
 How a file of rows becomes a packed batch, and which module does which step:
 

@@ -38,7 +38,7 @@ class Part(NamedTuple):
     """Characters of a rendered conversation, from ``start`` to ``end``.
 
     Args:
-        message: by number, which wrote them; ``NOBODY``: the template itself.
+        message: by number, which wrote them. ``NOBODY``: the template itself.
     """
 
     message: int
@@ -51,7 +51,7 @@ class TrainingText:
     """A text and the spans of it that are trained on.
 
     Args:
-        spans: of characters; None: all of it.
+        spans: of characters. None: all of it.
     """
 
     text: str

@@ -39,7 +39,7 @@ def take_column(row: Row, origin: str, column: str, key: str) -> Any:
 
 
 def take_text(row: Row, origin: str, column: str, key: str) -> str:
-    """Return a column of a row as ``take_column``; ConfigError if it is not text."""
+    """Return a column of a row as ``take_column``. ConfigError if it is not text."""
     text = take_column(row, origin, column, key)
     if not isinstance(text, str):
         rule = f"must hold text, not a {type(text).__name__}, in {origin}"
@@ -57,7 +57,7 @@ class Columns:
         prompt, completion: with a question and its answer, as text or as messages.
         instruction: a row is Alpaca's: ``instruction`` and ``input`` are what the user says,
             ``output`` is the answer.
-        ids: with tokens; ``labels`` beside them if the row has them.
+        ids: with tokens. ``labels`` beside them if the row has them.
         each_turn: a conversation is trained on turn by turn: each as the template writes it while
             it is the last one.
         settings: what each conversation's template gets, beside what its row says.

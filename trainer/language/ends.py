@@ -14,10 +14,10 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> str:
 
     Args:
         model: changed in place.
-        trained: tokens; the first one becomes the ``eos_token_id`` of the model's configuration.
+        trained: tokens. The first one becomes the ``eos_token_id`` of the model's configuration.
 
     Returns:
-        A notice of the change; empty if the model ends with these tokens already.
+        A notice of the change. Empty if the model ends with these tokens already.
     """
     config = getattr(model, "generation_config", None)
     given = getattr(config, "eos_token_id", None)

@@ -1,7 +1,7 @@
 """The mean loss over the tokens of a batch, with or without all logits in memory at once.
 
 The logits of 4,096 tokens over 32,000 words are 0.5 GB in float32, and their gradients as much
-again. Where they fit into memory, nothing is faster. Where they do not, a few large chunks cost no
+again. If they fit into memory, nothing is faster. If they do not, a few large chunks cost no
 more matrix products, and only one chunk is in memory.
 """
 
@@ -159,7 +159,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def why_not_fusible(model: Any, inputs: Inputs) -> str:
-    """Return why the model's last layer cannot compute the loss; empty if it can.
+    """Return why the model's last layer cannot compute the loss. Empty if it can.
 
     Some models scale or bound their logits behind the last layer.
 

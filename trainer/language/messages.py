@@ -84,7 +84,7 @@ def read_chat(
 
 
 def _read_message(given: Any) -> Message:
-    """Return a message with a role, and with content as text; ValueError if it has another form."""
+    """Return a message with a role, and with content as text. ValueError if it has another form."""
     message = {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else {}
     if "role" not in message and "value" in message:
         role = message.pop("from", None)
@@ -106,7 +106,7 @@ def _read_message(given: Any) -> Message:
 
 
 def read_json(origin: str, column: str, value: Any, wanted: type) -> Any:
-    """Return the value of a column, which may be JSON text; an empty value if there is none.
+    """Return the value of a column, which may be JSON text. An empty value if there is none.
 
     Raises:
         ConfigError: the value is not of the wanted type.

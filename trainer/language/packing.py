@@ -39,7 +39,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         corpus: with the tokens.
         chosen: documents of the corpus, by number.
         length: positions of a row.
-        packing: ``best_fit`` fills rows with pieces; ``none`` gives each piece a row.
+        packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
         long_documents: what to do with a document that has more positions than a row.
         cache: folder in which the plan of the rows is kept.
         key: of the setting that names the data, for messages.
@@ -70,7 +70,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             rule = f"a document has {longest:,} tokens; raise it, or set long_documents"
             raise setting_error("sequence_length", length, rule)
 
-        # The plan is made once per machine; other content or other settings are another plan.
+        # The plan is made once per machine. Other content or other settings are another plan.
         chosen_digest = hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()
         content = [FORMAT, corpus.folder.name, chosen_digest, length, packing, long_documents]
 
@@ -117,7 +117,7 @@ class Collate:
     """A function that makes a batch of rows.
 
     Args:
-        length: to which rows are padded; None: to the longest of the batch.
+        length: to which rows are padded. None: to the longest of the batch.
         padding: token of padded positions, which have no loss.
     """
 
@@ -148,10 +148,10 @@ def cut_documents(
     """Cut documents into pieces of at most ``length`` positions.
 
     Args:
-        tokens: of all documents; the bit ``TARGET`` says which have a loss.
+        tokens: of all documents. The bit ``TARGET`` says which have a loss.
         starts, ends: of each document, in ``tokens``.
         length: positions of a row.
-        keep_rest: keep all pieces of a long document with a target; else only its first piece.
+        keep_rest: keep all pieces of a long document with a target. Else only its first piece.
 
     Returns:
         (first token, positions) of each piece, as (n, 2).

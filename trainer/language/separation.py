@@ -7,7 +7,7 @@ nothing else shows it.
 
 The proof needs no knowledge of the model. Take the outputs of one document, and compute their
 gradient in the embeddings of all tokens of the batch. A token that influences these outputs has a
-gradient; a token that does not has a gradient of exactly zero, not of nearly zero. So the documents
+gradient. A token that does not has a gradient of exactly zero, not of nearly zero. So the documents
 are separate if and only if the gradient is zero at every token of the other documents. Random
 weights are enough, which is why a small copy of a large model can be tried instead.
 """
@@ -49,7 +49,7 @@ def small_batch(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def probing(model: Any) -> Iterator[None]:
-    """Put a model into training mode, with 16 bits on a GPU; restore mode and random state after.
+    """Put a model into training mode, with 16 bits on a GPU. Restore mode and random state after.
 
     Args:
         model: with values.
@@ -70,7 +70,7 @@ def check_separation(model: Any, inputs: Inputs) -> None:
     """Refuse a model in which a token of one packed document influences another document.
 
     Args:
-        model: with values; a small copy will do.
+        model: with values. A small copy will do.
         inputs: returns what the model is called with, from a batch.
 
     Raises:

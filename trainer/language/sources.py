@@ -158,7 +158,7 @@ def _unreadable(name: str, key: str, error: Exception) -> Exception:
 def _without_nulls(value: Any) -> Any:
     """Return the value of a column without the keys that Arrow adds to mappings inside of it.
 
-    All mappings of a column have the same keys there; those that a mapping lacked are null.
+    All mappings of a column have the same keys there. Those that a mapping lacked are null.
     """
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}

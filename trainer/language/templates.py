@@ -45,7 +45,7 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     """Return the chat template of a run.
 
     Args:
-        given: ``task_settings.template``: a name, the text of a template, or a Jinja file; None:
+        given: ``task_settings.template``: a name, the text of a template, or a Jinja file. None:
             the tokenizer's.
 
     Raises:

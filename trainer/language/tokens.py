@@ -26,7 +26,7 @@ from .sources import Row, Source
 from .templates import ChatTemplate
 
 FORMAT = 3  # raise it when the same rows become other files
-TARGET = np.uint32(1 << 31)  # the bit of a token that is a target; no vocabulary is that large
+TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # that are encoded at once, by as many threads as the tokenizer uses
 
 Encoded = tuple[list[int], Any]  # tokens, and 1 for each that is a target, else 0
@@ -64,7 +64,7 @@ class Encoder:
 
     Args:
         columns: of a row that are trained on.
-        template: that writes conversations; None: the rows are no conversations.
+        template: that writes conversations. None: the rows are no conversations.
         bad_rows: whether rows that cannot be trained on are left out. ``bad`` counts them, and
             ``first_bad`` is the error of the first.
     """
@@ -181,9 +181,9 @@ class Corpus:
     """Tokens of all documents, one after the other.
 
     Args:
-        tokens: in uint32; the bit ``TARGET`` says which are targets.
+        tokens: in uint32. The bit ``TARGET`` says which are targets.
         ends: where each document ends in ``tokens``.
-        folder: of the files; its name changes with the content, with the settings and with how rows
+        folder: of the files. Its name changes with the content, with the settings and with how rows
             are read.
         content: changes with the tokens and with which of them are targets, and with nothing else.
         notices: about rows that are left out, for the banner.
