@@ -1,4 +1,4 @@
-"""The place of a run, for code that is given a batch or an item and nothing else: ``trainer.now()``.
+"""The place of a run, for code that is given only a batch or an item: ``trainer.now()``.
 
 A run notes its moment when ``run.windows()`` yields and while ``run.evaluate()`` measures. What
 loads data reads ahead of the training, also in other processes, so there the moment travels with
