@@ -244,8 +244,8 @@ class TokenTask(LanguageTask):
             sets[name] = self._tokenized("evaluation", source)
         if isinstance(self.evaluation, float):
             kept = np.array(held_out(len(train.chosen), self.evaluation))
-            sets[""] = train._replace(key="evaluation", chosen=train.chosen[kept])
-            train = train._replace(chosen=train.chosen[~kept])
+            sets[""] = Documents("evaluation", train.corpus, train.chosen[kept])
+            train = Documents(train.key, train.corpus, train.chosen[~kept])
         return train, sets
 
     def _tokenized(self, key: str, names: str | list[str]) -> Documents:
