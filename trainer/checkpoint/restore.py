@@ -23,7 +23,7 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .codec import decode
-from .compatibility import changed_rates, check_same, fingerprint
+from .compatibility import changed_rates, check_same, differences, fingerprint
 from .contents import WEIGHTS, Contents
 from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
 from .optimizer_state import OptimizerStateReader, restore_settings
@@ -61,6 +61,8 @@ def load(
     others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
     others += parts.sampled.changes(state.get("content", {}))
     changes = check_same(before, now, others, allowed=allow_change, source=info.path)
+    callbacks = state.get("config", {}).get("callbacks", [])
+    changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
     same_optimizer = before["optimizer"] == now["optimizer"]

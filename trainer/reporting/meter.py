@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ class Meter:
         before: trained tokens and seconds of the processes that this process continues. The restore
             sets it.
         totals: samples, tokens that went through the model and tokens with a loss, of this process.
-        rows: the speeds and times of logged rows.
+        rows: the speeds and times of the last 1,000 logged rows, which give the speed of the run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Meter:
         self.spent: dict[str, float] = defaultdict(float)
         self.before = {"tokens": 0.0, "seconds": 0.0}
         self.totals = dict.fromkeys(UNITS, 0.0)
-        self.rows: list[dict[str, float]] = []
+        self.rows: deque[dict[str, float]] = deque(maxlen=1000)
 
         self._waited = 0.0
         self._training_began = self.born
