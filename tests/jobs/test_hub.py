@@ -3,8 +3,8 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | The best models and the last one are pushed, once | DDP on 2, all on 2 nightly | test_the_best_models_and_the_last_one_are_pushed_once |
-| A run that is stopped and resumed leaves on the Hub what one leaves that was not | one process; DDP on 2, all on 2 nightly | test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped |
-| Errors of the server, and silence, cost no step and no exit code | DDP on 2, ZeRO-3 on 2 nightly | test_a_server_that_fails_or_hangs_ends_no_run |
+| A run that is stopped and resumed leaves on the Hub what one leaves that was not | one process; all on 2 nightly | test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped |
+| A refusal of the server, and its silence, cost no step and no exit code | DDP on 2, ZeRO-3 on 2 nightly | test_a_server_that_refuses_or_hangs_ends_no_run |
 
 The server is a stand-in on this machine (``tests/support/hub_server.py``).
 """
@@ -41,15 +41,12 @@ def test_the_best_models_and_the_last_one_are_pushed_once(how: str, tmp_path: Pa
         pushed = [commit for commit in hub.commits if commit.branch == branch][-1]
         exported = (folder / "model.safetensors").read_bytes()
         assert pushed.files["model.safetensors"] == exported
-        assert "| steps | 12 |" in pushed.files["README.md"].decode()
     for private in (TOKEN, str(tmp_path)):
         assert private.encode() not in hub.sent()
     assert "upload it by" not in done.out and not (done.output_dir / ".hub").exists()
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("single", marks=pytest.mark.slow), *some_quick("ddp")]
-)
+@pytest.mark.parametrize("how", ["single", *some_quick()])
 def test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped(
     how: str, tmp_path: Path
 ) -> None:
@@ -68,7 +65,6 @@ def test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped(
     for branch, files in whole.items():
         assert after[branch]["model.safetensors"] == files["model.safetensors"], branch
         assert after[branch].keys() == files.keys()
-    assert "| steps | 12 |" in after["last"]["README.md"].decode()
 
 
 def last_files(hub: Hub) -> dict[str, dict[str, bytes]]:
@@ -77,14 +73,14 @@ def last_files(hub: Hub) -> dict[str, dict[str, bytes]]:
 
 
 FAILURES = {
-    "fails": (Hub(status=500), "500 "),
+    "refuses": (Hub(status=403), "403 "),
     "hangs": (Hub(hangs=lambda path: True), "has not arrived after 6 s"),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("how", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
-def test_a_server_that_fails_or_hangs_ends_no_run(how: str, failure: str, tmp_path: Path) -> None:
+def test_a_server_that_refuses_or_hangs_ends_no_run(how: str, failure: str, tmp_path: Path) -> None:
     kind, said = FAILURES[failure]
     with hub_server(Hub(status=kind.status, hangs=kind.hangs)) as hub:
         done = job(how, hub, tmp_path, "--timeout_minutes", "0.2").ok()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import json
@@ -70,6 +71,9 @@ def import_packages(hidden: bool) -> None:
         # Each engine asks, and the answer compiles small programs; where GPUs are it asks the
         # driver.
         _ = sys.modules["deepspeed"].ops.__compatible_ops__
+    # A collection of garbage in a rank would walk over all of these packages, and copy their pages.
+    gc.collect()
+    gc.freeze()
 
 
 def can_compute_in_a_fork() -> bool:
