@@ -42,7 +42,7 @@ WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedE
 
 # What they end with, under every strategy that does not run them.
 REFUSED = {
-    "outside": "LaunchError: parameter group 0 of the optimizer holds a parameter of shape (3,) that is not the",
+    "outside": "LaunchError: the optimizer holds a parameter that is not the model's",
     "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "thawed_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "compiled": "LaunchError: the model is compiled already: build it without torch.compile, and set",
