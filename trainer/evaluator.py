@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .config.interval import Interval, check_interval, interval_of
+from .config.interval import Interval, interval_of
 from .data import rng
 from .data.batches import Layout, TrainData, is_stream, sized
 from .data.evaluation import EvaluationBatches
@@ -338,7 +338,6 @@ def measured_sets(
         every = eval_every
         if chosen.every is not None:
             try:
-                check_interval(chosen.every)
                 every = interval_of(chosen.every, steps_per_epoch)
             except ValueError as error:
                 raise DataError(f"{place_of(name)}: every: {chosen.every!r}: {error}") from None

@@ -68,7 +68,7 @@ def refusal(make: Callable[[], Plan]) -> str:
 
 
 PLACES = {
-    (name, *rest): Origin("ds.json", line, ".".join((name, *rest)))
+    ".".join((name, *rest)): Origin("ds.json", line, ".".join((name, *rest)))
     for name, first in (("optimizer", 11), ("scheduler", 21))
     for line, rest in enumerate(((), ("type",), ("params",)), first)
 }

@@ -39,9 +39,9 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("glob:Glob", r"task: 'glob:Glob': /.*glob.py has no 'Glob'; did you mean 'glob'"),
-        ("empty_here:Mine", r"empty_here.py has no 'Mine'; known: none$"),
-        ("some_here:Mine", r"some_here.py has no 'Mine'; known: Yours$"),
+        ("glob:Glob", r"task: 'glob:Glob': the module has no 'Glob'; did you mean 'glob'"),
+        ("empty_here:Mine", r"the module has no 'Mine'; known: none$"),
+        ("some_here:Mine", r"the module has no 'Mine'; known: Yours$"),
     ],
 )
 def test_a_class_that_is_not_there(

@@ -15,7 +15,6 @@ import inspect
 import operator
 import os
 import typing
-from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal
@@ -26,7 +25,6 @@ from typing_extensions import NotRequired, Required, TypedDict
 from ..errors import ConfigError, Origin, Problem
 from .paths import LocalPath
 
-Build = Callable[[Any, Mapping[str, Any]], Any]
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", arbitrary_types_allowed=True)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -58,46 +56,42 @@ def is_made_from_fields(cls: Any) -> bool:
 
 
 @functools.cache
-def form_of(cls: Any, build: Build) -> TypeAdapter[Any]:
-    """Return pydantic's validator of the arguments of a class, as a mapping from their names.
+def form_of(cls: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of the arguments of a class, as a mapping from their names."""
+    return TypeAdapter(_mapping(cls))
 
-    Args:
-        build: makes an object of a nested dataclass from the mapping that a file has in its place.
-    """
+
+def _mapping(cls: Any) -> Any:
+    """Return the type of the mapping from which a class is made."""
     fields = {}
     for name, annotation in annotations_of(cls).items():
         default = inspect.signature(cls).parameters[name].default
         presence: Any = Required if default is inspect.Parameter.empty else NotRequired
-        fields[name] = presence[_in_files(annotation, build)]
+        fields[name] = presence[_in_files(annotation)]
     make: Any = TypedDict
     form = make(cls.__name__, fields)
     form.__pydantic_config__ = STRICT
-    return TypeAdapter(form)
+    return form
 
 
-def _in_files(annotation: Any, build: Build) -> Any:
+def _in_files(annotation: Any) -> Any:
     """Return the annotation of the form in which a file gives a value."""
-    kind, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    kind: Any = typing.get_origin(annotation)
     if kind is None and isinstance(annotation, type):
-        return _class_in_files(annotation, build)
+        if issubclass(annotation, PurePath):
+            read = AfterValidator(lambda text: annotation(os.path.expanduser(text)))
+            return Annotated[LocalPath, read]
+        if issubclass(annotation, enum.Enum):
+            members: Any = Literal[tuple(annotation.__members__)]
+            return Annotated[members, AfterValidator(annotation.__getitem__)]
+        if dataclasses.is_dataclass(annotation):
+            build = AfterValidator(lambda values: annotation(**values))
+            return Annotated[_mapping(annotation), build]
     if kind in (None, Literal):
         return annotation
 
-    inner = tuple(_in_files(argument, build) for argument in arguments)
-    if kind is UnionType:
-        return functools.reduce(operator.or_, inner)
-    return Annotated[inner] if kind is Annotated else kind[inner]
-
-
-def _class_in_files(cls: Any, build: Build) -> Any:
-    """Return the annotation of the form in which a file gives an object of a class."""
-    if issubclass(cls, PurePath):
-        return Annotated[LocalPath, AfterValidator(lambda text: cls(os.path.expanduser(text)))]
-    if issubclass(cls, enum.Enum):
-        return Annotated[Literal[tuple(cls.__members__)], AfterValidator(cls.__getitem__)]
-    if dataclasses.is_dataclass(cls):
-        return Annotated[dict[str, Any], AfterValidator(functools.partial(build, cls))]
-    return cls
+    inner = tuple(map(_in_files, typing.get_args(annotation)))
+    return functools.reduce(operator.or_, inner) if kind is UnionType else kind[inner]
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

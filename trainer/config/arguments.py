@@ -50,50 +50,45 @@ class Arguments:
 def split_command_line(argv: Sequence[str]) -> Arguments:
     """Take apart what was typed after a training script.
 
-    A key that is true or false may be alone, and then is true. ``--local_rank``, which the
-    deepspeed launcher appends, is dropped: the environment has the same.
+    A key that is true or false may be alone, and then is true. The last value of a key counts.
+    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment has the
+    same.
 
     Raises:
-        ConfigError: a key has no value, or two.
+        ConfigError: a key has no value.
     """
     arguments = Arguments()
     rest = list(argv)
     while rest:
         word = rest.pop(0)
-        if _DASHED.fullmatch(word) or _ASSIGNMENT.match(word):
-            _read_option(word, rest, arguments)
-        else:
+        if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
             arguments.words.append(word)
+            continue
 
-    texts = arguments.texts
-    texts.pop("local_rank", None)
-    for key in _FILES:
-        if key in texts:
-            arguments.files[key] = os.path.expanduser(texts.pop(key))
+        name, equals, text = word.partition("=")
+        key = name.lstrip("-").replace("-", "_")
+        key = _OTHER_SPELLINGS.get(key, key)
+        if key in _SWITCHES:
+            arguments.switches.add(key)
+            continue
+        if not equals:
+            text = _value_after(name, key, rest)
+        if key in _FILES:
+            arguments.files[key] = os.path.expanduser(text)
+        elif key != "local_rank":
+            arguments.texts[key] = text
     return arguments
 
 
-def _read_option(word: str, rest: list[str], arguments: Arguments) -> None:
-    """Read one option into ``arguments``. Its value may be the first word of ``rest``."""
-    name, equals, text = word.partition("=")
-    key = name.lstrip("-").replace("-", "_")
-    key = _OTHER_SPELLINGS.get(key, key)
-    if key in _SWITCHES:
-        arguments.switches.add(key)
-        return
-
-    needs_value = key in _FILES or key in annotations_of(TrainConfig).keys() - _FLAGS
-    if not equals:
-        text = "true"
-        follows = bool(rest) and not rest[0].startswith("--")
-        if follows and not (key in _FLAGS and _ASSIGNMENT.match(rest[0])):
-            text = rest.pop(0)
-        elif needs_value:
-            raise wrong_argument(f"needs a value: {name} VALUE", key)
-
-    earlier = arguments.texts.setdefault(key, text)
-    if earlier != text:
-        raise wrong_argument(f"is given twice, as {earlier!r} and as {text!r}; keep one", key)
+def _value_after(name: str, key: str, rest: list[str]) -> str:
+    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``."""
+    is_flag = key in _FLAGS
+    follows = bool(rest) and not rest[0].startswith("--")
+    if follows and not (is_flag and _ASSIGNMENT.match(rest[0])):
+        return rest.pop(0)
+    if key in _FILES or (key in annotations_of(TrainConfig) and not is_flag):
+        raise wrong_argument(f"needs a value: {name} VALUE", key)
+    return "true"
 
 
 def wrong_argument(rule: str, key: str = "", value: object = None) -> ConfigError:

@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, Origin, Problem, Sourced
+from ..errors import ConfigError, Origin, Problem, Sourced, origin_of
 from .paths import not_local
 
-Key = tuple[str, ...]
-
 _MOST_VALUES = 100_000  # of a file. An alias counts as often as it is used
-_DEEPEST = 64  # levels of nesting
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
@@ -34,30 +31,24 @@ _OWN_NUMBERS = {
         re.VERBOSE,
     ),
 }
-_KINDS = ("int", "float", "str", "bool", "null", "seq", "map", "merge")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed file: ``data`` is the root mapping, ``origins`` has the line of each key."""
+    """A parsed file: ``data`` is the root mapping, ``origins`` has the line of each dotted key."""
 
     path: str
     data: dict[str, Any]
-    origins: Mapping[Key, Origin] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
-    def origin(self, key: Key) -> Origin:
-        """Return the origin of a key: its line, or the line of the nearest mapping around it."""
-        if key in self.origins:
-            return self.origins[key]
-        for end in range(len(key) - 1, 0, -1):
-            if key[:end] in self.origins:
-                return self.origins[key[:end]].named(".".join(key))
-        return Origin(self.path, key=".".join(key))
+    def origin(self, key: str) -> Origin:
+        """Return the origin of a dotted key: its line, or that of the nearest mapping around it."""
+        return self.origins.get(key) or origin_of(self.origins, key, self.path)
 
-    def at(self, *key: str) -> Sourced[Any] | None:
-        """Return the value of ``key`` with its origin, or None if the file has no such key."""
+    def at(self, key: str) -> Sourced[Any] | None:
+        """Return the value of a dotted key, or None if the file has no such key."""
         data: Any = self.data
-        for name in key:
+        for name in key.split("."):
             if not isinstance(data, dict) or name not in data:
                 return None
             data = data[name]
@@ -88,10 +79,11 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
         rule = not_local(name) or f"the {what} cannot be read: {str(reason).splitlines()[0]}"
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
-        raise _wrong(Origin(name, line), rule) from None
+        raise ConfigError(Problem(origin=Origin(name, line), rule=rule)) from None
 
     if not isinstance(data, dict):
-        raise _wrong(Origin(name), f"the {what} must be a mapping of keys to values")
+        rule = f"the {what} must be a mapping of keys to values"
+        raise ConfigError(Problem(origin=Origin(name), rule=rule))
     return Document(path=name, data=data, origins=origins)
 
 
@@ -138,52 +130,40 @@ def to_yaml(data: object) -> str:
     return text
 
 
-def _parse(path: str, text: str) -> tuple[Any, dict[Key, Origin]]:
-    """Return the data of a text, and the origin of each key."""
+def _parse(path: str, text: str) -> tuple[Any, dict[str, Origin]]:
+    """Return the data of a text, and the origin of each dotted key.
+
+    Raises:
+        ConfigError: a key is no text, or is set twice.
+    """
     loader = _Loader(text)
     node = loader.get_single_node()
+    origins: dict[str, Origin] = {}
     if node is None:
-        return None, {}
-
-    origins: dict[Key, Origin] = {}
-    problems = list(_walk(node, path, (), origins))
-    if problems:
-        raise ConfigError(problems)
+        return None, origins
+    _walk(node, path, "", origins)
     return loader.construct_document(node), origins
 
 
-def _walk(node: yaml.Node, path: str, key: Key, origins: dict[Key, Origin]) -> Iterator[Problem]:
-    """Note the origins of all keys below a node, and yield what is wrong with them.
-
-    Raises:
-        ConfigError: the file is too large or too deep, such as aliases that repeat each other.
-    """
-    if len(origins) > _MOST_VALUES or len(key) > _DEEPEST:
-        rule = "too many values, or nested too deeply: do its aliases (*name) repeat each other?"
-        raise _wrong(Origin(path), rule)
-
-    for name, place, value in _children(node):
-        below = (*key, name)
-        origin = Origin(path, place.start_mark.line + 1, ".".join(below))
-        if value.tag.removeprefix(_TAG) not in _KINDS:
-            yield Problem(origin=origin, rule=f"the tag {value.tag} is not offered")
-        if place is not value and place.tag.removeprefix(_TAG) not in ("str", "merge"):
-            yield Problem(origin=origin, rule="a key must be text; put it in quotes")
-        if below in origins:
-            rule = f"is set twice, first on line {origins[below].line}; keep one"
-            yield Problem(origin=origin, rule=rule)
-        origins[below] = origin
-        yield from _walk(value, path, below, origins)
-
-
-def _children(node: yaml.Node) -> list[tuple[str, yaml.Node, yaml.Node]]:
-    """Return the name of each item of a mapping or list, the node of its place and of its value."""
+def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) -> None:
+    """Note the origins of all keys below a node, whose own dotted key is ``above``."""
+    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.SequenceNode):
-        return [(str(index), item, item) for index, item in enumerate(node.value)]
-    if isinstance(node, yaml.MappingNode):
-        return [(str(name.value), name, value) for name, value in node.value]
-    return []
+        items = [(index, item, item) for index, item in enumerate(node.value)]
+    elif isinstance(node, yaml.MappingNode):
+        items = [(name.value, name, value) for name, value in node.value]
 
-
-def _wrong(origin: Origin, rule: str) -> ConfigError:
-    return ConfigError(Problem(origin=origin, rule=rule))
+    for name, place, value in items:
+        key = f"{above}{name}"
+        origin = Origin(path, place.start_mark.line + 1, key)
+        rule = ""
+        if place is not value and place.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+            rule = "a key must be text; put it in quotes"
+        elif key in origins:
+            rule = f"is set twice, first on line {origins[key].line}; keep one"
+        elif len(origins) > _MOST_VALUES:
+            rule = "too many values: do aliases (*name) repeat each other?"
+        if rule:
+            raise ConfigError(Problem(origin=origin, rule=rule))
+        origins[key] = origin
+        _walk(value, path, f"{key}.", origins)

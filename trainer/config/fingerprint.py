@@ -22,8 +22,6 @@ SETTINGS = (
     "schedule", "schedule_settings", "schedule_class", "warmup_steps",
     "mixed_precision", "float32", "sync_batchnorm", "ema_decay",
 )  # fmt: skip
-# Keys that are left out at this value: checkpoints of runs with it have no such key.
-SINCE = {"float32": "exact"}
 # A longer run has the same beginning under all schedules but those that fall until the end.
 OF_THE_END = ("total_steps", "final_lr_ratio")
 
@@ -71,7 +69,6 @@ def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
         keys.extend(OF_THE_END)
 
     chosen = {key: facts[key] for key in keys if key in facts}
-    for key, value_before in SINCE.items():
-        if key in chosen and chosen[key] == value_before:
-            del chosen[key]
+    if chosen.get("float32") == "exact":  # checkpoints of such runs have no such key
+        del chosen["float32"]
     return chosen

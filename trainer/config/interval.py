@@ -18,9 +18,8 @@ _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 
 def check_interval(value: object) -> object:
     """Return a value that says how often. Raise ``ValueError`` for any other."""
-    is_epochs = isinstance(value, str) and _epochs(value) > 0
-    is_steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not is_epochs and not is_steps:
+    number = _epochs(value) if isinstance(value, str) else value
+    if not isinstance(number, int | Fraction) or isinstance(number, bool) or number <= 0:
         raise ValueError(f"must be {FORMS}")
     return value
 
@@ -60,8 +59,9 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
         steps_per_epoch: None for a stream, whose length is not known.
 
     Raises:
-        ValueError: there are no epochs, or the interval is shorter than one step.
+        ValueError: the value is no interval, is shorter than one step, or a stream has no epochs.
     """
+    check_interval(value)
     if not isinstance(value, str):
         return Interval(Fraction(value))
     if steps_per_epoch is None:

@@ -6,7 +6,7 @@ Nothing here imports torch, so a wrong key is answered quickly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of
 from ..text import HIDDEN, hidden
 from .arguments import help_text, split_command_line, wrong_argument
 from .documents import Document, read_document, to_yaml
+from .plain import dotted
 from .train_config import TrainConfig
 from .validate import Validator, with_values
 
@@ -60,12 +61,11 @@ def load_config(argv: Sequence[str]) -> Loaded:
         print(help_text())
         raise SystemExit(0)
 
-    files, words = dict(typed.files), list(typed.words)
-    path = files.pop("config", None)
-    if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
-        path = words.pop(0)
-    if words:
-        raise wrong_argument("settings are written --key value or key=value", value=words[0])
+    path = typed.files.pop("config", None)
+    if path is None and typed.words and typed.words[0].endswith((".yaml", ".yml", ".json")):
+        path = typed.words.pop(0)
+    for word in typed.words:
+        raise wrong_argument("settings are written --key value or key=value", value=word)
     document = Document(path=COMMAND_LINE, data={})
     if path is not None:
         document = read_document(path, what="training config")
@@ -76,10 +76,10 @@ def load_config(argv: Sequence[str]) -> Loaded:
     origins = _origins(document, typed.texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
     config = check.build(TrainConfig, document.data, texts=typed.texts)
-    for key in _hidden_keys(with_values(document.data, typed.texts)):
-        check.record(
-            key, f"a secret, which is not written down; give it again: --{key} VALUE", HIDDEN
-        )
+    for key, value in dotted(with_values(document.data, typed.texts)):
+        if HIDDEN in repr(value):
+            rule = f"a secret, which is not written down; give it again: --{key} VALUE"
+            check.record(key, rule, HIDDEN)
     if config is None or check.problems:
         raise ConfigError(check.problems)
 
@@ -89,7 +89,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
         config_file=path,
         texts=typed.texts,
         is_printed="print_config" in typed.switches,
-        **files,
+        **typed.files,
     )
 
 
@@ -102,27 +102,15 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return where each value was set, by dotted key."""
-    origins = {".".join(key): origin for key, origin in document.origins.items()}
+    origins = dict(document.origins)
     for key in texts:
         typed = Origin(COMMAND_LINE, key=key)
-        below = [other for other in origins if other.startswith(f"{key}.")]
-        for other in below:
-            del origins[other]
+        for other in document.origins:
+            if other.startswith(f"{key}."):
+                del origins[other]
         origins[key] = typed
         origins.setdefault(key.partition(".")[0], typed)
     return origins
-
-
-def _hidden_keys(values: object, above: str = "") -> Iterator[str]:
-    """Yield the keys at any depth whose value is the mark of a secret."""
-    items: Any = {}
-    if isinstance(values, Mapping | list):
-        items = values if isinstance(values, Mapping) else dict(enumerate(values))
-    for name, value in items.items():
-        key = f"{above}.{name}" if above else str(name)
-        if value == HIDDEN:
-            yield key
-        yield from _hidden_keys(value, key)
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
@@ -137,8 +125,8 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
         for key, text in loaded.texts.items()
         if key.startswith(prefix)
     }
-    source = loaded.config_file or "TrainConfig"
-    check = Validator(partial(origin_of, loaded.origins, otherwise=source))
+    otherwise = loaded.config_file or "TrainConfig"
+    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise))
     task = check.build(cls, settings, _TASK_SETTINGS, texts)
     if task is None:
         raise ConfigError(check.problems)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, Origin, Problem
 from ..text import did_you_mean
@@ -24,25 +25,27 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
         ConfigError: there is no such module, or no such class in it.
     """
 
-    def problem(rule: str) -> ConfigError:
-        return ConfigError(Problem(origin=origin, value=named, rule=rule))
-
-    if re.fullmatch(CLASS, named) is None:
-        raise problem("must be module:Class, such as mymodule:LogImages")
     module_name, _, class_name = named.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # the module was found, and imports another module that was not
-        rule = f"no module {error.name!r} beside the config or the script, nor installed"
-        raise problem(rule) from None
-
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        place = getattr(module, "__file__", "built into Python")
+    cls: Any = None
+    if re.fullmatch(CLASS, named) is None:
+        rule = "must be module:Class, such as mymodule:LogImages"
+    elif (module := _module(module_name)) is None:
+        rule = f"no module {module_name!r} beside the config or the script, nor installed"
+    elif (cls := getattr(module, class_name, None)) is None:
         names = [name for name in dir(module) if not name.startswith("_")]
-        raise problem(f"{place} has no {class_name!r}; {did_you_mean(class_name, names)}")
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise problem(f"does not name a subclass of trainer.{base.__name__}")
-    return cls
+        rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
+    elif isinstance(cls, type) and issubclass(cls, base):
+        return cls
+    else:
+        rule = f"does not name a subclass of trainer.{base.__name__}"
+    raise ConfigError(Problem(origin=origin, value=named, rule=rule))
+
+
+def _module(name: str) -> ModuleType | None:
+    """Import a module, and return None if there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # the module was found, and imports another module that was not
+        return None

@@ -53,9 +53,16 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         ConfigError: a placeholder is unknown or too wide.
     """
     values = _values(config, plan)
-    template = _DEFAULT_NAME if config.run_name is None else config.run_name
-    values["run_name"] = _filled("run_name", template, values, origins)
-    output_dir = _filled("output_dir", config.output_dir, values, origins)
+
+    def filled(key: str, template: str) -> str:
+        try:
+            return _Names(path=key == "output_dir").vformat(template, (), values)
+        except (ValueError, TypeError) as error:
+            origin = origin_of(origins, key)
+            raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
+
+    values["run_name"] = filled("run_name", config.run_name or _DEFAULT_NAME)
+    output_dir = filled("output_dir", config.output_dir)
     return Names(run_name=values["run_name"], output_dir=output_dir)
 
 
@@ -95,21 +102,6 @@ class _Names(Formatter):
             raise ValueError(f"the width or precision of {{:{form}}} is over 99")
         text = format(value, form) if form else _spelled(value)
         return file_name_part(text or "_") if self.path else text or "_"
-
-
-def _filled(
-    key: str, template: str, values: Mapping[str, Any], origins: Mapping[str, Origin]
-) -> str:
-    """Return a template with its values.
-
-    Raises:
-        ConfigError: a placeholder cannot be filled in.
-    """
-    try:
-        return _Names(path=key == "output_dir").vformat(template, (), values)
-    except (ValueError, TypeError) as error:
-        origin = origin_of(origins, key)
-        raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
 
 
 def _values(config: TrainConfig, plan: Plan) -> dict[str, Any]:

@@ -66,12 +66,7 @@ def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:
     """Return nested values as texts by one name each: keys joined by dots behind the prefix."""
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(f"{prefix}{key}.", value)
-        elif isinstance(value, str):
-            found[f"{prefix}{key}"] = value
-        else:
-            found[f"{prefix}{key}"] = json.dumps(plain(value, compared=True))
-    return found
+    return {
+        key: value if isinstance(value, str) else json.dumps(plain(value, compared=True))
+        for key, value in dotted(values, prefix)
+    }

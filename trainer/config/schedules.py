@@ -13,7 +13,6 @@ from ..text import did_you_mean
 from .validate import Validator
 
 TORCH = "torch:"
-PLATEAU = "ReduceLROnPlateau"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,3 @@ def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any])
     elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
         known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
         check.record("schedule", f"unknown schedule; {known}", schedule)
-    elif schedule == TORCH + PLATEAU:
-        rule = "follows a metric and not the optimizer steps; not offered"
-        check.record("schedule", rule, schedule)

@@ -6,10 +6,10 @@ The same check serves the training config, the dataclass of a task and the argum
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from .documents import parse_scalar
 from .plain import plain
 
 S = TypeVar("S")
-_NO_ORIGIN = Origin("")
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -33,7 +32,7 @@ class Validator:
         origin: returns the origin of a dotted key.
     """
 
-    def __init__(self, origin: Callable[[str], Origin] = _NO_ORIGIN.named) -> None:
+    def __init__(self, origin: Callable[[str], Origin]) -> None:
         self.origin = origin
         self.problems: list[Problem] = []
 
@@ -54,17 +53,13 @@ class Validator:
         """
         given = with_values(values, {key: parse_scalar(text) for key, text in texts.items()})
         fitting, problems = _checked(cls, given)
+        as_text = {key: texts[key] for key in texts if key in problems}
+        if as_text:
+            fitting, left = _checked(cls, with_values(given, as_text))
+            problems = {key: broken for key, broken in problems.items() if key in left}
 
-        wrong = {problem.key for problem in problems}.intersection(texts)
-        if wrong:
-            as_text = with_values(given, {key: texts[key] for key in wrong})
-            wrong -= {problem.key for problem in _checked(cls, as_text)[1]}
-            fitting, problems = _checked(
-                cls, with_values(given, {key: texts[key] for key in wrong})
-            )
-
-        for problem in problems:
-            self.record(_joined(prefix, problem.key), problem.rule, problem.value)
+        for key, (rule, value) in problems.items():
+            self.record(_joined(prefix, key), rule, value)
         return fitting
 
     def build(
@@ -78,18 +73,15 @@ class Validator:
 
         A ValueError that the class itself raises is one of them.
         """
-        problems = len(self.problems)
+        before = len(self.problems)
         fitting = self.settings(cls, values, prefix, texts)
-        if len(self.problems) > problems:
+        if len(self.problems) > before:
             return None
-
         try:
             return cls(**fitting)
         except ConfigError as error:
             for problem in error.problems:
-                at = self.origin(problem.key) if problem.key else problem.origin
-                origin = problem.origin if problem.origin.line else at
-                self.problems.append(dataclasses.replace(problem, origin=origin))
+                self.problems.append(replace(problem, origin=self.origin(problem.key)))
         except ValueError as error:
             self.record(prefix, str(error))
         return None
@@ -113,8 +105,8 @@ def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 def _checked(
     cls: Callable[..., Any], values: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the values as the arguments of ``cls``, or none and the problems by relative key."""
+) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
+    """Return the values as the arguments of ``cls``, or else the broken rules and values by key."""
     # A default may have a type that no file can give, and be beyond the limits.
     defaults = {
         name: default
@@ -123,45 +115,28 @@ def _checked(
     }
     data = plain({name: value for name, value in values.items() if name not in defaults})
     try:
-        fitting = form_of(cls, _build_nested).validate_json(json.dumps(data), strict=True)
+        fitting = form_of(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        return {}, list(_problems_of(error, data, annotations_of(cls)))
-    return defaults | fitting, []
+        return {}, _problems_of(error, data, annotations_of(cls))
+    return defaults | fitting, {}
 
 
-def _build_nested(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return the settings of a nested dataclass.
-
-    Raises:
-        ConfigError: what is wrong with them, with keys relative to ``values``.
-    """
-    check = Validator()
-    settings = check.build(cls, values)
-    if check.problems:
-        raise ConfigError(check.problems)
-    return settings
-
-
-def _problems_of(error: ValidationError, data: object, known: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of ``data``, at most one for each key. Keys are relative to it."""
-    found: dict[str, list[Problem]] = {}
+def _problems_of(
+    error: ValidationError, data: object, known: Collection[str]
+) -> dict[str, tuple[str, Any]]:
+    """Return the rules that ``data`` breaks and the wrong values, by dotted key."""
+    found: dict[str, list[Any]] = {}
     for details in error.errors(include_url=False):
-        key = _key_of(details, data)
-        raised = details.get("ctx", {}).get("error")
-        if isinstance(raised, ConfigError):  # of nested settings
-            problems = list(raised.problems)
-        else:
-            value = None if details["type"] == "missing" else details["input"]
-            rule = _rule_of(details, known)
-            problems = [Problem(origin=_NO_ORIGIN, rule=rule, value=value)]
-        for problem in problems:
-            found.setdefault(_joined(key, problem.key), []).append(problem)
+        found.setdefault(_key_of(details, data), []).append(details)
 
-    for key, problems in found.items():
+    problems = {}
+    for key, several in found.items():
         # If a value fits no member of a union, a mistake inside of it says the most.
         if not any(other.startswith(f"{key}.") for other in found):
-            rule = " or ".join(dict.fromkeys(problem.rule for problem in problems))
-            yield Problem(origin=Origin("", key=key), rule=rule, value=problems[0].value)
+            rules = dict.fromkeys(_rule_of(details, known) for details in several)
+            value = None if several[0]["type"] == "missing" else several[0]["input"]
+            problems[key] = (" or ".join(rules), value)
+    return problems
 
 
 def _key_of(details: Any, data: Any) -> str:
@@ -177,14 +152,14 @@ def _key_of(details: Any, data: Any) -> str:
 def _rule_of(details: Any, known: Collection[str]) -> str:
     """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
     if details["type"] == "extra_forbidden":
-        return f"unknown key; {did_you_mean(details['loc'][-1], known)}"
+        is_below = len(details["loc"]) > 1
+        return (
+            "unknown key" if is_below else f"unknown key; {did_you_mean(details['loc'][0], known)}"
+        )
     if details["type"] == "missing":
         return "is required"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])
-    rule = re.sub("^(Input|String) should", "must", rule)
-    if details["input"] is False and "'no'" in rule:
-        rule += "; put no in quotes, for YAML reads a bare no as false"
-    return rule
+    return re.sub("^(Input|String) should", "must", rule)
 
 
 def _joined(*keys: str) -> str:

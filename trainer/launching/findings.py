@@ -37,20 +37,20 @@ class Findings:
         self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
 
     def read(
-        self, model: type[M], values: Mapping[str, Any], origin: Callable[[tuple[str, ...]], Origin]
+        self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]
     ) -> M | None:
         """Return values as a pydantic model, and None, with a problem for each, if they do not fit.
 
         Args:
             model: the keys that there are, and their types.
-            origin: returns the origin of a key, which is given as a path.
+            origin: returns the origin of a dotted key.
         """
         try:
             return model.model_validate(values)
         except ValidationError as error:
             for problem in error.errors():
                 path = tuple(map(str, problem["loc"]))
-                found = Sourced(problem["input"], origin(path))
+                found = Sourced(problem["input"], origin(".".join(path)))
                 if problem["type"] == "extra_forbidden":
                     self.unknown(found, keys_at(model, path[:-1]))
                 else:

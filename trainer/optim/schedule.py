@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.schedules import PLATEAU, TORCH
+from ..config.schedules import TORCH
 from ..errors import ConfigError, Problem
 from ..text import did_you_mean
 
@@ -115,7 +115,7 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     from torch.optim import lr_scheduler
 
     name = plan.schedule.removeprefix(TORCH)
-    known = set(lr_scheduler.__all__) - {"LRScheduler", PLATEAU}
+    known = set(lr_scheduler.__all__) - {"LRScheduler", "ReduceLROnPlateau"}  # follows a metric
     origin = plan.origin("schedule").named("schedule")
     if name not in known:
         rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"

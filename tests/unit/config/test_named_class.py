@@ -18,7 +18,7 @@ def test_a_class_of_a_package_that_imports_lazily_is_found() -> None:
     [
         (
             "trainer:EvaluationSte",
-            "__init__.py has no 'EvaluationSte'; did you mean 'EvaluationSet'?",
+            "the module has no 'EvaluationSte'; did you mean 'EvaluationSet'?",
         ),
         ("trainer.errors:ConfigEror", "did you mean 'ConfigError'?"),
         ("no_such_module:X", "no module 'no_such_module' beside the config or the script"),

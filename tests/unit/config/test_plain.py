@@ -52,6 +52,5 @@ def test_nested_values_become_texts_by_dotted_names() -> None:
         "x.lr": "0.1",
         "x.name": "a b",
         "x.plan.stage": "2",
-        "x.plan.empty": "{}",
         "x.plan.none": "null",
     }

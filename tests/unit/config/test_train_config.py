@@ -67,7 +67,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("warmup_samples", 9, "sets the same length as warmup_steps in another unit; keep one"),
         ("schedule", "cosin", "unknown schedule; did you mean 'cosine'?"),
         ("schedule", "torch:", "unknown schedule; known: constant, cosine, inverse_sqrt, linear, "),
-        ("schedule", "torch:ReduceLROnPlateau", "follows a metric and not the optimizer steps; not"),
         ("schedule_settings", {"gamma": 1}, "needs schedule, whose settings these are"),
     ],
 )  # fmt: skip

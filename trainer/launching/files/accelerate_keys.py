@@ -42,14 +42,14 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
     # Accelerate converts the last two keys, which have no field.
     top_level = {*fields, "fp16", "dynamo_backend"}.difference(_SECTIONS)
-    _read_section(doc, (), top_level, "", entries, check)
+    _read_section(doc, "", top_level, "", entries, check)
 
     # The last key has no argument: the launcher reads the key by name.
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
     for section, beginnings in _SECTIONS.items():
         known = {name for name in arguments if name.startswith(beginnings)}
         prefix = beginnings[0] if section in _WITHOUT_PREFIX else ""
-        _read_section(doc, (section,), known, prefix, entries, check)
+        _read_section(doc, f"{section}.", known, prefix, entries, check)
     return {**entries, **flags}
 
 
@@ -57,20 +57,20 @@ def read_values(model: type[M], entries: Entries, check: Findings) -> M:
     """Return the entries that a model has, and the model's defaults if the entries do not fit."""
     keys = keys_at(model, ())
     values = {name: entry.value for name, entry in entries.items() if name in keys}
-    read = check.read(model, values, lambda path: entries[path[0]].origin)
+    read = check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)
     return read or model()
 
 
 def _read_section(
     doc: Document,
-    path: tuple[str, ...],
+    above: str,
     known: set[str],
     prefix: str,
     entries: dict[str, Sourced[Any]],
     check: Findings,
 ) -> None:
     """Put the values of a section into ``entries``, and record its unknown keys."""
-    section = doc.at(*path)
+    section = doc.at(above.rstrip(".")) if above else Sourced(doc.data, doc.origin(""))
     if section is None or not section.value:
         return
     if not isinstance(section.value, dict):
@@ -78,10 +78,10 @@ def _read_section(
         return
 
     for key, value in section.value.items():
-        found = Sourced(value, doc.origin((*path, key)))
+        found = Sourced(value, doc.origin(f"{above}{key}"))
         argument = key if key in known else prefix + key
-        is_comment = bool(path) and key.startswith("_")
-        if is_comment or (not path and key in _SECTIONS) or value is None:
+        is_comment = bool(above) and key.startswith("_")
+        if is_comment or (not above and key in _SECTIONS) or value is None:
             continue
         if argument not in known:
             check.unknown(found, known)

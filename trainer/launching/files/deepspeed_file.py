@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...config.documents import Document, Key, read_document
+from ...config.documents import Document, read_document
+from ...config.validate import with_values
 from ...errors import ConfigError, Origin, Sourced
 from ..findings import Findings
 from ..request import Request, Strategy
@@ -20,13 +21,13 @@ STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 # By key of an accelerate file's deepspeed_config, the same setting in DeepSpeed's JSON.
 INLINE = {
-    "zero_stage": (ZERO, "stage"),
-    "offload_optimizer_device": (ZERO, "offload_optimizer", "device"),
-    "offload_param_device": (ZERO, "offload_param", "device"),
-    "offload_param_nvme_path": (ZERO, "offload_param", "nvme_path"),
-    "zero3_save_16bit_model": (ZERO, "stage3_gather_16bit_weights_on_model_save"),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("gradient_clipping",),
+    "zero_stage": f"{ZERO}.stage",
+    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
+    "offload_param_device": f"{ZERO}.offload_param.device",
+    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
+    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
 }
 
 # The key of each field that Request has for itself. The rest of the JSON goes to DeepSpeed.
@@ -80,40 +81,36 @@ def read_inline(
         return None
 
     data: dict[str, Any] = {}
-    origins: dict[Key, Origin] = {}
-    for name, path in INLINE.items():
+    origins = {}
+    for name, key in INLINE.items():
         entry = entries.get(name)
         if entry is not None and str(entry.value).lower() not in ("none", "false"):
-            *parents, last = path
-            section = data
-            for parent in parents:
-                section = section.setdefault(parent, {})
-            section[last] = entry.value
-            origins[path] = origins[path[:2]] = entry.origin
+            data = with_values(data, {key: entry.value})
+            origins[key] = origins[key.rpartition(".")[0]] = entry.origin
     doc = Document(path=stage.origin.source, data=data, origins=origins)
     return _request(doc, check, use_cpu=use_cpu)
 
 
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None:
     """Return the request of a document, and None if the document cannot run."""
-    data = _effective(doc.data, ())
+    data = _effective(doc.data)
     with importing(Origin(doc.path), use_cpu=use_cpu):
         read: Any = check.read(deepspeed_model(), data, doc.origin)
     if read is None:
         return None
 
     stage = read.zero_optimization.stage
-    origin = doc.origin((ZERO, "stage"))
+    origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-        for path in (("communication_data_type",), ("data_types", "grad_accum_dtype")):
-            dtype = doc.at(*path)
+        for key in ("communication_data_type", "data_types.grad_accum_dtype"):
+            dtype = doc.at(key)
             if dtype is not None and dtype.value not in (None, "auto", "fp32"):
                 check.refuse(dtype, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
     own = {}
     for field, key in _OWN_FIELDS.items():
         if data.get(key) is not None:
-            own[field] = Sourced(data[key], doc.origin((key,)))
+            own[field] = Sourced(data[key], doc.origin(key))
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
@@ -122,22 +119,22 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None
         optimizer=read_section(doc, "optimizer", check),
         scheduler=read_section(doc, "scheduler", check),
         deepspeed=_engine_config(data) if stage else {},
-        origins={f"deepspeed.{'.'.join(key)}": origin for key, origin in doc.origins.items()},
+        origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},
         **own,  # type: ignore[arg-type]
     )
 
 
-def _effective(data: Mapping[str, Any], path: Key) -> dict[str, Any]:
+def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that count, under DeepSpeed's current names: no comments, no "auto"."""
     found = {}
     for key, value in data.items():
         # A log that is off has an interval. Of "auto" DeepSpeed's default holds.
         if not (key.startswith("_") or key == "steps_per_print" or value == "auto"):
-            found[key] = _effective(value, (*path, key)) if isinstance(value, dict) else value
+            found[key] = _effective(value) if isinstance(value, dict) else value
     if "bfloat16" in found:
         found.setdefault("bf16", found.pop("bfloat16"))
     for old, part in _OLD_NAMES.items():
-        if path == (ZERO,) and found.pop(old, False):
+        if found.pop(old, False):
             found.setdefault(part, {"device": "cpu"})
     return found
 
@@ -149,7 +146,7 @@ def _precision(
     switches = {name: data[name].get("enabled") for name in ("fp16", "bf16") if name in data}
     on = [name for name in switches if getattr(read, name).enabled]
     off = [name for name, switch in switches.items() if switch is False]
-    found = [Sourced(name, doc.origin((name, "enabled"))) for name in on or off]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or off]
     if len(on) > 1:
         check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
     if on:

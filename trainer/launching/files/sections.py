@@ -99,7 +99,7 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
 
     None if there is no section, or if the section cannot run.
     """
-    typed = doc.at(key, "type")
+    typed = doc.at(f"{key}.type")
     if typed is None:
         return None
     kind = typed.value.lower() if key == "optimizer" else typed.value
@@ -114,11 +114,11 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
     for setting, value in written.items():
         if value != "auto" and not setting.startswith("_"):
             given[setting] = value
-    read = check.read(model, given, lambda path: doc.origin((key, "params", *path)))
+    read = check.read(model, given, lambda setting: doc.origin(f"{key}.params.{setting}"))
     values = {}
     defaults = {}
     for setting, config_key in _CONFIG_KEYS.items():
-        found = Sourced(getattr(read, setting, None), doc.origin((key, "params", setting)))
+        found = Sourced(getattr(read, setting, None), doc.origin(f"{key}.params.{setting}"))
         if setting in given:
             values[config_key] = found.meaning(given[setting])
         elif setting not in written and found.value is not None:
@@ -127,6 +127,4 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
         name = "adam"
     elif given.get("torch_adam") is True:
         defaults.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return Section(
-        name=name, typed=typed, origin=doc.origin((key,)), values=values, defaults=defaults
-    )
+    return Section(name=name, typed=typed, origin=doc.origin(key), values=values, defaults=defaults)
