@@ -194,7 +194,7 @@ def test_an_optimizer_in_the_json_and_in_code(tmp_path: Path) -> None:
     assert job.code == 2
     answered(
         job,
-        f"{path}:5: optimizer: 'AdamW': {task}.build_optimizer builds the optimizer already; remove one of the two",
+        f"{path}:5: optimizer: 'adamw': {task}.build_optimizer builds the optimizer already; remove one of the two",
     )
 
 

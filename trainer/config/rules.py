@@ -37,11 +37,6 @@ def _of_run(c: Any) -> Iterator[tuple[str, str]]:
     if len(set(c.trackers)) < len(c.trackers):
         yield "trackers", "has a name twice"
 
-    multiple = c.micro_batch_size * (c.accumulation_steps or 1)
-    if c.global_batch_size is not None and c.global_batch_size % multiple != 0:
-        rule = f"must be a multiple of micro_batch_size x accumulation_steps, {multiple}"
-        yield "global_batch_size", rule
-
     if c.profile_steps is not None:
         first, last = profiled_steps(c.profile_steps)
         if not 2 <= first <= min(last, c.max_steps or last):

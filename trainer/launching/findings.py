@@ -29,12 +29,7 @@ class Findings:
     def unknown(self, found: Sourced[Any], known: Collection[str]) -> None:
         """Record an unknown key, with the nearest known key."""
         right = nearest(found.origin.key.rpartition(".")[2], known)
-        hint = f"did you mean {right!r}?" if right else "remove it"
-        self.refuse(found, f"unknown key; {hint}")
-
-    def notice(self, found: Sourced[Any], text: str) -> None:
-        """Add a notice on a value."""
-        self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
+        self.refuse(found, f"unknown key; did you mean {right!r}?" if right else "unknown key")
 
     def read(
         self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]

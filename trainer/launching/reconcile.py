@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.train_config import DEFAULTS, OPTIMIZERS, TrainConfig
-from ..errors import Origin, Sourced
+from ..errors import Origin, Sourced, origin_of
 from .findings import Findings
-from .request import Request, Section
+from .request import Section
 
 
 class Reconciler(Findings):
@@ -38,30 +38,24 @@ class Reconciler(Findings):
         """Return whether a value is the task's default, because nobody gives one."""
         return key in self.origins and self.origins[key].is_default
 
-    def origin_of(self, key: str) -> Origin:
-        """Return the origin of a value in the training config, or at least of its mapping."""
-        mapping = self.origins.get(key.partition(".")[0], Origin("TrainConfig"))
-        return self.origins.get(key, mapping).named(key)
-
     def configured(self, key: str) -> Sourced[Any]:
         """Return the value of the training config, or its default."""
-        return Sourced(getattr(self.config, key), self.origin_of(key))
+        return Sourced(getattr(self.config, key), origin_of(self.origins, key))
 
-    def agree(
-        self, key: str, requested: Sourced[Any] | None, default: Sourced[Any] | None = None
-    ) -> Any:
+    def agree(self, key: str, requested: Sourced[Any] | None) -> Any:
         """Return the launch files' value of a key, else the config's. Record a disagreement.
 
-        Args:
-            default: DeepSpeed's own. It counts if neither the config nor a task has a value.
+        DeepSpeed's own default counts if neither the config nor a task has a value.
         """
         configured = getattr(self.config, key, None)
         as_in_json = list(configured) if isinstance(configured, tuple) else configured
         is_given = self.is_given(key)
-        if requested is None and default is not None and default.value != as_in_json:
-            if not (is_given or self.is_task_default(key)):
-                self.notice(default, f"DeepSpeed's default holds, {default.value}")
-                requested = default
+        if requested is not None and requested.origin.is_default:
+            has_value = is_given or self.is_task_default(key)
+            if has_value or requested.value == as_in_json:
+                return configured
+            place = f"{requested.origin.place}: {requested.origin.key}"
+            self.notices.append(f"{place}: DeepSpeed's default holds, {requested.value}")
         if requested is None:
             return configured
         if is_given and as_in_json not in (None, requested.value):
@@ -70,12 +64,6 @@ class Reconciler(Findings):
             self.origins[key] = requested.origin
         return requested.value
 
-    def take(self, key: str, section: Section | None) -> Any:
-        """Return the value of a key that a section of a DeepSpeed JSON may have."""
-        if section is None:
-            return getattr(self.config, key)
-        return self.agree(key, section.values.get(key), section.defaults.get(key))
-
     def disagree(self, requested: Sourced[Any], configured: Sourced[Any]) -> None:
         """Record that two places give different values of a key."""
         rule = f"disagrees with {requested.value!r} at {requested.origin}; keep one of the two"
@@ -83,7 +71,7 @@ class Reconciler(Findings):
 
 
 def choose_optimizer(
-    config: TrainConfig, request: Request, both: Reconciler, built_by: str | None
+    section: Section | None, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
     """Return name, settings and learning rate of the optimizer.
 
@@ -92,47 +80,43 @@ def choose_optimizer(
     Args:
         built_by: the method by which the task builds an optimizer of its own, if it does.
     """
-    name: str = config.optimizer or "adamw"
-    section = request.optimizer
+    name: str = both.config.optimizer or "adamw"
+    values: Mapping[str, Sourced[Any]] = {}
     if section is not None:
-        name = both.agree("optimizer", Sourced(section.name, section.origin))
-        both.origins["optimizer"] = section.origin
+        values = section.values
+        name = both.agree("optimizer", section.name)
+        both.origins["optimizer"] = section.name.origin
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
-            both.refuse(Sourced(section.typed.value, section.origin), rule)
+            both.refuse(section.name, rule)
 
-    lr = float(both.take("lr", section))
-    decay = both.take("weight_decay", section)
-    if name not in OPTIMIZERS:
-        return name, _class_settings(name, lr, decay, both), lr
-    keys = ("momentum",) if name == "sgd" else ("betas", "eps")
-    settings = {key: both.take(key, section) for key in keys}
-    return name, {**settings, "weight_decay": decay}, lr
+    def of(key: str) -> Any:
+        return both.agree(key, values.get(key))
 
+    lr, decay = float(of("lr")), of("weight_decay")
+    if name in OPTIMIZERS:
+        keys = ("momentum",) if name == "sgd" else ("betas", "eps")
+        return name, {**{key: of(key) for key in keys}, "weight_decay": decay}, lr
 
-def _class_settings(name: str, lr: float, decay: float, both: Reconciler) -> dict[str, Any]:
-    """Return the settings of an optimizer that is named as a class, and record its problems."""
     from ..optim.optimizers import check_class
 
+    given = both.is_given("weight_decay")
     settings, problems = check_class(
-        name,
-        both.config.optimizer_settings,
-        lr=lr,
-        decay=decay,
-        decay_given=both.is_given("weight_decay"),
+        name, both.config.optimizer_settings, lr=lr, decay=decay, decay_given=given
     )
     for key, rule, value in problems:
-        both.refuse(Sourced(value, both.origin_of(key)), rule)
-    return settings
+        both.refuse(Sourced(value, origin_of(both.origins, key)), rule)
+    return name, settings, lr
 
 
 def choose_schedule(
-    config: TrainConfig, request: Request, both: Reconciler, lr: float
+    section: Section | None, both: Reconciler, lr: float
 ) -> tuple[dict[str, Any], float]:
     """Return the plan's values of the schedule, and the learning rate.
 
     They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
     """
+    config = both.config
     chosen: dict[str, Any] = {
         "schedule": config.schedule or "constant",
         "schedule_settings": dict(config.schedule_settings),
@@ -140,40 +124,35 @@ def choose_schedule(
         "warmup_fraction": config.warmup_fraction,
         "final_lr_ratio": config.final_lr_ratio,
     }
-    section = request.scheduler
-    if section is not None:
-        lr = _take_scheduler(chosen, section, both, lr)
-    return chosen, lr
-
-
-def _take_scheduler(chosen: dict[str, Any], section: Section, both: Reconciler, lr: float) -> float:
-    """Put the section's values into ``chosen``, and return the learning rate."""
-    config = both.config
-    chosen["schedule"] = both.agree("schedule", Sourced(section.name, section.origin))
+    if section is None:
+        return chosen, lr
+    values = section.values
+    chosen["schedule"] = both.agree("schedule", section.name)
     if both.is_task_default("warmup_fraction"):  # of the task's schedule, which does not run
-        both.origins["warmup_fraction"] = section.origin
+        both.origins["warmup_fraction"] = section.name.origin
         chosen["warmup_fraction"] = None
-    length = section.values.get("max_steps")
+
+    length = values.get("max_steps")
     if length is not None and (config.epochs is not None or length.value != config.max_steps):
         both.disagree(length, both.configured("max_steps" if config.epochs is None else "epochs"))
-    peak = section.values.get("lr")
+    peak = values.get("lr")
     if peak is not None:
         if both.is_given("lr") and peak.value != lr:
-            both.disagree(peak, Sourced(lr, both.origin_of("lr")))
+            both.disagree(peak, Sourced(lr, origin_of(both.origins, "lr")))
         lr = float(peak.value)
         both.origins["lr"] = peak.origin
 
     # The config may give the warm-up in samples, or as a fraction. Then the config holds.
-    other = "warmup_samples" if config.warmup_samples else "warmup_fraction"
-    is_in_steps = not (config.warmup_samples or chosen["warmup_fraction"])
-    if is_in_steps:
-        chosen["warmup_steps"] = both.take("warmup_steps", section)
-    elif "warmup_steps" in section.values:
-        both.disagree(section.values["warmup_steps"], both.configured(other))
-    has_warmup = not is_in_steps or chosen["warmup_steps"]
-    if has_warmup and both.take("warmup_type", section) == "log":
+    in_samples = config.warmup_samples is not None
+    steps = values.get("warmup_steps")
+    has_warmup = True
+    if not in_samples and chosen["warmup_fraction"] is None:
+        has_warmup = chosen["warmup_steps"] = both.agree("warmup_steps", steps)
+    elif steps is not None and not steps.origin.is_default:
+        other = "warmup_samples" if in_samples else "warmup_fraction"
+        both.disagree(steps, both.configured(other))
+    if has_warmup and both.agree("warmup_type", values.get("warmup_type")) == "log":
         chosen["schedule_settings"]["warmup_type"] = "log"
-
-    if section.name == "cosine":
-        chosen["final_lr_ratio"] = both.take("final_lr_ratio", section)
-    return lr
+    if section.name.value == "cosine":
+        chosen["final_lr_ratio"] = both.agree("final_lr_ratio", values.get("final_lr_ratio"))
+    return chosen, lr

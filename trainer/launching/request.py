@@ -17,18 +17,12 @@ class Section:
 
     Args:
         name: of the optimizer or the schedule.
-        typed: the type as the file gives it.
-        origin: of the section.
-        values: those in the file, by key of the training config.
-        defaults: those that DeepSpeed takes for the absent ones, likewise. A value that is "auto"
-            is in neither: the training config decides.
+        values: by key of the training config. Those that the file leaves out are DeepSpeed's own
+            (``origin.is_default``). A value that is "auto" is absent: the training config decides.
     """
 
-    name: str
-    typed: Sourced[str]
-    origin: Origin
+    name: Sourced[str]
     values: Mapping[str, Sourced[Any]] = field(default_factory=dict)
-    defaults: Mapping[str, Sourced[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
-from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
+from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
-from .cpu_rehearsal import rehearsal_notices, rehearsal_precision, rehearsed
+from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy
 
@@ -57,19 +57,24 @@ def resolve(
         both.refuse(both.configured("compile"), rule)
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
-    reduce_dtype = _reduce_dtype(config, request, precision, both)
+    reduce_dtype = both.agree("reduce_dtype", _reduce_dtype_of(request)) or "float32"
     global_batch = both.agree("global_batch_size", request.global_batch_size)
-    accumulation = both.agree("accumulation_steps", request.accumulation_steps)
+    steps = both.agree("accumulation_steps", request.accumulation_steps)
     clip = both.agree("max_grad_norm", request.max_grad_norm)
-    optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
-    schedule, lr = choose_schedule(config, request, both, lr)
+    optimizer, settings, lr = choose_optimizer(request.optimizer, both, optimizer_built_by)
+    schedule, lr = choose_schedule(request.scheduler, both, lr)
+
+    accumulation = steps or max(1, (global_batch or 0) // (micro * world))
+    batch = micro * accumulation * world
+    if global_batch not in (None, batch):
+        key = "global_batch_size"
+        found = Sourced(global_batch, both.origins.get(key, Origin("TrainConfig", key=key)))
+        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
+        both.refuse(found, f"{rule} {world}")
+    if config.reduce_dtype == "bf16":
+        _check_reduction(strategy, precision, accumulation, both)
     if both.problems:
         raise ConfigError(both.problems)
-
-    accumulation = _accumulation(global_batch, micro, accumulation, world, both.origins)
-    batch = micro * accumulation * world
-    if strategy == "fsdp":
-        _check_reduction(config, accumulation, both)
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
     reference = config.reference_batch_size or batch
@@ -77,18 +82,15 @@ def resolve(
     notices = [*request.notices, *both.notices]
     rehearsal = device == "cpu" and strategy != "single"
     if rehearsal:
-        precision_origin = both.origins.get("mixed_precision", DEFAULT)
-        notices += rehearsal_notices(request, Sourced(precision, precision_origin))
-        request = rehearsed(request)
-        precision = rehearsal_precision(strategy, precision)
+        asked = Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
+        request, precision, lines = rehearsed(request, asked)
+        notices += lines
     deepspeed = request.deepspeed
     if deepspeed and config.reduce_dtype:
         names = {"float32": "fp32", "bf16": "bf16"}
         deepspeed = {**deepspeed, "communication_data_type": names[config.reduce_dtype]}
 
-    dynamo = request.dynamo
-    if config.compile and not dynamo:
-        dynamo = {"backend": "inductor"}
+    has_compiler = config.compile or bool(request.dynamo)
     plan = Plan(
         strategy=strategy,
         launcher=launcher.name,
@@ -104,13 +106,13 @@ def resolve(
         reduce_dtype=reduce_dtype,
         optimizer=optimizer,
         optimizer_settings=settings,
-        lr=scaled_lr(lr, config.lr_scaling, reference, batch),
+        lr=scaled_lr(lr, config.lr_scaling, batch / reference),
         lr_reference=lr,
         reference_batch_size=reference,
-        compile=config.compile or bool(request.dynamo),
+        compile=has_compiler,
         fsdp=request.fsdp,
         deepspeed=deepspeed,
-        dynamo=dynamo,
+        dynamo=request.dynamo or ({"backend": "inductor"} if has_compiler else {}),
         files=request.files,
         notices=tuple(dict.fromkeys(notices)),
         origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
@@ -125,24 +127,14 @@ def resolve(
     return plan.with_length(config.max_steps)
 
 
-def check_partitions(request: Request, world: int) -> None:
-    """Raise LaunchError if groups with a copy of the model each do not divide the processes."""
-    copies = request.fsdp.get("dp_replicate_size", 1)
-    if world % copies:
-        origin = request.origins["fsdp.dp_replicate_size"]
-        raise LaunchError(f"{origin}: {copies}: must divide the number of processes, {world}")
-
-
-def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
+def scaled_lr(lr: float, rule: str, ratio: float) -> float:
     """Return the learning rate for the global batch that runs.
 
     Args:
-        lr: belongs to ``reference_batch`` (in samples).
         rule: ``linear`` (Goyal et al. 2017), ``sqrt`` (Malladi et al. 2022, for Adam) or ``none``.
+        ratio: of this batch to the batch that ``lr`` belongs to.
     """
-    ratio = batch / reference_batch
-    factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
-    return lr * factors[rule]
+    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
@@ -171,7 +163,10 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
         raise LaunchError(
             f"{origin}: asks for {count} processes, but {world} run under {launcher.name}; {hint}"
         )
-    check_partitions(request, world)
+    copies = request.fsdp.get("dp_replicate_size", 1)
+    if world % copies:
+        origin = request.origins["fsdp.dp_replicate_size"]
+        raise LaunchError(f"{origin}: {copies}: must divide the number of processes, {world}")
     return request.strategy
 
 
@@ -194,50 +189,27 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
     return "cuda"
 
 
-def _reduce_dtype(config: TrainConfig, request: Request, precision: str, both: Reconciler) -> str:
-    """Return the dtype in which gradients travel, and record a dtype that cannot run."""
-    requested = None
+def _reduce_dtype_of(request: Request) -> Sourced[str] | None:
+    """Return the dtype in which gradients travel by a DeepSpeed JSON, if the JSON names one."""
     in_file = str(request.deepspeed.get("communication_data_type") or "").lower()
-    if in_file:
-        key = "deepspeed.communication_data_type"
-        origin = request.origins.get(key, request.strategy_origin)
-        requested = Sourced("float32" if in_file == "fp32" else in_file, origin)
-    if config.reduce_dtype == "bf16" and precision == "fp16":
-        rule = "not supported beside mixed_precision fp16, whose loss scale looks for infinite"
-        both.refuse(both.configured("reduce_dtype"), f"{rule} gradients of fp16; take bf16")
-    return str(both.agree("reduce_dtype", requested) or "float32")
+    if not in_file:
+        return None
+    origin = request.origins.get("deepspeed.communication_data_type", request.strategy_origin)
+    return Sourced("float32" if in_file == "fp32" else in_file, origin)
 
 
-def _check_reduction(config: TrainConfig, accumulation: int, both: Reconciler) -> None:
-    """Raise ConfigError if micro-batches would add up in bf16: FSDP2 adds up in the reduction."""
-    if config.reduce_dtype == "bf16" and accumulation > 1 and not config.sync_each_batch:
+def _check_reduction(strategy: str, precision: str, accumulation: int, both: Reconciler) -> None:
+    """Record a problem if gradients cannot travel in bf16."""
+    rule = ""
+    if precision == "fp16":
         rule = (
+            "not supported beside mixed_precision fp16, whose loss scale looks for infinite "
+            "gradients of fp16; take bf16"
+        )
+    elif strategy == "fsdp" and accumulation > 1 and not both.config.sync_each_batch:
+        rule = (  # FSDP2 adds up in the reduction
             f"under FSDP2 the {accumulation} micro-batches of a step would add up in bf16; set "
             "sync_each_batch: true, with which they add up in float32, or leave it out"
         )
-        raise ConfigError(both.configured("reduce_dtype").problem(rule))
-
-
-def _accumulation(
-    global_batch: int | None,
-    micro: int,
-    accumulation: int | None,
-    world: int,
-    origins: Mapping[str, Origin],
-) -> int:
-    """Return the accumulation steps. If they are open, they follow from the global batch.
-
-    Raises:
-        ConfigError: the global batch is not the product of the others.
-    """
-    unit = micro * world * (accumulation or 1)
-    if global_batch is None or global_batch == unit:
-        return accumulation or 1
-    if accumulation is None and global_batch % unit == 0:
-        return global_batch // unit
-
-    product = f"micro_batch_size {micro} x world_size {world}"
-    relation = "a multiple of" if accumulation is None else f"{accumulation} times"
-    rule = f"must be {relation} {product} = {micro * world}"
-    origin = origins.get("global_batch_size", DEFAULT.named("global_batch_size"))
-    raise ConfigError(Problem(origin=origin, value=global_batch, rule=rule))
+    if rule:
+        both.refuse(both.configured("reduce_dtype"), rule)

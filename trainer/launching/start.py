@@ -78,7 +78,8 @@ def launch(
     # DeepSpeed's launcher replaces an empty CUDA_VISIBLE_DEVICES by a list of GPUs.
     on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
     if on_cpu or (request is not None and request.use_cpu):
-        _hide_gpus()
+        # torch and DeepSpeed take a visible GPU if no device is named.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     plan = resolve(
         config,
@@ -88,8 +89,6 @@ def launch(
         origins or {},
         optimizer_built_by=optimizer_built_by,
     )
-    check_environment(plan, launcher)
-
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
     heartbeat.start(timedelta(minutes=config.timeout_minutes))
     with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):
@@ -103,66 +102,30 @@ def read_request_of(
     launcher: Launcher, *, accel_config: str | None, deepspeed: str | None
 ) -> Request | None:
     """Read the request of the launch files, and return None if there are none."""
-    is_started = launcher.name in ("accelerate", "deepspeed")
-    if not (accel_config or deepspeed or is_started):
+    file = accel_config or deepspeed
+    if not file and launcher.name not in ("accelerate", "deepspeed"):
         return None  # such a training does not need to import the readers
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
+    from .files.deepspeed_file import read_deepspeed_file
 
-    named = Sourced(accel_config, Origin(COMMAND_LINE, key="accel_config"))
-    if deepspeed:
-        named = Sourced(deepspeed, Origin(COMMAND_LINE, key="deepspeed"))
+    named = Sourced(file, Origin(COMMAND_LINE, key="accel_config" if accel_config else "deepspeed"))
     if accel_config and deepspeed:
         rule = "one job is described twice: give --accel_config or --deepspeed, not both"
         raise ConfigError(named.problem(rule))
     if launcher.name == "accelerate":
-        file, flags = read_launch_flags(list(launcher.arguments))
-        if named.value and os.path.realpath(named.value) != os.path.realpath(file or ""):
+        if file:
             rule = "accelerate launch has a file of its own already; remove this one"
             raise ConfigError(named.problem(rule))
-        return read_accelerate_file(file, overrides=flags)
-
+        own_file, flags = read_launch_flags(list(launcher.arguments))
+        return read_accelerate_file(own_file, overrides=flags)
     if accel_config:
         return read_accelerate_file(accel_config)
-    if not deepspeed:
-        raise LaunchError(
-            "started by the deepspeed launcher, but no configuration: add --deepspeed "
-            "ds_configs/zero2.json"
-        )
-    from .files.deepspeed_file import read_deepspeed_file
-
-    return read_deepspeed_file(deepspeed)
-
-
-def check_environment(plan: Plan, launcher: Launcher) -> None:
-    """Raise LaunchError if a stray variable of Accelerate asks for another run than the plan."""
-    if launcher.name == "accelerate":  # its variables are made from its file and flags
-        return
-    precisions = (plan.mixed_precision, "fp16" if plan.rehearsal and plan.deepspeed else "no")
-    for name, values in {
-        "USE_DEEPSPEED": ("true",) if plan.deepspeed else (),
-        "USE_FSDP": ("true",) if plan.fsdp else (),
-        "MIXED_PRECISION": precisions,
-        "GRADIENT_ACCUMULATION_STEPS": ("1", str(plan.accumulation_steps)),
-        "DYNAMO_BACKEND": (str(plan.dynamo.get("backend")).lower(),),
-    }.items():
-        found = os.environ.get(f"ACCELERATE_{name}", "").lower()
-        if found not in ("", "no", "false", *values):
-            raise LaunchError(
-                f"ACCELERATE_{name}={found} is set, but the training config and the launch files "
-                "do not say so; unset it, or write it there"
-            )
-
-
-def _hide_gpus() -> None:
-    """Hide the GPUs: torch and DeepSpeed take a visible GPU if no device is named."""
-    import torch
-
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise LaunchError(
-            "use_cpu: true, but this process uses a GPU already; start it with "
-            "CUDA_VISIBLE_DEVICES=''"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if deepspeed:
+        return read_deepspeed_file(deepspeed)
+    raise LaunchError(
+        "started by the deepspeed launcher, but no configuration: add --deepspeed "
+        "ds_configs/zero2.json"
+    )
 
 
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
@@ -196,10 +159,8 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
         if plan.device == "cpu" and not plan.deepspeed:
             # Without the cpu flag, and with the backend named, Accelerate connects the processes
             # and then believes that there is nothing distributed: correct its shared state.
-            kind = DistributedType.MULTI_GPU
-            if plan.strategy == "ddp":
-                kind = DistributedType.MULTI_CPU
-            state.distributed_type = kind
+            name = "MULTI_CPU" if plan.strategy == "ddp" else "MULTI_GPU"
+            state.distributed_type = DistributedType(name)
 
 
 def _accelerator(plan: Plan) -> Accelerator:
@@ -240,12 +201,12 @@ def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
     kind = accelerator.distributed_type.value
     expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
-    for key, value in {
-        "strategy": plan.strategy if kind.startswith(expected) else kind,
-        "world_size": accelerator.num_processes,
-        "device": accelerator.device.type,
-        "mixed_precision": accelerator.mixed_precision,
-    }.items():
-        planned = getattr(plan, key)
-        if planned != value:
-            raise LaunchError(f"{key}: asked for {planned}, but Accelerate runs {value}")
+    planned = (plan.strategy, plan.world_size, plan.device, plan.mixed_precision)
+    made = (
+        plan.strategy if kind.startswith(expected) else kind,
+        accelerator.num_processes,
+        accelerator.device.type,
+        accelerator.mixed_precision,
+    )
+    if made != planned:
+        raise LaunchError(f"asked for {planned}, but Accelerate runs {made}")

@@ -57,7 +57,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("output_dir", "x}", "Single '}' encountered in format string"),
         ("run_name", "x{lr", "expected '}' before end of string"),
         ("run_name", " ", "must match pattern"),
-        ("global_batch_size", 12, "must be a multiple of micro_batch_size x accumulation_steps, 8"),
         ("profile_steps", "all", "must match pattern"),
         ("profile_steps", "1-3", "must be steps such as 10-12, from 2 (the first warms up) to max_steps"),
         ("profile_steps", "6-4", "must be steps such as 10-12"),
@@ -106,7 +105,6 @@ def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
     ("settings", "rule"),
     [
         ({"overwrite": True, "resume": "auto"}, "overwrite: true: would delete the run that resume: auto continues"),
-        ({"micro_batch_size": 4, "accumulation_steps": 3, "global_batch_size": 18}, "global_batch_size: 18: must be a"),
         ({"schedule": "step"}, "schedule_settings.milestones: is required"),
         ({"schedule": "step", "schedule_settings": {"milestones": [3], "gama": 0.5}}, "did you mean 'gamma'?"),
         ({"schedule": "step", "schedule_settings": {"milestones": [0]}}, "milestones.0: 0: must be greater"),

@@ -123,7 +123,7 @@ def test_auto_and_equal_values_leave_the_config_its_own() -> None:
 
 def test_an_optimizer_in_the_json_and_in_code() -> None:
     line = (
-        "ds.json:11: optimizer: 'AdamW': my_task:Mine.build_optimizer builds the optimizer already; "
+        "ds.json:11: optimizer: 'adamw': my_task:Mine.build_optimizer builds the optimizer already; "
         "remove one of the two"
     )
     assert refusal(lambda: plan(with_optimizer(), built_by="my_task:Mine.build_optimizer")) == line

@@ -324,11 +324,11 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
     [
         (
             {"micro_batch_size": 8, "global_batch_size": 64},
-            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24",
+            "64: must be micro_batch_size 8 x accumulation_steps N x world_size 3",
         ),
         (
             {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
-            "64: must be 2 times micro_batch_size 8 x world_size 3 = 24",
+            "64: must be micro_batch_size 8 x accumulation_steps 2 x world_size 3",
         ),
     ],
 )

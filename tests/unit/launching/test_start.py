@@ -1,4 +1,4 @@
-"""What the environment says beside the files; and how a job starts on GPUs, which are emulated."""
+"""How a job starts on GPUs, which are emulated."""
 
 from __future__ import annotations
 
@@ -15,48 +15,11 @@ import torch
 from plans import launched, plan, request
 from torch import nn
 
-from trainer import LaunchError, TrainConfig
+from trainer import TrainConfig
 from trainer.distributed.launcher import Launcher
 from trainer.launching import start
 from trainer.launching.request import Request
-from trainer.launching.start import check_environment
 from trainer.strategies.ddp import DDP
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "settings", "refused"),
-    [
-        ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
-        ("MIXED_PRECISION", "BF16", {"mixed_precision": "bf16"}, False),
-        ("MIXED_PRECISION", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
-        ("MIXED_PRECISION", "no", {"mixed_precision": "bf16"}, False),  # a launcher sets it
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {}, True),
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, False),
-        ("DYNAMO_BACKEND", "INDUCTOR", {}, True),
-        ("DYNAMO_BACKEND", "INDUCTOR", {"compile": True}, False),
-        ("DYNAMO_BACKEND", "EAGER", {"compile": True}, True),
-        ("DYNAMO_BACKEND", "no", {"compile": True}, False),
-        ("USE_FSDP", "true", {}, True),
-        ("USE_DEEPSPEED", "true", {}, False),
-    ],
-)
-def test_stray_variables_of_accelerate(
-    variable: str,
-    value: str,
-    settings: dict[str, Any],
-    refused: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
-    made = plan(request("zero2"), launcher=launched(2, "torchrun"), **settings)
-    if variable != "USE_FSDP":
-        check_environment(made, launched(2, "accelerate"))  # which made it of its file and flags
-    if not refused:
-        return check_environment(made, launched(2, "torchrun"))
-    line = f"ACCELERATE_{variable}={value.lower()} is set, but the training config and the launch"
-    with pytest.raises(LaunchError, match=line):
-        check_environment(made, launched(2, "torchrun"))
-
 
 # GPUs, emulated: what is asked of torch and Accelerate
 
@@ -211,16 +174,6 @@ def test_use_cpu_hides_the_gpus(
         False,
     )
     assert calls.get("backend") == (None if strategy == "single" else "gloo")
-
-
-def test_use_cpu_is_refused_where_a_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(LaunchError) as caught:
-        start._hide_gpus()
-    line = (
-        "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
-    )
-    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from ...errors import COMMAND_LINE, ConfigError, Origin, Sourced
 from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries, read_entries, read_values
+from .deepspeed_file import INLINE, read_inline, read_json
+from .fsdp_file import read_fsdp
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
 _TYPE_OF_FLAG = {
@@ -36,7 +38,7 @@ class _TopLevel(BaseModel):
     num_machines: _Size = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
-    fp16: bool = False
+    fp16: Literal[False] = False  # as older files give the precision
 
 
 class _Parallelism(BaseModel):
@@ -83,38 +85,43 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     world = _processes(kind, top.num_processes, entries, check)
     copies = _copies(kind.value, entries, world, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
-    if dynamo["backend"] == "no":
-        dynamo = {}
 
-    origin = kind.origin
     request: Request | None = None
     if kind.value == "FSDP":
-        from .fsdp_file import read_fsdp
-
-        fsdp, origins = read_fsdp(entries, copies, check, origin)
-        request = Request(strategy="fsdp", strategy_origin=origin, fsdp=fsdp, origins=origins)
+        fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
+        request = Request(strategy="fsdp", strategy_origin=kind.origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, top.num_machines, check, origin, use_cpu=use_cpu)
+        request = _deepspeed(entries, top.num_machines, check, kind.origin, use_cpu=use_cpu)
     elif kind.value in _TYPES:
-        request = Request(strategy=_TYPES[kind.value], strategy_origin=origin)
-    if request is not None:
-        request = _fill_open_values(request, entries, top, overrides, check)
+        request = Request(strategy=_TYPES[kind.value], strategy_origin=kind.origin)
     if check.problems or request is None:
         raise ConfigError(check.problems)
 
-    return replace(
+    # Beside a DeepSpeed JSON these fill its open values, and may not contradict the others.
+    precision = entries.get("mixed_precision")
+    for field, found in (
+        ("mixed_precision", precision and precision.meaning(top.mixed_precision)),
+        ("accumulation_steps", overrides.get("gradient_accumulation_steps")),
+        ("max_grad_norm", overrides.get("gradient_clipping")),
+    ):
+        own = getattr(request, field)
+        if own is not None and found is not None and found.value != own.value:
+            rule = f"disagrees with {own.value!r} at {own.origin}; keep one of the two"
+            raise ConfigError(found.problem(rule))
+        request = replace(request, **{field: own or found})  # type: ignore[arg-type]
+
+    request = replace(
         request,
         world_size=world,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
-        dynamo=dynamo,
-        origins={
-            **request.origins,
-            **({"dynamo": entries["dynamo_backend"].origin} if dynamo else {}),
-        },
         notices=tuple(check.notices),
         files=request.files if doc is None else (doc.path, *request.files),
     )
+    if dynamo["backend"] == "no":
+        return request
+    origins = {**request.origins, "dynamo": entries["dynamo_backend"].origin}
+    return replace(request, dynamo=dynamo, origins=origins)
 
 
 def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
@@ -141,29 +148,26 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
 
 def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
-    requests: list[Sourced[Any]] = []
-    for flag, kind in _TYPE_OF_FLAG.items():
-        if flag in entries:
-            requests.append(entries[flag].meaning(kind))
+    kinds = [entries[flag].meaning(kind) for flag, kind in _TYPE_OF_FLAG.items() if flag in entries]
     if doc is not None:
-        absent = Sourced(None, Origin(doc.path, key="distributed_type"))
-        requests.append(entries.get("distributed_type", absent))
-    elif not requests:
+        absent: Sourced[Any] = Sourced(None, Origin(doc.path, key="distributed_type"))
+        in_file = entries.get("distributed_type", absent)
+        # YAML reads a bare NO as false. Accelerate knows.
+        kinds.append(in_file.meaning("NO") if in_file.value is False else in_file)
+    elif not kinds:
         # accelerate launch starts DDP of its own accord on a machine with several GPUs.
         processes = entries.get("num_processes")
         is_alone = visible_gpus() < 2 or (processes is not None and processes.value == 1)
         launch = Origin(COMMAND_LINE, key="accelerate launch")
-        requests.append(Sourced("NO" if is_alone else "MULTI_GPU", launch))
+        kinds.append(Sourced("NO" if is_alone else "MULTI_GPU", launch))
 
-    # YAML reads a bare NO as false. Accelerate knows.
-    names = ["NO" if request.value is False else request.value for request in requests]
-    if names[0] not in (*_TYPES, "DEEPSPEED"):
-        check.refuse(requests[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
-    elif "cpu" in entries and set(names) != {"NO"}:
+    if "cpu" in entries and any(kind.value != "NO" for kind in kinds):
         rule = "makes accelerate start one process; leave it out to rehearse without a GPU"
         check.refuse(entries["cpu"], rule)
-        return requests[-1].meaning(str(names[-1]))
-    return requests[0].meaning(str(names[0]))
+        return kinds[-1]
+    if kinds[0].value not in (*_TYPES, "DEEPSPEED"):
+        check.refuse(kinds[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
+    return kinds[0]
 
 
 def _processes(
@@ -187,22 +191,19 @@ def _copies(
     shards = sizes.parallelism_config_dp_shard_size
     if copies * shards == 1:
         return None
-    key = f"parallelism_config_dp_{'replicate' if copies > 1 else 'shard'}_size"
-    found = entries[key]
+    found = entries[f"parallelism_config_dp_{'shard' if shards > 1 else 'replicate'}_size"]
     if kind != "FSDP":
         check.refuse(found, "needs distributed_type: FSDP; write that, or remove it")
     elif shards > 1 and world is not None and copies * shards != world.value:
         rule = f"{copies} groups of {shards} are not the number of processes, {world.value}"
-        check.refuse(entries["parallelism_config_dp_shard_size"], rule)
-    return found.meaning(copies) if copies > 1 else None
+        check.refuse(found, rule)
+    return entries["parallelism_config_dp_replicate_size"].meaning(copies) if copies > 1 else None
 
 
 def _deepspeed(
     entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
 ) -> Request | None:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
-    from .deepspeed_file import INLINE, read_inline, read_json
-
     absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
     launcher = entries.get("deepspeed_multinode_launcher", absent)
     if machines > 1 and launcher.value != "standard":
@@ -218,28 +219,3 @@ def _deepspeed(
         if name in INLINE and not is_flag:
             check.refuse(entry, f"is given beside {file.origin}, which must say it; remove it here")
     return read_json(file.value, check, use_cpu=use_cpu)
-
-
-def _fill_open_values(
-    request: Request, entries: Entries, top: _TopLevel, flags: Entries, check: Findings
-) -> Request:
-    """Return the request with the values that are given beside a DeepSpeed JSON.
-
-    They fill the open values of the JSON, and may not contradict the others.
-    """
-    precision = entries.get("mixed_precision")
-    if precision is not None:
-        precision = precision.meaning(top.mixed_precision)
-    elif top.fp16:  # as older files give it
-        precision = entries["fp16"].meaning("fp16")
-    for field, found in (
-        ("mixed_precision", precision),
-        ("accumulation_steps", flags.get("gradient_accumulation_steps")),
-        ("max_grad_norm", flags.get("gradient_clipping")),
-    ):
-        own = getattr(request, field)
-        if own is None:
-            request = replace(request, **{field: found})  # type: ignore[arg-type]
-        elif found is not None and found.value != own.value:
-            check.refuse(found, f"disagrees with {own.value!r} at {own.origin}; keep one of them")
-    return request

@@ -55,11 +55,7 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
 def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request | None:
     """Return the request of a JSON, and None, with problems in ``check``, if it cannot run."""
-    try:
-        doc = read_document(path, what="DeepSpeed config file")
-    except ConfigError as error:
-        check.problems.extend(error.problems)
-        return None
+    doc = read_document(path, what="DeepSpeed config file")
     request = _request(doc, check, use_cpu=use_cpu)
     return None if request is None else replace(request, files=(doc.path,))
 
@@ -139,19 +135,20 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _precision(
-    data: Mapping[str, Any], read: Any, doc: Document, check: Findings
-) -> Sourced[str] | None:
+def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Findings) -> Any:
     """Return the requested precision: ``no`` if a section is switched off and none is open."""
-    switches = {name: data[name].get("enabled") for name in ("fp16", "bf16") if name in data}
-    on = [name for name in switches if getattr(read, name).enabled]
-    off = [name for name, switch in switches.items() if switch is False]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or off]
+    on, off = [], []
+    for name in ("fp16", "bf16"):
+        found = Sourced(name, doc.origin(f"{name}.enabled"))
+        if getattr(read, name).enabled:
+            on.append(found)
+        elif name in data:
+            off.append(data[name].get("enabled") is False and found.meaning("no"))
     if len(on) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+        check.refuse(on[1], f"disagrees with {on[0].origin}; enable one of them")
     if on:
-        return found[0]
-    return found[0].meaning("no") if off and None not in switches.values() else None
+        return on[0]
+    return off[0] if off and all(off) else None
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:

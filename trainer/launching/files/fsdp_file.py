@@ -37,11 +37,12 @@ class _Plugin(BaseModel):
     ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")
 
 
-# Whether FSDP1's sharding strategies, and their numbers, free parameters after the forward pass.
-_RESHARDS = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": False}
-_NO_STRATEGY = (
-    "must be FULL_SHARD or SHARD_GRAD_OP; NO_SHARD is distributed_type: MULTI_GPU, and hybrid "
-    "sharding is parallelism_config with dp_replicate_size and dp_shard_size"
+# Whether parameters are freed after the forward pass, as files for FSDP1 and FSDP2 give that.
+_RESHARDS = {"TRUE": True, "FALSE": False, "FULL_SHARD": True, "1": True}
+_RESHARDS_OF_FSDP1 = {**_RESHARDS, "SHARD_GRAD_OP": False, "2": False}
+_RULE = (
+    "must be true or false (for FSDP1: FULL_SHARD or SHARD_GRAD_OP); NO_SHARD is distributed_type: "
+    "MULTI_GPU, and hybrid sharding is parallelism_config with dp_replicate_size and dp_shard_size"
 )
 
 
@@ -69,12 +70,11 @@ def read_fsdp(
     values: dict[str, Any] = {
         **plugin.model_dump(),
         "fsdp_version": 2,
-        "reshard_after_forward": _reshard_after_forward(entries, plugin.fsdp_version, check),
+        "reshard_after_forward": _reshards(entries, plugin.fsdp_version, check),
         "cpu_ram_efficient_loading": False,
+        "state_dict_type": "SHARDED_STATE_DICT",  # checkpoints are not written by the plugin
         "backward_prefetch": "NO_PREFETCH",
     }
-    if plugin.state_dict_type == "LOCAL_STATE_DICT":  # of FSDP1
-        values["state_dict_type"] = "SHARDED_STATE_DICT"
     classes = plugin.transformer_cls_names_to_wrap
     if plugin.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
         values["transformer_cls_names_to_wrap"] = None
@@ -82,32 +82,25 @@ def read_fsdp(
         values["transformer_cls_names_to_wrap"] = [name.strip() for name in classes.split(",")]
     origins = {}
     for name, field in _Plugin.model_fields.items():
-        entry = entries.get(field.alias or name)
-        if entry is not None:
-            origins[f"fsdp.{name}"] = entry.origin
+        if str(field.alias) in entries:
+            origins[f"fsdp.{name}"] = entries[str(field.alias)].origin
     if copies is not None:
         values["dp_replicate_size"] = copies.value
         origins["fsdp.dp_replicate_size"] = copies.origin
     return values, origins
 
 
-def _reshard_after_forward(entries: Entries, version: str, check: Findings) -> bool:
-    """Return whether parameters are freed after the forward pass.
-
-    Files for FSDP1 give a sharding strategy, those for FSDP2 true or false.
-    """
-    old = entries.get("fsdp_sharding_strategy")
-    new = entries.get("fsdp_reshard_after_forward")
-    found = [entry for entry in (new, old) if entry is not None]
-    meanings = {**_RESHARDS, "TRUE": True, "FALSE": False}
-    reshards = [meanings.get(str(entry.value).upper()) for entry in found]
-    for entry, meaning in zip(found, reshards, strict=True):
-        if meaning is None:
-            check.refuse(entry, _NO_STRATEGY)
-
-    is_bool = new is not None and str(new.value).upper() not in _RESHARDS
-    if version == "2" and not is_bool and (new is not None or False in reshards):
-        check.refuse(found[0], "FSDP2 takes fsdp_reshard_after_forward: true or false")
-    if len(set(reshards)) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; remove one of the two")
-    return False not in reshards
+def _reshards(entries: Entries, version: str, check: Findings) -> bool:
+    """Return whether parameters are freed after the forward pass."""
+    meanings = _RESHARDS if version == "2" else _RESHARDS_OF_FSDP1
+    reshards = None
+    for key in ("fsdp_reshard_after_forward", "fsdp_sharding_strategy"):
+        if key in entries:
+            entry = entries[key]
+            meaning = meanings.get(str(entry.value).upper())
+            if meaning is None:
+                check.refuse(entry, _RULE)
+            elif reshards not in (None, meaning):
+                check.refuse(entry, "disagrees with fsdp_reshard_after_forward; remove one")
+            reshards = meaning
+    return reshards is not False

@@ -6,6 +6,7 @@ DeepSpeed would build, with their defaults. Of a type with a single value, no ot
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -115,16 +116,17 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
         if value != "auto" and not setting.startswith("_"):
             given[setting] = value
     read = check.read(model, given, lambda setting: doc.origin(f"{key}.params.{setting}"))
-    values = {}
-    defaults = {}
-    for setting, config_key in _CONFIG_KEYS.items():
-        found = Sourced(getattr(read, setting, None), doc.origin(f"{key}.params.{setting}"))
-        if setting in given:
-            values[config_key] = found.meaning(given[setting])
-        elif setting not in written and found.value is not None:
-            defaults[config_key] = found
+    silent = set(_CONFIG_KEYS) - set(written)
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"
-    elif given.get("torch_adam") is True:
-        defaults.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return Section(name=name, typed=typed, origin=doc.origin(key), values=values, defaults=defaults)
+    elif given.get("torch_adam"):
+        silent.discard("weight_decay")  # torch's AdamW has the default of the training config
+
+    values = {}
+    for setting in silent | set(given):
+        value = getattr(read, setting, None)
+        if setting in _CONFIG_KEYS and value is not None:
+            origin = doc.origin(f"{key}.params.{setting}")
+            origin = replace(origin, is_default=setting in silent)
+            values[_CONFIG_KEYS[setting]] = Sourced(value, origin)
+    return Section(name=Sourced(name, doc.origin(key)), values=values)

@@ -40,11 +40,6 @@ def test_json_is_read_as_accelerate_does(write: Write) -> None:
     assert (request.world_size, request.num_machines) == (sourced(4, "a.json:3 (num_processes)"), 2)
 
 
-def test_older_spelling_of_precision(write: Write) -> None:
-    request = read_accelerate_file(write("a.yaml", f"{DDP}fp16: true\n"))
-    assert request.mixed_precision == sourced("fp16", "a.yaml:3 (fp16)")
-
-
 def test_dynamo(write: Write) -> None:
     text = f"{DDP}dynamo_config:\n  dynamo_backend: INDUCTOR\n  mode: default\n  dynamo_use_dynamic: false\n"
     dynamo = read_accelerate_file(write("a.yaml", text)).dynamo
@@ -197,6 +192,7 @@ MISTAKES = [
         "a.yaml:5: deepspeed_config.zero_stage: 3: is given beside a.yaml:4 "
         "(deepspeed_config.deepspeed_config_file), which must say it; remove it here",
     ),
+    (f"{DDP}fp16: true", "a.yaml:3: fp16: true: must be False"),
     ("", "a.yaml: the accelerate config file must be a mapping"),
     ("- 1\n", "a.yaml: the accelerate config file must be a mapping"),
 ]
@@ -229,7 +225,7 @@ def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
     steps = flag(3, "gradient_accumulation_steps")
     assert complaint(lambda: read_accelerate_file(path, overrides=steps)) == (
         "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 "
-        "(gradient_accumulation_steps); keep one of them"
+        "(gradient_accumulation_steps); keep one of the two"
     )
 
 

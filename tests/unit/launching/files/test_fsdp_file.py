@@ -100,7 +100,7 @@ def test_groups_hold_the_model_each(write: Write) -> None:
 
 SECTION = "a.yaml:5: fsdp_config."
 STRATEGY = (
-    "must be FULL_SHARD or SHARD_GRAD_OP; NO_SHARD is distributed_type: MULTI_GPU, and hybrid"
+    "must be true or false (for FSDP1: FULL_SHARD or SHARD_GRAD_OP); NO_SHARD is distributed_type: "
 )
 # One line for each rule: the lines in the file, and the message.
 MISTAKES = [
@@ -113,15 +113,14 @@ MISTAKES = [
     (f"{FSDP1}  fsdp_sharding_strategy: HYBRID_SHARD", STRATEGY),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_reshard_after_forward: false",
-        f"{SECTION}fsdp_sharding_strategy: 'FULL_SHARD': disagrees with a.yaml:6 (fsdp_config."
-        "fsdp_reshard_after_forward); remove one of the two",
+        f"{SECTION}fsdp_sharding_strategy: 'FULL_SHARD': disagrees with fsdp_reshard_after_forward; "
+        "remove one",
     ),
     (
         f"{FSDP}  fsdp_sharding_strategy: SHARD_GRAD_OP",
-        f"{SECTION}fsdp_sharding_strategy: 'SHARD_GRAD_OP': FSDP2 takes "
-        "fsdp_reshard_after_forward: true or false",
+        f"{SECTION}fsdp_sharding_strategy: 'SHARD_GRAD_OP': {STRATEGY}",
     ),
-    (f"{FSDP}  fsdp_reshard_after_forward: FULL_SHARD", "FSDP2 takes fsdp_reshard_after_forward"),
+    (f"{FSDP}  fsdp_reshard_after_forward: SHARD_GRAD_OP", STRATEGY),
     (
         f"{FSDP}  fsdp_activation_checkpointing_offload: true",
         f"{SECTION}fsdp_activation_checkpointing_offload: true: needs fsdp_activation_checkpointing",

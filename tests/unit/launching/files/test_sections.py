@@ -53,15 +53,16 @@ def test_names_and_defaults_of_optimizers(
 ) -> None:
     """torch's AdamW has the weight decay of the training config by default."""
     found = section("optimizer", kind, params)
-    assert (found.name, found.values) == (name, {})
-    default = found.defaults.get("weight_decay")
+    assert found.name.value == name
+    assert all(value.origin.is_default for value in found.values.values())
+    default = found.values.get("weight_decay")
     assert (default and default.value) == decay
-    assert ("momentum" in found.defaults) == (name == "sgd")
+    assert ("momentum" in found.values) == (name == "sgd")
 
 
 def test_auto_is_neither_a_value_nor_a_default() -> None:
     found = section("optimizer", "AdamW", AUTO)
-    assert (found.values, found.defaults) == ({}, {})
+    assert found.values == {}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def test_auto_is_neither_a_value_nor_a_default() -> None:
 )
 def test_names_of_schedules(kind: str, name: str) -> None:
     found = section("scheduler", kind, {"warmup_num_steps": 4})
-    assert (found.name, found.values["warmup_steps"].value) == (name, 4)
-    assert found.defaults["warmup_type"].value == "log"
+    assert (found.name.value, found.values["warmup_steps"].value) == (name, 4)
+    assert found.values["warmup_type"].value == "log"
 
 
 @pytest.mark.parametrize(
