@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import set_seed
 from torch import nn
@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
 from .building.length import last_step, most_checkpoints, stop_step
-from .building.meta_model import MetaModel
 from .building.model import (
     build_model,
     count_parameters,
@@ -32,7 +31,7 @@ from .building.model import (
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
-from .checkpoint.start import restart_notices, start_of_attempt
+from .checkpoint.start import restart_notices
 from .checks.finite import not_finite, refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
@@ -43,6 +42,7 @@ from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
+from .distributed.restarts import restarts
 from .errors import DEFAULT, CheckpointError, ConfigError, Origin, Problem, origin_of
 from .evaluator import UNNAMED, Evaluator, measured_sets, sizes_of
 from .hooks import Callback, Hooks, Unfinished
@@ -55,9 +55,12 @@ from .reporting.machine import machine
 from .reporting.meter import Meter
 from .row import checks_of
 from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
-from .strategies.meta_device import is_on_meta
+from .strategies.tensors import is_on_meta
 from .task import Task, own_optimizer
 from .text import hidden, listed
+
+if TYPE_CHECKING:
+    from .building.meta_model import MetaModel
 
 
 def build(
@@ -220,7 +223,11 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     with directory.locked(agreement):
         asked_at = origins.get("resume", DEFAULT)
         checkpoints = directory.path / "checkpoints"
-        start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
+        start = Start()
+        if config.resume != "none" or restarts():
+            from .checkpoint.find import start_of_attempt
+
+            start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
         directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     setup.note(*directory.notices)
     folder = Folder(name=names.run_name, directory=directory, start=start)
@@ -325,9 +332,14 @@ def _build_model(setup: Setup, folder: Folder) -> Model:
     if source is not None and source.new and not setup.trains and not is_read:
         names = listed(sorted(source.new))
         raise CheckpointError(f"{source.folder}: does not hold this model: it lacks {names}")
+    meta_model = None
+    if is_on_meta(module):
+        from .building.meta_model import MetaModel
+
+        meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
     return Model(
         module=module,
-        meta_model=MetaModel.of(module, task, config.seed, resumes=has_all),
+        meta_model=meta_model,
         model_file=model_file,
         frozen_modes=held_in_evaluation(module),
         reads_weights_later=model_file.names is None and is_read,
@@ -455,8 +467,8 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
         CheckpointError: the checkpoint holds another model, or what no run has saved.
     """
     config, start, parts = setup.config, folder.start, prepared.parts
-    for damaged in start.passed_over:
-        setup.note(f"passed over {damaged.path.name}: {damaged.problem}")
+    for info in start.passed_over:
+        setup.note(f"passed over {info.path.name}: {info.problem}")
 
     if start.found is not None:
         from .checkpoint.restore import load
@@ -478,7 +490,9 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
         setup.note(*load_weights(parts, Path(config.weights), setup.agreement))
     if start.continues and not finished:
-        setup.agreement.run_on_main(lambda: store.set_aside(start.passed_over))
+        setup.agreement.run_on_main(
+            lambda: store.set_aside(info.path for info in start.passed_over)
+        )
         folder.directory.cut_rows(parts.step)
 
 

@@ -90,7 +90,7 @@ def contents(path: Path, *, streams: bool) -> dict[tuple[str, str], torch.Tensor
 
 def state(path: Path) -> dict[str, Any]:
     """What belongs to training itself, and not to the way it ran."""
-    told = json.loads((path / discover.STATE).read_text())
+    told = json.loads((path / store.STATE).read_text())
     return {key: value for key, value in told.items() if key not in ("config", "plan", "spent")}
 
 

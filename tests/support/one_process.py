@@ -58,8 +58,8 @@ def reseal(path: Path, **changes: Any) -> None:
     """Give the manifest of a changed checkpoint the sizes and digests of what lies there, and other
     keys.
     """
-    manifest = {**json.loads((path / discover.MANIFEST).read_text()), **changes}
+    manifest = {**json.loads((path / store.MANIFEST).read_text()), **changes}
     for name, fact in manifest["files"].items():
         if (path / name).is_file():
             fact |= {"bytes": (path / name).stat().st_size, "xxh3": discover.hash_file(path / name)}
-    (path / discover.MANIFEST).write_text(discover.sealed(manifest))
+    (path / store.MANIFEST).write_text(store.sealed(manifest))

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import discover, store
-from trainer.checkpoint.contents import state_text
 from trainer.checkpoint.disk import write_file
-from trainer.checkpoint.ranges import Key, of_rank_files, write_pieces
+from trainer.checkpoint.pieces import Key, write_pieces
+from trainer.checkpoint.ranges import of_rank_files
+from trainer.checkpoint.snapshot import state_text
 
 
 def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept: Any) -> None:
@@ -23,7 +24,7 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
         pieces = [(str(Key(kind="parameter", name="w", start=100 * rank)), values)]
         files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
     (temporary / "extras").mkdir()
-    files.append(write_file(temporary / discover.STATE, [state_text(state(step, world))]))
+    files.append(write_file(temporary / store.STATE, [state_text(state(step, world))]))
     files.append(
         write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
     )

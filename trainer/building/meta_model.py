@@ -10,7 +10,7 @@ from torch import nn
 from ..checkpoint import Parts
 from ..checkpoint.checksums import check_dtypes
 from ..distributed.agreement import Agreement
-from ..strategies.meta_device import InitialValues, is_on_meta
+from ..strategies.meta_device import InitialValues
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task
 
@@ -32,21 +32,18 @@ class MetaModel:
         """Give the buffers of a model that is not prepared yet their values.
 
         Args:
-            model: any model that the task built.
+            model: on the meta device.
             task: names the pretrained model, and initializes modules.
             seed: of the whole training.
             resumes: the parameters' values come from a checkpoint.
 
         Returns:
-            None if nothing else has to be done: the model or a checkpoint has the values.
+            None if nothing else has to be done: a checkpoint has the values.
 
         Raises:
             CheckpointError: the pretrained folder is missing, or reading its files would round
                 their values.
         """
-        if not is_on_meta(model):
-            return None
-
         source = None if resumes else task.pretrained(model)
         if source is not None:
             check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))

@@ -4,13 +4,14 @@ Files and tensors
     disk.py             atomic writes, checksums of files, room on the disk
     untrusted.py        paths and JSON that somebody else may have written
     safetensors_io.py   safetensors files
-    ranges.py           flat ranges of tensors: how any layout reads any other
+    pieces.py           flat ranges of tensors, as a rank writes them
+    ranges.py           how any layout reads the ranges of any other
     forms.py            the form of manifest.json and state.json
     contents.py         what the files of a checkpoint hold
 
 The folder of checkpoints
     discover.py         the checkpoints that are there, and whether they are whole
-    start.py            which one a run begins with
+    start.py, find.py   which one a run begins with
     store.py            committing new ones and deleting old ones
 
 What is saved
@@ -33,7 +34,7 @@ from __future__ import annotations
 from .optimizer_state import OptimizerForm
 from .parts import Parts, StatefulCallback
 from .saver import Saver
-from .start import Start, find_start
+from .start import Start
 
 __all__ = [
     "OptimizerForm",
@@ -41,5 +42,4 @@ __all__ = [
     "Saver",
     "Start",
     "StatefulCallback",
-    "find_start",
 ]

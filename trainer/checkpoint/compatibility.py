@@ -7,31 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.fingerprint import fingerprint as of_settings
 from ..errors import ConfigError, Origin, Problem
 from ..text import hidden, listed
-from .codec import encode_plain
-from .parts import Parts
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
-
-
-def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return what must stay the same for the loss curve to continue as if nothing had happened.
-
-    It has the form in which JSON reads it back.
-    """
-    form = parts.optimizer_form
-    built = {
-        "optimizer": form.kind,
-        "optimizer_groups": list(form.groups),
-        "schedule_class": type(parts.schedule).__name__,
-    }
-    found = of_settings({**parts.settings, **built})
-    # The groups hold what these settings became, and a checkpoint has weights of its own.
-    del found["optimizer_settings"], found["weights"]
-    plain: dict[str, Any] = encode_plain(found, "mathematics")
-    return plain
 
 
 def changed_rates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,9 +16,9 @@ from .export import ModelFile
 from .forms import STATE_FORM, check_form
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import DTYPE_NAMES
-from .untrusted import LARGEST_JSON, path_inside, read_json, too_large
+from .store import STATE
+from .untrusted import path_inside, read_json
 
-STATE = "state.json"
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
 _RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 Tensors = list[tuple[str, tuple[int, ...], torch.dtype]]
@@ -89,18 +88,3 @@ class Contents:
             self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, numel)
             if self.ranges.holds("average", name):
                 self.ranges.check_whole("average", name, numel)
-
-
-def state_text(state: Mapping[str, Any]) -> bytes:
-    """Return the text of state.json.
-
-    Raises:
-        CheckpointError: JSON cannot hold it, or it would be too large to be read again.
-    """
-    try:
-        text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{STATE}: cannot be written: {error}") from None
-    if len(text) > LARGEST_JSON:
-        raise CheckpointError(f"{STATE}: cannot be written: {too_large()}")
-    return text

@@ -7,26 +7,19 @@ other programs.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
-from .contents import STATE, Contents
+from .contents import Contents
 from .disk import hash_file
 from .forms import MANIFEST_FORM, check_form
+from .store import MANIFEST, STATE, VERSION, named, sealed, step_of
 from .untrusted import Unreadable, path_inside, read_json
-
-FORMAT, VERSION = "samecurve-checkpoint", 1
-MANIFEST = "manifest.json"
-NAME = re.compile(r"step-([0-9]{8,18})")
 
 
 @dataclass(kw_only=True)
@@ -80,28 +73,6 @@ class CheckpointInfo:
             self.broken = not isinstance(error, Unreadable)
 
 
-def sealed(manifest: Mapping[str, Any]) -> str:
-    """Return the text of a manifest with a checksum of itself, which shows a flipped bit in it."""
-    body = {key: value for key, value in manifest.items() if key != "checksum"}
-    digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
-    return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
-
-
-def named(folder: Path) -> list[Path]:
-    """Return what a folder holds under the name of a checkpoint, the newest first.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
-    try:
-        found = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
-    return sorted(found, key=step_of, reverse=True)
-
-
 def listing(folder: Path) -> list[CheckpointInfo]:
     """Inspect the checkpoints in a folder, the newest first.
 
@@ -109,12 +80,6 @@ def listing(folder: Path) -> list[CheckpointInfo]:
         CheckpointError: the folder cannot be read.
     """
     return [inspect(path) for path in named(folder)]
-
-
-def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name. -1 if it has another name."""
-    found = NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
 
 
 def inspect(path: Path) -> CheckpointInfo:

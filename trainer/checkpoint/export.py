@@ -29,7 +29,6 @@ from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart
 from ..text import listed
 from .disk import delete, part_of, publish, write_file
-from .ranges import of_model_folder
 from .safetensors_io import METADATA, can_hold, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
@@ -249,6 +248,8 @@ def export_dtypes(
         return dict.fromkeys(own, getattr(torch, wanted))
     if source is None:
         return {}
+
+    from .ranges import of_model_folder
 
     try:
         ranges, _ = of_model_folder(Path(source.folder), source.names)

@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,13 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError, LaunchError
 from ..strategies import Shard, Strategy
-from ..strategies.optimizer_probe import stepped_copy
+from ..strategies.first_step import stepped_copy
 from ..strategies.tensors import canonical_state, local
 from .codec import decode
-from .ranges import Ranges
 from .safetensors_io import can_hold
+
+if TYPE_CHECKING:
+    from .ranges import Ranges
 
 PREFIX = "optimizer."
 # Of a parameter group: its parameters, and the learning rate, which is the schedule's.

@@ -20,7 +20,7 @@ from ..position import Position
 from ..strategies import Shard, Strategy
 from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
-from .ranges import Key
+from .pieces import Key
 
 
 class StatefulCallback(Stateful, Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,27 +19,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .disk import CHUNK, FileFact, write_file
-from .safetensors_io import Entry, header, raw, read_header
+from .disk import CHUNK
+from .safetensors_io import Entry, raw, read_header
 
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
-
-
-class Key(NamedTuple):
-    """The name of a piece in a rank's file: ``kind/name/start``.
-
-    Args:
-        kind: ``parameter``, ``optimizer.exp_avg`` and so on.
-        name: of the tensor in the model.
-        start: the piece's first element within the flattened tensor.
-    """
-
-    kind: str
-    name: str
-    start: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.name}/{self.start}"
 
 
 class Piece(NamedTuple):
@@ -245,10 +228,3 @@ def of_model_folder(
     shapes = {name: piece.entry.shape for name, piece in pieces.items()}
     ranges = Ranges(("parameter", name, piece) for name, piece in pieces.items())
     return ranges, shapes
-
-
-def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:
-    """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
-    head = header((key, tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
-    content = [raw(tensor) for _, tensor in pieces if tensor.numel()]
-    return write_file(path, [head, *content])

@@ -23,13 +23,15 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .codec import decode
-from .compatibility import changed_rates, check_same, differences, fingerprint
+from .compatibility import changed_rates, check_same, differences
 from .contents import WEIGHTS, Contents
-from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
+from .discover import CheckpointInfo, inspect, verify_together
 from .optimizer_state import OptimizerStateReader, restore_settings
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule, schedule_state
+from .snapshot import fingerprint
+from .store import MANIFEST
 
 Place = tuple[str, str]  # kind and name of a tensor in files
 Places = Mapping[str, Place]  # by the name in the model

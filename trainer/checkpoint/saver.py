@@ -24,11 +24,10 @@ from ..distributed.agreement import Agreement
 from ..distributed.votes import AsyncMax
 from ..errors import CheckpointError, TrainerError
 from ..text import size
-from . import discover, store
-from .contents import STATE
+from . import store
 from .disk import FileFact, check_free, check_shared
 from .parts import Parts
-from .ranges import Key
+from .pieces import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2
@@ -117,7 +116,7 @@ class Saver:
     def _check_room(self, saves: int) -> None:
         """Check that the disk has room for the checkpoints that are not there yet."""
         store.clean(self.folder)
-        missing = max(1, saves - len(discover.named(self.folder)))
+        missing = max(1, saves - len(store.named(self.folder)))
         room = f"room for {missing} checkpoints of {size(self.bytes)}"
         check_free(self.folder, missing * self.bytes, room)
 
@@ -167,7 +166,7 @@ class Saver:
         text, user_tensors = describe(parts)
         store.begin(self.folder, parts.step)
 
-        files = {STATE: text, **self._extras}
+        files = {store.STATE: text, **self._extras}
         card = parts.task.model_card(parts.run)  # the text changes from step to step
         if card:
             files["extras/README.md"] = card.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config.fingerprint import fingerprint as of_settings
 from ..data import rng
 from ..errors import CheckpointError
 from ..text import versions
 from .codec import encode, encode_plain
-from .compatibility import fingerprint
-from .contents import state_text
 from .disk import FileFact, write_file
 from .optimizer_state import settings
 from .parts import Parts
-from .ranges import Key, write_pieces
+from .pieces import Key, write_pieces
 from .schedule_state import schedule_state
-from .untrusted import split_name
+from .store import STATE
+from .untrusted import LARGEST_JSON, split_name, too_large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,39 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     state["plan"] = encode_plain(parts.plan, "plan")
     state["versions"] = versions()
     return state_text(state), tensors
+
+
+def fingerprint(parts: Parts) -> dict[str, Any]:
+    """Return what must stay the same for the loss curve to continue as if nothing had happened.
+
+    It has the form in which JSON reads it back.
+    """
+    form = parts.optimizer_form
+    built = {
+        "optimizer": form.kind,
+        "optimizer_groups": list(form.groups),
+        "schedule_class": type(parts.schedule).__name__,
+    }
+    found = of_settings({**parts.settings, **built})
+    # The groups hold what these settings became, and a checkpoint has weights of its own.
+    del found["optimizer_settings"], found["weights"]
+    plain: dict[str, Any] = encode_plain(found, "mathematics")
+    return plain
+
+
+def state_text(state: Mapping[str, Any]) -> bytes:
+    """Return the text of state.json.
+
+    Raises:
+        CheckpointError: JSON cannot hold it, or it would be too large to be read again.
+    """
+    try:
+        text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{STATE}: cannot be written: {error}") from None
+    if len(text) > LARGEST_JSON:
+        raise CheckpointError(f"{STATE}: cannot be written: {too_large()}")
+    return text
 
 
 def read_extras(parts: Parts) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ describes the format for other programs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,11 +22,44 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from ..errors import CheckpointError
-from .discover import FORMAT, MANIFEST, NAME, VERSION, CheckpointInfo, named, sealed, step_of
 from .disk import FileFact, delete, part_of, publish, write_file
 
+FORMAT, VERSION = "samecurve-checkpoint", 1
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step-([0-9]{8,18})")
+STATE = "state.json"
 _OURS = re.compile(rf"\.?{NAME.pattern}(\.part|\.old|\.damaged)?|\.probe-[0-9a-f]{{32}}")
+
+
+def named(folder: Path) -> list[Path]:
+    """Return what a folder holds under the name of a checkpoint, the newest first.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        found = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a checkpoint's name. -1 if it has another name."""
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def sealed(manifest: Mapping[str, Any]) -> str:
+    """Return the text of a manifest with a checksum of itself, which shows a flipped bit in it."""
+    body = {key: value for key, value in manifest.items() if key != "checksum"}
+    digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
+    return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
 
 
 def name_of(step: int) -> str:
@@ -84,20 +118,20 @@ def clean(folder: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def set_aside(damaged: Iterable[CheckpointInfo]) -> None:
+def set_aside(damaged: Iterable[Path]) -> None:
     """Rename damaged checkpoints to ``.damaged``, so that their steps can be written again.
 
     Raises:
         CheckpointError: one cannot be renamed.
     """
-    for info in damaged:
-        target = info.path.with_name(f"{info.path.name}.damaged")
+    for path in damaged:
+        target = path.with_name(f"{path.name}.damaged")
         try:
             delete(target)
-            os.rename(info.path, target)
+            os.rename(path, target)
         except OSError as error:
             raise CheckpointError(
-                f"{info.path}: is damaged and cannot be renamed: {error.strerror}"
+                f"{path}: is damaged and cannot be renamed: {error.strerror}"
             ) from None
 
 

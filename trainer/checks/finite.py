@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import Parts
-from ..checkpoint.ranges import Key
+from ..checkpoint.pieces import Key
 from ..data.batches import TrainData, Window, parts_of_rank
 from ..data.indexed import IndexedData
 from ..errors import CheckpointError

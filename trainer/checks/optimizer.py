@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..hooks import Callback, Unfinished
-from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
 
 if TYPE_CHECKING:
@@ -20,4 +19,6 @@ class DivisibleOptimizer(Callback):
         """Raise ``ConfigError`` if the optimizer cannot step parts of parameters. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
+            from ..strategies.optimizer_probe import refusal
+
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.discover import MANIFEST, inspect, listing
+from ..checkpoint.discover import inspect, listing
 from ..checkpoint.export import exported_file
+from ..checkpoint.store import MANIFEST
 from ..checkpoint.untrusted import read_json
 from ..errors import CheckpointError
 from ..text import listed

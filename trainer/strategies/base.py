@@ -34,8 +34,7 @@ from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
 from .buffers import sync
 from .compiled import remember_settings
-from .meta_device import allocate, replace_in_optimizer
-from .optimizer_probe import divided_step_problem, state_slots
+from .first_step import state_slots
 from .tensors import (
     Divisions,
     canonical_names,
@@ -43,6 +42,7 @@ from .tensors import (
     clip,
     divisions,
     full,
+    is_on_meta,
     local,
     local_bytes,
     norm_of_parts,
@@ -170,7 +170,12 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        problem = divided_step_problem(optimizer, self.step_device) if self.held else ""
+        if not self.held:
+            return ""
+
+        from .optimizer_probe import divided_step_problem
+
+        problem = divided_step_problem(optimizer, self.step_device)
         return problem and f"each process holds {self.held} here, and {problem}"
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -199,8 +204,11 @@ class Strategy(ABC):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""
-        replaced = allocate(model.modules(), self.accelerator.device)
-        replace_in_optimizer(optimizer, replaced)
+        if is_on_meta(model):
+            from .meta_device import allocate, replace_in_optimizer
+
+            replaced = allocate(model.modules(), self.accelerator.device)
+            replace_in_optimizer(optimizer, replaced)
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:

@@ -32,8 +32,14 @@ from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
-from .meta_device import Replaced, allocate, is_on_meta, replace_in_optimizer
-from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
+from .meta_device import Replaced, allocate, replace_in_optimizer
+from .tensors import (
+    canonical_state,
+    hold_scalars_as_vectors,
+    is_on_meta,
+    keep_in_step,
+    local_bytes,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -33,11 +33,6 @@ from .tensors import canonical_state
 Replaced = dict[nn.Parameter, nn.Parameter]
 
 
-def is_on_meta(model: nn.Module) -> bool:
-    """Return whether a model was built on the meta device."""
-    return any(parameter.is_meta for parameter in model.parameters())
-
-
 def allocate(
     modules: Iterable[nn.Module], device: torch.device, replaced: Replaced | None = None
 ) -> Replaced:

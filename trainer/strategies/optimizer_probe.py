@@ -1,21 +1,18 @@
-"""What an optimizer does, found out by steps of a copy on small tensors.
+"""Whether an optimizer's step on parts of parameters gives the parts of a step on the whole.
 
-Two questions: how much state it keeps (``state_slots``), and whether stepping parts of parameters
-gives the parts of a step on the whole (``divided_step_problem``), as FSDP2 and ZeRO need it. LAMB
-and Adafactor take the norm of each parameter, for example. On a slice they would silently take
-another norm.
+FSDP2 and ZeRO need it. LAMB and Adafactor take the norm of each parameter, for example. On a slice
+they would silently take another norm.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, optim
 
 from ..errors import Origin, Problem
+from .first_step import fresh_copy, small
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -43,67 +40,6 @@ _SCALES = [10.0 ** (number / 2 - 3) for number in range(16)]
 _BOUND = 1e-4
 
 
-def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
-    """Return an optimizer with the same settings and no state.
-
-    Args:
-        optimizer: fresh. It is not changed.
-        parameters: the tensors that the copy steps, by parameter group.
-    """
-    copy: Any = object.__new__(type(optimizer))
-    copy.__dict__.update(optimizer.__dict__)
-    copy.state = defaultdict(dict)
-    copy.param_groups = []
-    for group, own in zip(optimizer.param_groups, parameters, strict=True):
-        copy.param_groups.append({**group, "params": list(own)})
-    return copy
-
-
-def _small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return a small tensor of zeros for each number of dimensions and dtype among parameters.
-
-    A scalar is tried as a vector: otherwise Adam's step, one value for a parameter, looks like
-    state of the parameter's shape.
-    """
-    kinds = dict.fromkeys((max(1, p.dim()), p.dtype) for p in parameters)
-    return [
-        torch.zeros((5, 3, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
-        for dimensions, dtype in kinds
-    ]
-
-
-def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
-    """Return a copy of an optimizer after one step on small parameters of the same kinds.
-
-    The parameters and their gradients are zero. Raises whatever the step raises.
-    """
-    copy = fresh_copy(
-        optimizer, [_small(group["params"], device) for group in optimizer.param_groups]
-    )
-    for group in copy.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    copy.step()
-    return copy
-
-
-def state_slots(optimizer: Optimizer, device: torch.device) -> float:
-    """Return how many tensors a fresh optimizer keeps beside each parameter: Adam 2, momentum 1.
-
-    Counted in bytes, over small parameters of all kinds: state of half the parameter's bytes is
-    half a tensor. 0 if a step on small parameters fails.
-    """
-    try:
-        tried = stepped_copy(optimizer, device)
-    except Exception:  # (an optimizer's step may want anything)
-        return 0.0
-
-    small = [tensor for group in tried.param_groups for tensor in group["params"]]
-    values = [value for tensor in small for value in tried.state[tensor].values()]
-    kept = sum(value.nbytes for value in values if isinstance(value, Tensor) and value.dim())
-    return float(kept / sum(tensor.nbytes for tensor in small))
-
-
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     """Return why an optimizer cannot step parts of parameters. Empty if it can.
 
@@ -128,7 +64,7 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
             for group in tensors
         ]
 
-    whole = draw([_small(group["params"], device) for group in optimizer.param_groups], 1.0)
+    whole = draw([small(group["params"], device) for group in optimizer.param_groups], 1.0)
     halves = _halves(whole)
     copies = fresh_copy(optimizer, whole), fresh_copy(optimizer, halves)
     for copy in copies:

@@ -163,6 +163,11 @@ def keep_in_step(model: nn.Module) -> None:
         mark_sharded(module)
 
 
+def is_on_meta(model: nn.Module) -> bool:
+    """Return whether a model was built on the meta device."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers by their names in the task's model.
 

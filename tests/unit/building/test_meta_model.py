@@ -75,13 +75,6 @@ def written(folder: Path, *names: str) -> dict[str, Tensor]:
     return tensors
 
 
-def test_a_model_that_has_values_needs_none() -> None:
-    model = Plain().build_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert MetaModel.of(model, Plain(), 0, resumes=False) is None
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_buffers_that_no_file_holds_have_values_before_the_model_is_sharded() -> None:
     for resumes in (False, True):
         model = OnMeta().build_model()

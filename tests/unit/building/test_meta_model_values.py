@@ -34,10 +34,6 @@ def on_meta() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-def test_a_model_with_values_has_nothing_to_be_filled() -> None:
-    assert MetaModel.of(nn.Linear(2, 3), Built(), 0, resumes=False) is None
-
-
 @pytest.mark.parametrize("resumes", [False, True])
 def test_buffers_get_their_values_before_the_model_is_sharded(resumes: bool) -> None:
     model = on_meta()

@@ -19,7 +19,7 @@ from resuming import Odd
 from torch import Tensor
 
 from trainer import Callback, CheckpointError, Data, Run, StepInfo
-from trainer.checkpoint import discover
+from trainer.checkpoint import store
 from trainer.checkpoint.codec import decode, encode
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -122,7 +122,7 @@ def test_numbers_of_numpy_and_tuples_come_back(tmp_path: Path) -> None:
 
 def test_lists_of_checkpoints_before_tuples_were_kept_still_load(tmp_path: Path) -> None:
     fit(tmp_path / "run", Odd(), Holds((1, [2])), max_steps=2)
-    path = checkpoint(tmp_path / "run", 2) / discover.STATE
+    path = checkpoint(tmp_path / "run", 2) / store.STATE
     former = (
         path.read_text().replace(" ", "").replace("\n", "").replace('{"$tuple":[1,[2]]}', "[1,[2]]")
     )

@@ -13,8 +13,8 @@ from written_checkpoints import loaded, save
 from trainer.checkpoint import discover, store
 
 FILES = [
-    discover.MANIFEST,
-    discover.STATE,
+    store.MANIFEST,
+    store.STATE,
     "rank-00000.safetensors",
     "rank-00001.safetensors",
     "extras/config.json",
@@ -66,7 +66,7 @@ def test_damage_is_found_and_named(
 
 def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
     save(tmp_path, 8)
-    path = tmp_path / store.name_of(8) / discover.MANIFEST
+    path = tmp_path / store.name_of(8) / store.MANIFEST
     whole = path.read_bytes()
     for at in range(len(whole)):
         for bit in range(8):
@@ -77,7 +77,7 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
 def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
     save(tmp_path, 8)
     path = tmp_path / store.name_of(8)
-    (path / discover.MANIFEST).write_text(
-        discover.sealed({**discover.inspect(path).manifest, "version": 2})
+    (path / store.MANIFEST).write_text(
+        store.sealed({**discover.inspect(path).manifest, "version": 2})
     )
     assert discover.inspect(path).problem == "has version 2 of the format; this program reads 1"

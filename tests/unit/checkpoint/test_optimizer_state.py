@@ -95,9 +95,9 @@ def test_optimizers_with_groups_of_all_sorts_resume_bit_by_bit(
 def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.strategies import optimizer_probe
+    from trainer.strategies import first_step
 
-    monkeypatch.setattr(optimizer_probe, "_small", lambda parameters, device: [torch.zeros(12)])
+    monkeypatch.setattr(first_step, "small", lambda parameters, device: [torch.zeros(12)])
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
     refused(tmp_path, match, Stepped(name="picky"))
 

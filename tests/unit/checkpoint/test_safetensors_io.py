@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainer import CheckpointError
-from trainer.checkpoint.ranges import write_pieces
+from trainer.checkpoint.pieces import write_pieces
 from trainer.checkpoint.safetensors_io import DTYPES, header, raw, read_header
 
 

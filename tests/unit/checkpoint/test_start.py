@@ -10,7 +10,7 @@ import pytest
 from one_process import checkpoint, fit, log_of, lose, losses, reseal, rows, steps
 
 from trainer import CheckpointError, ConfigError
-from trainer.checkpoint import discover, store
+from trainer.checkpoint import discover, find, store
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -49,7 +49,7 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    (run / "checkpoints" / store.name_of(6) / discover.STATE).unlink()
+    (run / "checkpoints" / store.name_of(6) / store.STATE).unlink()
     fit(run, resume="auto")
     log = log_of(run)
     assert (
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
 def test_where_all_are_damaged_auto_does_not_start_at_step_0(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=4)
     for step in (2, 4):
-        (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
+        (checkpoint(tmp_path, step) / store.STATE).write_text("{}")
     before = names(tmp_path)
     said = r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew"
     with pytest.raises(CheckpointError, match=said):
@@ -134,7 +134,7 @@ def test_where_all_are_damaged_auto_does_not_start_at_step_0(tmp_path: Path) -> 
 
 def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     fit(tmp_path)
-    path = checkpoint(tmp_path, 8) / discover.STATE
+    path = checkpoint(tmp_path, 8) / store.STATE
     path.write_text(path.read_text().replace('"middle.weight"', '"middle.wight"'))
     reseal(path.parent)
     fit(tmp_path, resume="auto")
@@ -181,7 +181,7 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
     for wrong in (run, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=r"manifest.json is missing; name another check"):
             fit(tmp_path / "other", resume=str(wrong))
-    (four / discover.STATE).write_text("{}")
+    (four / store.STATE).write_text("{}")
     with pytest.raises(
         CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; name another"
     ):
@@ -195,7 +195,7 @@ def test_of_many_checkpoints_only_the_one_to_resume_from_is_read(
     fit(tmp_path / "run", max_steps=6)
     read: list[str] = []
     inspect = discover.inspect
-    monkeypatch.setattr(discover, "inspect", lambda path: read.append(path.name) or inspect(path))
+    monkeypatch.setattr(find, "inspect", lambda path: read.append(path.name) or inspect(path))
     newest = checkpoint(tmp_path / "run", 6)
     fit(tmp_path / "run", resume="auto" if resume == "auto" else str(newest))
     assert read == [newest.name]

@@ -37,10 +37,10 @@ def test_a_name_that_exists_is_never_written_over(tmp_path: Path) -> None:
 def test_damaged_ones_make_room_and_stay_to_be_looked_at(tmp_path: Path) -> None:
     for attempt in range(2):
         save(tmp_path, 5)
-        (tmp_path / "step-00000005" / discover.STATE).write_text(f"{attempt}")
-        store.set_aside(discover.listing(tmp_path))
+        (tmp_path / "step-00000005" / store.STATE).write_text(f"{attempt}")
+        store.set_aside(store.named(tmp_path))
     assert os.listdir(tmp_path) == ["step-00000005.damaged"]
-    assert (tmp_path / "step-00000005.damaged" / discover.STATE).read_text() == "1"
+    assert (tmp_path / "step-00000005.damaged" / store.STATE).read_text() == "1"
 
 
 # -- killed ----------------------------------------------------------------------------------------

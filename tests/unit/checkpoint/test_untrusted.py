@@ -17,7 +17,7 @@ from resuming import Odd
 from safetensors.torch import load_file, save_file
 
 from trainer import CheckpointError
-from trainer.checkpoint import discover, untrusted
+from trainer.checkpoint import store, untrusted
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -75,10 +75,10 @@ def test_an_honest_checkpoint_is_accepted(forged: Path) -> None:
 
 
 def add_to_manifest(path: Path, name: str, content: bytes) -> None:
-    manifest = json.loads((path / discover.MANIFEST).read_text())
+    manifest = json.loads((path / store.MANIFEST).read_text())
     digest = xxhash.xxh3_128_hexdigest(content)
     manifest["files"][name] = {"bytes": len(content), "xxh3": digest}
-    (path / discover.MANIFEST).write_text(discover.sealed(manifest))
+    (path / store.MANIFEST).write_text(store.sealed(manifest))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_path_outside_the_folder_is_refused(name: str, forged: Path) -> None:
     check_refused(forged, "is no name of a file inside the folder")
 
 
-@pytest.mark.parametrize("name", [discover.STATE, RANK, "extras"])
+@pytest.mark.parametrize("name", [store.STATE, RANK, "extras"])
 def test_a_link_out_of_the_folder_is_refused(name: str, forged: Path) -> None:
     moved = forged.parent.parent / "moved"
     (forged / name).rename(moved)
@@ -137,23 +137,23 @@ def test_a_file_beside_the_model_cannot_replace_it(forged: Path) -> None:
 def test_a_manifest_of_another_form_is_refused(
     change: dict[str, Any], message: str, forged: Path
 ) -> None:
-    manifest = json.loads((forged / discover.MANIFEST).read_text())
-    (forged / discover.MANIFEST).write_text(discover.sealed({**manifest, **change}))
+    manifest = json.loads((forged / store.MANIFEST).read_text())
+    (forged / store.MANIFEST).write_text(store.sealed({**manifest, **change}))
     check_refused(forged, message)
 
 
 @pytest.mark.parametrize("text", ["5", "[]", "null", "{}", "{", "\udcff", "[" * 100_000])
 def test_a_state_that_is_no_mapping_of_the_format_is_refused(text: str, forged: Path) -> None:
-    (forged / discover.STATE).write_bytes(text.encode(errors="surrogateescape"))
+    (forged / store.STATE).write_bytes(text.encode(errors="surrogateescape"))
     reseal(forged)
     check_refused(forged, "state.json")
 
 
 @pytest.mark.parametrize("dtype", ["load", "complex64", 3])
 def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> None:
-    state = json.loads((forged / discover.STATE).read_text())
+    state = json.loads((forged / store.STATE).read_text())
     state["model"][0][2] = dtype
-    (forged / discover.STATE).write_text(json.dumps(state))
+    (forged / store.STATE).write_text(json.dumps(state))
     reseal(forged)
     check_refused(forged, r"state.json: .*(unknown dtype|should be a valid string)")
 

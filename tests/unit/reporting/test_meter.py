@@ -78,7 +78,7 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
         time.sleep(0.02)
         meter.read(steps_left=0)
     summary = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
-    values = sorted(row["samples_per_second"] for row in meter.rows[1:])
+    values = sorted(row["samples_per_second"] for row in list(meter.rows)[1:])
     assert summary["samples_per_second"] == values[1]
     assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
     assert summary["trained_tokens_per_second"] == pytest.approx(4 * values[1], rel=1e-3)

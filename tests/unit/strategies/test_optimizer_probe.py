@@ -14,11 +14,10 @@ from torch.optim import SGD
 
 from trainer import Task
 from trainer.strategies import strategy_class
+from trainer.strategies.first_step import fresh_copy, state_slots
 from trainer.strategies.optimizer_probe import (
     divided_step_problem,
-    fresh_copy,
     refusal,
-    state_slots,
 )
 
 CPU = torch.device("cpu")

@@ -1,0 +1,74 @@
+"""What an optimizer keeps, found out by the first step of a copy on small tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
+    """Return an optimizer with the same settings and no state.
+
+    Args:
+        optimizer: fresh. It is not changed.
+        parameters: the tensors that the copy steps, by parameter group.
+    """
+    copy: Any = object.__new__(type(optimizer))
+    copy.__dict__.update(optimizer.__dict__)
+    copy.state = defaultdict(dict)
+    copy.param_groups = []
+    for group, own in zip(optimizer.param_groups, parameters, strict=True):
+        copy.param_groups.append({**group, "params": list(own)})
+    return copy
+
+
+def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Return a small tensor of zeros for each number of dimensions and dtype among parameters.
+
+    A scalar is tried as a vector: otherwise Adam's step, one value for a parameter, looks like
+    state of the parameter's shape.
+    """
+    kinds = dict.fromkeys((max(1, p.dim()), p.dtype) for p in parameters)
+    return [
+        torch.zeros((5, 3, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
+        for dimensions, dtype in kinds
+    ]
+
+
+def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
+    """Return a copy of an optimizer after one step on small parameters of the same kinds.
+
+    The parameters and their gradients are zero. Raises whatever the step raises.
+    """
+    copy = fresh_copy(
+        optimizer, [small(group["params"], device) for group in optimizer.param_groups]
+    )
+    for group in copy.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    copy.step()
+    return copy
+
+
+def state_slots(optimizer: Optimizer, device: torch.device) -> float:
+    """Return how many tensors a fresh optimizer keeps beside each parameter: Adam 2, momentum 1.
+
+    Counted in bytes, over small parameters of all kinds: state of half the parameter's bytes is
+    half a tensor. 0 if a step on small parameters fails.
+    """
+    try:
+        tried = stepped_copy(optimizer, device)
+    except Exception:  # (an optimizer's step may want anything)
+        return 0.0
+
+    small = [tensor for group in tried.param_groups for tensor in group["params"]]
+    values = [value for tensor in small for value in tried.state[tensor].values()]
+    kept = sum(value.nbytes for value in values if isinstance(value, Tensor) and value.dim())
+    return float(kept / sum(tensor.nbytes for tensor in small))
