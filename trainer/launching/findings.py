@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
-from ..errors import Origin, Problem, Sourced
+from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import nearest
 
 M = TypeVar("M", bound=BaseModel)
@@ -31,17 +32,28 @@ class Findings:
         right = nearest(found.origin.key.rpartition(".")[2], known)
         self.refuse(found, f"unknown key; did you mean {right!r}?" if right else "unknown key")
 
-    def read(
-        self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]
-    ) -> M | None:
-        """Return values as a pydantic model, and None, with a problem for each, if they do not fit.
+    def end(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def fail(self, found: Sourced[Any], rule: str) -> NoReturn:
+        """Record a problem, and raise ConfigError with all problems."""
+        self.refuse(found, rule)
+        raise ConfigError(self.problems)
+
+    def read(self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]) -> M:
+        """Return values as a pydantic model.
 
         Args:
             model: the keys that there are, and their types.
             origin: returns the origin of a dotted key.
+
+        Raises:
+            ConfigError: the values do not fit.
         """
         try:
-            return model.model_validate(values)
+            return model.model_validate_json(json.dumps(values))
         except ValidationError as error:
             for problem in error.errors():
                 path = tuple(map(str, problem["loc"]))
@@ -51,7 +63,7 @@ class Findings:
                 else:
                     rule = problem["msg"].removeprefix("Value error, ")
                     self.refuse(found, rule.replace("Input should be", "must be"))
-            return None
+            raise ConfigError(self.problems) from None
 
 
 def keys_at(model: type[BaseModel], path: Iterable[str]) -> set[str]:

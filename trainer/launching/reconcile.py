@@ -48,17 +48,16 @@ class Reconciler(Findings):
         DeepSpeed's own default counts if neither the config nor a task has a value.
         """
         configured = getattr(self.config, key, None)
-        as_in_json = list(configured) if isinstance(configured, tuple) else configured
         is_given = self.is_given(key)
         if requested is not None and requested.origin.is_default:
             has_value = is_given or self.is_task_default(key)
-            if has_value or requested.value == as_in_json:
+            if has_value or requested.value == configured:
                 return configured
             place = f"{requested.origin.place}: {requested.origin.key}"
             self.notices.append(f"{place}: DeepSpeed's default holds, {requested.value}")
         if requested is None:
             return configured
-        if is_given and as_in_json not in (None, requested.value):
+        if is_given and configured not in (None, requested.value):
             self.disagree(requested, self.configured(key))
         elif not is_given:
             self.origins[key] = requested.origin

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
-from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Sourced
+from ..errors import DEFAULT, LaunchError, Origin, Sourced
 from ..plan import Plan
 from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
@@ -73,8 +73,7 @@ def resolve(
         both.refuse(found, f"{rule} {world}")
     if config.reduce_dtype == "bf16":
         _check_reduction(strategy, precision, accumulation, both)
-    if both.problems:
-        raise ConfigError(both.problems)
+    both.end()
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
     reference = config.reference_batch_size or batch

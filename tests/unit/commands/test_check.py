@@ -48,7 +48,11 @@ def test_errors_of_all_files_are_told_once(check: Check, tmp_path: Path) -> None
     ("words", "code", "told"),
     [
         (["missing.yaml"], 1, "missing.yaml: the file cannot be read"),
-        (["ds_configs/zero2.json", DIGITS, "--processes", "3"], 1, "must be a multiple of micro_"),
+        (
+            ["ds_configs/zero2.json", DIGITS, "--processes", "3"],
+            1,
+            "64: must be micro_batch_size 32 x ",
+        ),
         ([DIGITS, "--optimizer", "os.system"], 1, "os has no such optimizer"),
         ([DIGITS, "--run_name={task_settings.widht}"], 1, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),

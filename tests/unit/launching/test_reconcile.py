@@ -80,7 +80,7 @@ def test_the_optimizer_of_the_json() -> None:
         3e-4,
         "ds.json:13 (optimizer.params.lr)",
     )
-    assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+    assert made.optimizer_settings == {"betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
     assert made.notices == ()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ...config.documents import Document, read_document
-from ...errors import COMMAND_LINE, ConfigError, Origin, Sourced
+from ...errors import COMMAND_LINE, Origin, Sourced
 from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries, read_entries, read_values
@@ -72,8 +72,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         overrides: flags typed after ``accelerate launch``, by argument name.
 
     Raises:
-        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that
-            the file names.
+        ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """
     check = Findings()
     doc = None if path is None else read_document(path, what="accelerate config file")
@@ -86,16 +85,13 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     copies = _copies(kind.value, entries, world, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
 
-    request: Request | None = None
     if kind.value == "FSDP":
         fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
         request = Request(strategy="fsdp", strategy_origin=kind.origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
         request = _deepspeed(entries, top.num_machines, check, kind.origin, use_cpu=use_cpu)
-    elif kind.value in _TYPES:
+    else:
         request = Request(strategy=_TYPES[kind.value], strategy_origin=kind.origin)
-    if check.problems or request is None:
-        raise ConfigError(check.problems)
 
     # Beside a DeepSpeed JSON these fill its open values, and may not contradict the others.
     precision = entries.get("mixed_precision")
@@ -107,9 +103,10 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         own = getattr(request, field)
         if own is not None and found is not None and found.value != own.value:
             rule = f"disagrees with {own.value!r} at {own.origin}; keep one of the two"
-            raise ConfigError(found.problem(rule))
+            check.refuse(found, rule)
         request = replace(request, **{field: own or found})  # type: ignore[arg-type]
 
+    check.end()
     request = replace(
         request,
         world_size=world,
@@ -163,10 +160,9 @@ def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -
 
     if "cpu" in entries and any(kind.value != "NO" for kind in kinds):
         rule = "makes accelerate start one process; leave it out to rehearse without a GPU"
-        check.refuse(entries["cpu"], rule)
-        return kinds[-1]
+        check.fail(entries["cpu"], rule)
     if kinds[0].value not in (*_TYPES, "DEEPSPEED"):
-        check.refuse(kinds[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
+        check.fail(kinds[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
     return kinds[0]
 
 
@@ -202,7 +198,7 @@ def _copies(
 
 def _deepspeed(
     entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
-) -> Request | None:
+) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
     absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
     launcher = entries.get("deepspeed_multinode_launcher", absent)

@@ -7,7 +7,7 @@ Accelerate refuses unknown keys at the top level only. A key of a section is an 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...config.documents import Document
@@ -29,63 +29,50 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "mpirun_config": ("mpirun_",),
 }
 # Accelerate adds the prefix itself in these sections (commands/launch.py): both spellings are read.
-_WITHOUT_PREFIX = ("fsdp_config", "fp8_config", "dynamo_config")
+_PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 
 
 def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entries:
-    """Return the entries of all sections together. A flag wins over the file. Null is absent."""
+    """Return the entries of all sections together. A flag wins over the file."""
     from accelerate.commands.config.config_args import ClusterConfig
 
     if doc is None:
         return flags
-    entries: dict[str, Sourced[Any]] = {}
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
-    # Accelerate converts the last two keys, which have no field.
-    top_level = {*fields, "fp16", "dynamo_backend"}.difference(_SECTIONS)
-    _read_section(doc, "", top_level, "", entries, check)
-
-    # The last key has no argument: the launcher reads the key by name.
+    # The last key of either has no field and no argument: Accelerate reads the key by name.
+    top_level = {*fields, "dynamo_backend", "fp16"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
-    for section, beginnings in _SECTIONS.items():
-        known = {name for name in arguments if name.startswith(beginnings)}
-        prefix = beginnings[0] if section in _WITHOUT_PREFIX else ""
-        _read_section(doc, f"{section}.", known, prefix, entries, check)
-    return {**entries, **flags}
 
-
-def read_values(model: type[M], entries: Entries, check: Findings) -> M:
-    """Return the entries that a model has, and the model's defaults if the entries do not fit."""
-    keys = keys_at(model, ())
-    values = {name: entry.value for name, entry in entries.items() if name in keys}
-    read = check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)
-    return read or model()
-
-
-def _read_section(
-    doc: Document,
-    above: str,
-    known: set[str],
-    prefix: str,
-    entries: dict[str, Sourced[Any]],
-    check: Findings,
-) -> None:
-    """Put the values of a section into ``entries``, and record its unknown keys."""
-    section = doc.at(above.rstrip(".")) if above else Sourced(doc.data, doc.origin(""))
-    if section is None or not section.value:
-        return
-    if not isinstance(section.value, dict):
-        check.refuse(section, "must be a mapping")
-        return
-
-    for key, value in section.value.items():
-        found = Sourced(value, doc.origin(f"{above}{key}"))
-        argument = key if key in known else prefix + key
-        is_comment = bool(above) and key.startswith("_")
-        if is_comment or (not above and key in _SECTIONS) or value is None:
-            continue
+    entries: dict[str, Sourced[Any]] = {}
+    for section, key, value in _settings(doc, check):
+        known = top_level
+        if section:
+            known = {name for name in arguments if name.startswith(_SECTIONS[section])}
+        found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
+        argument = key if key in known else _PREFIXES.get(section, "") + key
         if argument not in known:
             check.unknown(found, known)
         elif argument in entries:
             check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
         else:
             entries[argument] = found
+    return {**entries, **flags}
+
+
+def _settings(doc: Document, check: Findings) -> Iterator[tuple[str, str, Any]]:
+    """Yield section, key and value of each setting. Null is absent, and ``_key`` is a comment."""
+    top_level = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
+    for section in ("", *_SECTIONS):
+        values = (doc.data.get(section) or {}) if section else top_level
+        if not isinstance(values, dict):
+            check.fail(Sourced(values, doc.origin(section)), "must be a mapping")
+        for key, value in values.items():
+            if value is not None and not key.startswith("_"):
+                yield section, key, value
+
+
+def read_values(model: type[M], entries: Entries, check: Findings) -> M:
+    """Return the entries that a model has. Raise ConfigError if they do not fit."""
+    keys = keys_at(model, ())
+    values = {name: entry.value for name, entry in entries.items() if name in keys}
+    return check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)

@@ -9,11 +9,11 @@ from typing import Any
 
 from ...config.documents import Document, read_document
 from ...config.validate import with_values
-from ...errors import ConfigError, Origin, Sourced
+from ...errors import Origin, Sourced
 from ..findings import Findings
 from ..request import Request, Strategy
 from .accelerate_keys import Entries
-from .deepspeed_model import Unsupported, deepspeed_model, importing
+from .deepspeed_model import UNSUPPORTED, deepspeed_model, importing
 from .sections import read_section
 
 ZERO = "zero_optimization"
@@ -48,21 +48,17 @@ def read_deepspeed_file(path: str | Path) -> Request:
     """
     check = Findings()
     request = read_json(path, check, use_cpu=False)
-    if request is None or check.problems:
-        raise ConfigError(check.problems)
+    check.end()
     return replace(request, notices=tuple(check.notices))
 
 
-def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request | None:
-    """Return the request of a JSON, and None, with problems in ``check``, if it cannot run."""
+def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request:
+    """Return the request of a JSON. Some of its problems are raised, and the others recorded."""
     doc = read_document(path, what="DeepSpeed config file")
-    request = _request(doc, check, use_cpu=use_cpu)
-    return None if request is None else replace(request, files=(doc.path,))
+    return replace(_request(doc, check, use_cpu=use_cpu), files=(doc.path,))
 
 
-def read_inline(
-    entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool
-) -> Request | None:
+def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON.
 
     Args:
@@ -71,10 +67,9 @@ def read_inline(
     """
     stage = entries.get("zero_stage")
     if stage is None:
-        if not check.problems:  # such as a misspelt zero_stage
-            missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
-            check.refuse(missing, "is required: accelerate takes 2 without a word")
-        return None
+        check.end()  # such as a misspelt zero_stage
+        missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
+        check.fail(missing, "is required: accelerate takes 2 without a word")
 
     data: dict[str, Any] = {}
     origins = {}
@@ -87,13 +82,11 @@ def read_inline(
     return _request(doc, check, use_cpu=use_cpu)
 
 
-def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None:
-    """Return the request of a document, and None if the document cannot run."""
+def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
+    """Return the request of a document."""
     data = _effective(doc.data)
     with importing(Origin(doc.path), use_cpu=use_cpu):
         read: Any = check.read(deepspeed_model(), data, doc.origin)
-    if read is None:
-        return None
 
     stage = read.zero_optimization.stage
     origin = doc.origin(f"{ZERO}.stage")
@@ -156,10 +149,8 @@ def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
 
     Of fp16 and bf16 these are the settings besides ``enabled``, if they may be switched on.
     """
-    left_out = {*Unsupported.model_fields, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
+    left_out = {*UNSUPPORTED, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
     engine = {key: value for key, value in data.items() if key not in left_out}
-    for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
-        engine[ZERO].pop(key, None)
     for name in ("fp16", "bf16"):
         settings = engine.pop(name, {})
         is_on = settings.pop("enabled", True)

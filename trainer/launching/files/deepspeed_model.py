@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import ConfigError, Origin, Problem
 from ...private.deepspeed import quiet
@@ -24,52 +24,41 @@ from ..request import visible_gpus
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
-class Unsupported(BaseModel):
-    """Keys that turn on another training than the request, or that DeepSpeed has removed."""
+STRICT = ConfigDict(extra="forbid")
 
-    model_config = ConfigDict(extra="forbid")
-
-    amp: Off = None
-    autotuning: Off = None
-    compression_training: Off = None
-    curriculum_learning: Off = None
-    data_efficiency: Off = None
-    datastates_ckpt: Off = None
-    eigenvalue: Off = None
-    elasticity: Off = None
-    expert_parallel: Off = None
-    graph_harvesting: Off = None
-    hybrid_engine: Off = None
-    msamp: Off = None
-    nebula: Off = None
-    pipeline: Off = None
-    progressive_layer_drop: Off = None
-    quantize_training: Off = None
-    sequence_parallel_size: Off = None
-    sparse_attention: Off = None
-    sparse_gradients: Off = None
-    tensor_parallel: Off = None
-    torch_autocast: Off = None
-    weight_quantization: Off = None
+# Keys that turn on another training than the request, or that DeepSpeed has removed.
+UNSUPPORTED = (
+    "amp", "autotuning", "compression_training", "curriculum_learning", "data_efficiency",
+    "datastates_ckpt", "eigenvalue", "elasticity", "expert_parallel", "graph_harvesting",
+    "hybrid_engine", "msamp", "nebula", "pipeline", "progressive_layer_drop",
+    "quantize_training", "sequence_parallel_size", "sparse_attention", "sparse_gradients",
+    "tensor_parallel", "torch_autocast", "weight_quantization",
+)  # fmt: skip
+# Keys that DeepSpeed reads without a check of their name, and that change no number here.
+_OTHERS = (
+    "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor",
+    "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state",
+    "flops_profiler", "log_level", "memory_breakdown", "prescale_gradients",
+    "seq_parallel_communication_data_type", "steps_per_print", "tensorboard", "timers",
+    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
+    "zero_allow_untested_optimizer",
+)  # fmt: skip
+_OF_ACTIVATION_CHECKPOINTING = (
+    "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints",
+    "partition_activations", "profile", "synchronize_checkpoint_boundary",
+)  # fmt: skip
 
 
-class ActivationCheckpointing(BaseModel):
-    """The section of that name, which no model here reads."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    contiguous_memory_optimization: Any = None
-    cpu_checkpointing: Any = None
-    number_checkpoints: Any = None
-    partition_activations: Any = None
-    profile: Any = None
-    synchronize_checkpoint_boundary: Any = None
+def _any_of(name: str, keys: Iterable[str], kind: Any = Any) -> Any:
+    """Return a model whose keys have values of one type, and need not be there."""
+    fields: Any = dict.fromkeys(keys, (kind, None))
+    return create_model(name, __config__=STRICT, **fields)
 
 
 class DataTypes(BaseModel):
     """The section ``data_types``. Weights and buffers are kept in full precision."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
     buffer_dtype: Literal["fp32"] | None = None
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None
@@ -80,14 +69,14 @@ class DataTypes(BaseModel):
 class Typed(BaseModel):
     """A section ``optimizer`` or ``scheduler``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
     type: str
     params: dict[str, Any] | None = None
     legacy_fusion: Off = None
 
 
-class TopLevel(Unsupported):
+class TopLevel(_any_of("Unsupported", UNSUPPORTED, Off), _any_of("Others", _OTHERS)):  # type: ignore[misc]
     """The top level, without the sections that DeepSpeed has models for."""
 
     train_batch_size: Count | None = None
@@ -96,35 +85,12 @@ class TopLevel(Unsupported):
     gradient_clipping: Annotated[float, Field(ge=0, strict=True)] | None = None
     optimizer: Typed | None = None
     scheduler: Typed | None = None
-    activation_checkpointing: ActivationCheckpointing | None = None
+    activation_checkpointing: _any_of("Activation", _OF_ACTIVATION_CHECKPOINTING) | None = None  # type: ignore[valid-type]
     data_types: DataTypes | None = None
     gradient_allreduce_op: Literal["mean"] = "mean"
     gradient_predivide_factor: Literal[1] = 1
     managed_gradient_accumulation: Literal[True] = True
     zero_force_ds_cpu_optimizer: Literal[False] = False
-    aio: Any = None
-    checkpoint: Any = None
-    comet: Any = None
-    comms_logger: Any = None
-    communication_data_type: Any = None
-    csv_monitor: Any = None
-    dataloader_drop_last: Any = None
-    disable_allgather: Any = None
-    disable_python_gc: Any = None
-    dump_state: Any = None
-    flops_profiler: Any = None
-    log_level: Any = None
-    memory_breakdown: Any = None
-    prescale_gradients: Any = None
-    seq_parallel_communication_data_type: Any = None
-    steps_per_print: Any = None
-    tensorboard: Any = None
-    timers: Any = None
-    use_data_before_expert_parallelism: Any = None
-    vocabulary_size: Any = None
-    wall_clock_breakdown: Any = None
-    wandb: Any = None
-    zero_allow_untested_optimizer: Any = None
 
 
 @functools.cache

@@ -1,89 +1,28 @@
 """The ``optimizer`` and ``scheduler`` of a DeepSpeed JSON, by keys of the training config.
 
-DeepSpeed checks their ``params`` nowhere. The models below list the settings of the classes that
-DeepSpeed would build, with their defaults. Of a type with a single value, no other value can run.
+DeepSpeed checks their ``params`` nowhere. Here the signature of the class that DeepSpeed would
+build has the settings and their defaults, and the training config has the types.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, create_model
 
+from ...config.annotations import annotations_of
 from ...config.documents import Document
+from ...config.train_config import TrainConfig
 from ...errors import Sourced
 from ..findings import Findings
 from ..request import Section
 
-_Rate = Annotated[float, Field(gt=0, strict=True)]
-_Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
-_Decay = Annotated[float, Field(ge=0, strict=True)]
-_Steps = Annotated[int, Field(ge=0, strict=True)]
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _AnyOptimizer(_Params):
-    """Settings of every optimizer. Those of type Any choose a kernel and not the mathematics."""
-
-    lr: _Rate = 1e-3
-    weight_decay: _Decay = 0.0
-    foreach: Any = None
-    fused: Any = None
-    capturable: Any = None
-    maximize: Literal[False] = False
-    differentiable: Literal[False] = False
-
-
-class _Adam(_AnyOptimizer):
-    betas: Annotated[list[_Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    eps: _Rate = 1e-8
-    adam_w_mode: bool = True
-    amsgrad: Literal[False] = False
-    bias_correction: Literal[True] = True
-    torch_adam: Any = None
-    set_grad_none: Any = None
-    fp32_optimizer_states: Any = None
-
-
-class _SGD(_AnyOptimizer):
-    momentum: _Fraction = 0.0
-    dampening: Literal[0] = 0
-    nesterov: Literal[False] = False
-
-
-class _Warmup(_Params):
-    warmup_min_lr: Literal[0] = 0
-    warmup_max_lr: _Rate | None = None
-    warmup_num_steps: _Steps = 1000
-    warmup_type: Literal["linear", "log"] = "log"
-    last_batch_iteration: Literal[-1] = -1
-
-
-class _WarmupDecay(_Warmup):
-    total_num_steps: _Steps | None = None
-
-
-class _WarmupCosine(_Params):
-    total_num_steps: _Steps | None = None
-    warmup_min_ratio: Literal[0] = 0
-    warmup_num_steps: _Steps = 1000
-    cos_min_ratio: _Fraction = 1e-4
-    warmup_type: Literal["linear", "log"] = "log"
-    last_batch_iteration: Literal[-1] = -1
-
-
-# Our name and the settings of each type. Those of optimizers are in small letters.
-_TYPES: dict[str, dict[str, tuple[str, type[_Params]]]] = {
-    "optimizer": {"adamw": ("adamw", _Adam), "adam": ("adamw", _Adam), "sgd": ("sgd", _SGD)},
-    "scheduler": {
-        "WarmupLR": ("constant", _Warmup),
-        "WarmupDecayLR": ("linear", _WarmupDecay),
-        "WarmupCosineLR": ("cosine", _WarmupCosine),
-    },
+# Our name of each type. Those of optimizers are in small letters.
+_NAMES = {
+    "optimizer": {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"},
+    "scheduler": {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"},
 }
 # The training config's key for each setting that has one.
 _CONFIG_KEYS = {
@@ -93,29 +32,58 @@ _CONFIG_KEYS = {
     "warmup_max_lr": "lr",
     "total_num_steps": "max_steps",
 }
+# Settings that choose the kernel, or AdamW.
+_CHOICES: dict[str, Any] = {
+    "adam_w_mode": (bool, True),
+    "torch_adam": (bool, False),
+    **dict.fromkeys(("foreach", "fused", "set_grad_none", "fp32_optimizer_states"), (Any, None)),
+}
+
+
+def _model(key: str, kind: str) -> type[BaseModel]:
+    """Return the settings of a type with their defaults. Those without a config key are fixed."""
+    from deepspeed.ops.adam import FusedAdam
+    from deepspeed.runtime import lr_schedules
+    from torch.optim import SGD
+
+    optimizer = SGD if kind == "sgd" else FusedAdam
+    cls = optimizer if key == "optimizer" else getattr(lr_schedules, kind)
+    types = {"warmup_type": Literal["linear", "log"], **annotations_of(TrainConfig)}
+    _, *parameters = inspect.signature(cls).parameters.values()
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        name, default = parameter.name, parameter.default
+        if name in ("total_num_steps", "warmup_max_lr"):
+            default = None  # the training config decides
+        config_key = _CONFIG_KEYS.get(name)
+        fields[name] = (types[config_key] if config_key else Literal[default], default)
+    if key == "optimizer":
+        fields |= _CHOICES
+    return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 def read_section(doc: Document, key: str, check: Findings) -> Section | None:
     """Return the section ``optimizer`` or ``scheduler`` by keys of the training config.
 
-    None if there is no section, or if the section cannot run.
+    None if there is no section.
     """
     typed = doc.at(f"{key}.type")
     if typed is None:
         return None
     kind = typed.value.lower() if key == "optimizer" else typed.value
-    name, model = _TYPES[key].get(kind, ("", _Params))
-    if not name:
-        names = ", ".join(_TYPES[key])
-        check.refuse(typed, f"must be one of {names}; or set {key} in the training config")
-        return None
+    name = _NAMES[key].get(kind)
+    if name is None:
+        names = ", ".join(_NAMES[key])
+        check.fail(typed, f"must be one of {names}; or set {key} in the training config")
 
     written = doc.data[key].get("params") or {}
     given = {}
     for setting, value in written.items():
         if value != "auto" and not setting.startswith("_"):
             given[setting] = value
-    read = check.read(model, given, lambda setting: doc.origin(f"{key}.params.{setting}"))
+    read = check.read(
+        _model(key, kind), given, lambda setting: doc.origin(f"{key}.params.{setting}")
+    )
     silent = set(_CONFIG_KEYS) - set(written)
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"

@@ -211,6 +211,10 @@ def test_all_problems_at_once(write: Write) -> None:
     assert complaint(lambda: read_accelerate_file(write("a.yaml", text))).splitlines() == [
         "a.yaml:5: mixed_precisio: 'bf16': unknown key; did you mean 'mixed_precision'?",
         "a.yaml:6: num_machines: 0: must be greater than or equal to 1",
+    ]
+    text = f"{BY_FILE}mixed_precisio: bf16\n"
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", text))).splitlines() == [
+        "a.yaml:5: mixed_precisio: 'bf16': unknown key; did you mean 'mixed_precision'?",
         "ds.json:1: zero_optimization.stage: 5: must be 0, 1, 2 or 3",
     ]
 

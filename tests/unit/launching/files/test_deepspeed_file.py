@@ -162,7 +162,7 @@ def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
     }
     request = read_deepspeed_file(write("ds.json", json.dumps(content)))
     assert request.deepspeed == {
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": 2, "mics_shard_size": -1},
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "gradient_predivide_factor": 1.0,
     }
@@ -186,7 +186,7 @@ JSON_MISTAKES: list[tuple[str, Any, str]] = [
     ("data_types.grad_acum_dtype", "fp32", "unknown key; did you mean 'grad_accum_dtype'?"),
     ("train_batch_size", 0, "must be greater than or equal to 1"),
     ("gradient_clipping", "1.0", "must be a valid number"),
-    ("zero_optimization", True, "must be a valid dictionary"),
+    ("zero_optimization", True, "must be an object"),
     ("zero_optimization.stage", "two", "must be 0, 1, 2 or 3"),
     ("zero_optimization.reduce_bucket_size", -5, "must be greater than 0"),
     ("zero_optimization.offload_optimizer.device", "nvme", "must be 'none' or 'cpu'"),
@@ -199,7 +199,7 @@ JSON_MISTAKES: list[tuple[str, Any, str]] = [
     ("gradient_allreduce_op", "sum", "must be 'mean'"),
     ("managed_gradient_accumulation", False, "must be True"),
     ("bf16.bf16_master_weights_and_grads", True, "must be False"),
-    ("data_types.param_dtype", "bf16", "must be None"),
+    ("data_types.param_dtype", "bf16", "must be null"),
 ]
 
 
@@ -229,7 +229,7 @@ OTHER_MISTAKES = [
         '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
         "bf16.enabled: 'bf16': disagrees with ds.json:1 (fp16.enabled); enable one of them",
     ),
-    ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be a valid dictionary"),
+    ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be an object"),
     ('{"optimizer": {"params": {}}}', "optimizer.type: {'params': {}}: Field required"),
     ('{"train_batch_size": 1,}', "ds.json:1: the DeepSpeed config file cannot be read"),
     ("", "ds.json:1: the DeepSpeed config file cannot be read"),
