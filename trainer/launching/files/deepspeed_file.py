@@ -151,6 +151,8 @@ def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
     """
     left_out = {*UNSUPPORTED, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
     engine = {key: value for key, value in data.items() if key not in left_out}
+    for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
+        engine[ZERO].pop(key, None)  # DeepSpeed refuses them even if they are off
     for name in ("fp16", "bf16"):
         settings = engine.pop(name, {})
         is_on = settings.pop("enabled", True)

@@ -162,7 +162,7 @@ def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
     }
     request = read_deepspeed_file(write("ds.json", json.dumps(content)))
     assert request.deepspeed == {
-        "zero_optimization": {"stage": 2, "mics_shard_size": -1},
+        "zero_optimization": {"stage": 2},
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "gradient_predivide_factor": 1.0,
     }
