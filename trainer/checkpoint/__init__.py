@@ -22,6 +22,7 @@ What is saved
 
 Loading
     restore.py          setting a training to a checkpoint, or its weights
+    restore_optimizer.py   the state of its optimizer and schedule
     compatibility.py    which settings may not differ then
     checksums.py        whether the weights are what the files hold
 

@@ -12,23 +12,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError, LaunchError
-from ..strategies import Shard, Strategy
+from ..strategies import Shard
 from ..strategies.first_step import stepped_copy
 from ..strategies.tensors import canonical_state, local
-from .codec import decode
 from .safetensors_io import can_hold
-
-if TYPE_CHECKING:
-    from .ranges import Ranges
 
 PREFIX = "optimizer."
 # Of a parameter group: its parameters, and the learning rate, which is the schedule's.
@@ -159,13 +155,6 @@ def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set those encoded settings of a checkpoint that a parameter group has as well."""
-    for key in settings(group).keys() & saved.keys():
-        value = decode(saved[key])
-        group[key] = tuple(value) if isinstance(group[key], tuple) else value
-
-
 def state_of(
     optimizer: Optimizer, shard: Shard, form: OptimizerForm
 ) -> Iterator[tuple[str, Tensor]]:
@@ -191,88 +180,3 @@ def state_of(
             raise CheckpointError(
                 f"the optimizer keeps {key!r} for {shard.name}, which it did not at the start"
             )
-
-
-class OptimizerStateReader:
-    """Gives a fresh optimizer the state that a checkpoint holds: first each shard's, then the rest.
-
-    A parameter that had no state (it never had a gradient) gets none, or zeros where its engine
-    keeps it in a flat group with others.
-
-    Args:
-        strategy: prepared. Its optimizer has no state yet.
-        ranges: the tensors of the checkpoint.
-    """
-
-    def __init__(self, strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> None:
-        self._optimizer = strategy.optimizer
-        self._form = form
-        self._ranges = ranges
-        self._states: dict[Tensor, dict[str, Any]] = {}
-        self._names: dict[Tensor, Sequence[str]] = {}  # of the parameters below one state key
-        self._group_of: dict[str, Sequence[str]] = {}
-        for group in form.groups:
-            for name in group["names"]:
-                self._group_of[name] = group["names"]
-
-    def read(self, shard: Shard) -> None:
-        """Read the state of one shard that has the parameter's shape (Adam's moments)."""
-        state_key = shard.state_key
-        assert state_key is not None, f"{shard.name} is not trained"
-        # A flat group keeps one value for all its parameters, also for those on other ranks.
-        is_alone = isinstance(state_key, nn.Parameter)
-        self._names[state_key] = [shard.name] if is_alone else self._group_of[shard.name]
-        state = self._states.setdefault(state_key, {})
-        numel = shard.tensor.numel()
-
-        for key, dtype in self._form.ranges.items():
-            if not self._ranges.holds(PREFIX + key, shard.name):
-                continue
-            if key not in state:
-                # Zeros cost a third of the time: only if some of them may stay.
-                fills_all = numel == local(state_key).numel()
-                make = torch.empty_like if fills_all else torch.zeros_like
-                state[key] = make(state_key, dtype=dtype, requires_grad=False)
-            flat = local(state[key]).view(-1)
-            out = flat[shard.state_offset : shard.state_offset + numel]
-            self._ranges.read(PREFIX + key, shard.name, shard.start, out)
-
-    def finish(self) -> list[str]:
-        """Read the values (Adam's step), and give everything to the optimizer. Return notices."""
-        notices: list[str] = []
-        for state_key, names in self._names.items():
-            for key in self._form.values:
-                notice = self._read_value(key, state_key, names)
-                if notice and notice not in notices:
-                    notices.append(notice)
-
-        with_state = {key: state for key, state in self._states.items() if state}
-        self._optimizer.state.update(with_state)
-        return notices
-
-    def _read_value(self, key: str, state_key: Tensor, names: Sequence[str]) -> str:
-        """Read one value for the parameters of a state key. Return a notice if they differ."""
-        found: dict[str, Tensor] = {}
-        for name in names:
-            if self._ranges.holds(PREFIX + key, name):
-                found[name] = self._ranges.value(PREFIX + key, name)
-        if not found:
-            return ""
-
-        value = max(found.values())
-        group = self._optimizer.param_groups[0]
-        on_device = group.get("fused") or group.get("capturable")
-        placed = value.to(local(state_key).device) if on_device else value
-        state = self._states[state_key]
-        state[key] = placed if self._form.values[key] else value.item()
-        for other, dtype in self._form.ranges.items():
-            if other not in state:
-                state[other] = torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
-
-        differing = [name for name in names if found.get(name) != value]
-        if not differing:
-            return ""
-        return (
-            f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts for "
-            f"all, also for {differing[0]}, which had {found.get(differing[0], 'none')}"
-        )

@@ -26,10 +26,10 @@ from .codec import decode
 from .compatibility import changed_rates, check_same, differences
 from .contents import WEIGHTS, Contents
 from .discover import CheckpointInfo, inspect, verify_together
-from .optimizer_state import OptimizerStateReader, restore_settings
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
-from .schedule_state import restore_schedule, schedule_state
+from .restore_optimizer import OptimizerStateReader, restore_schedule, restore_settings
+from .schedule_state import schedule_state
 from .snapshot import fingerprint
 from .store import MANIFEST
 

@@ -14,7 +14,7 @@ from ..errors import CheckpointError, DataError
 from .augment import Key
 from .batches import Layout, TrainData, Window, parts_of_rank, sized
 from .now import Now, set_now
-from .order import ORDERS, order_for
+from .order import ORDERS, order_for, order_of
 
 
 class Step(NamedTuple):
@@ -65,7 +65,7 @@ class IndexedData(TrainData):
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
-            order = ORDERS[self.order](self.size, self.seed, epoch)
+            order = order_of(self.order)(self.size, self.seed, epoch)
             for start in range(offset, self.size, batch):
                 taken = range(start, min(start + batch, self.size))
                 if len(taken) < batch and self.drop_last:
@@ -138,7 +138,7 @@ class IndexedData(TrainData):
             CheckpointError: the checkpoint names an unknown order.
         """
         self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
-        if self.order not in list(ORDERS):  # a list: the file may hold what cannot be hashed
+        if self.order not in ORDERS:
             raise CheckpointError(
                 f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}"
             )

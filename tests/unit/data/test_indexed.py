@@ -17,8 +17,9 @@ from layouts import Numbers, consumed, heavy, layout, layouts
 from torch import Tensor
 
 from trainer.data.evaluation import EvaluationBatches
+from trainer.data.feistel import FeistelOrder
 from trainer.data.indexed import IndexedData
-from trainer.data.order import PERMUTED_UP_TO, FeistelOrder, epoch_order
+from trainer.data.order import PERMUTED_UP_TO, epoch_order
 from trainer.data.stream import StreamData
 from trainer.errors import CheckpointError, DataError
 

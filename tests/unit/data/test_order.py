@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data import order
-from trainer.data.order import PERMUTED_UP_TO, FeistelOrder, epoch_order, order_for
+from trainer.data.feistel import FeistelOrder
+from trainer.data.order import PERMUTED_UP_TO, epoch_order, order_for
 
 BILLION = 1_000_000_007
 seeds = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
