@@ -17,8 +17,6 @@ from ...errors import COMMAND_LINE, Origin, Sourced
 from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries, read_entries, read_values
-from .deepspeed_file import INLINE, read_inline, read_json
-from .fsdp_file import read_fsdp
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
 _TYPE_OF_FLAG = {
@@ -86,6 +84,8 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
 
     if kind.value == "FSDP":
+        from .fsdp_file import read_fsdp
+
         fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
         request = Request(strategy="fsdp", strategy_origin=kind.origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
@@ -200,6 +200,8 @@ def _deepspeed(
     entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
 ) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
+    from .deepspeed_file import INLINE, read_inline, read_json
+
     absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
     launcher = entries.get("deepspeed_multinode_launcher", absent)
     if machines > 1 and launcher.value != "standard":
