@@ -36,7 +36,7 @@ from .checks.finite import not_finite, refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import checked_interval, interval_text
-from .config.naming import resolve_names
+from .config.naming import as_literal, resolve_names
 from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
@@ -216,7 +216,8 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     settings = {**setup.task_facts["task_settings"], **setup.config.task_settings}
     named = dataclasses.replace(setup.config, task_settings=settings)
     names = agreement.gather(resolve_names(named, setup.plan, origins))[0]
-    config: TrainConfig = names.written_to(setup.config)
+    # Read again, the written config names the same folder, and the run by its template.
+    config = dataclasses.replace(setup.config, output_dir=as_literal(names.output_dir))
 
     at = origins.get("output_dir", DEFAULT)
     directory = RunDirectory(names.output_dir, main=setup.is_main, origin=at)

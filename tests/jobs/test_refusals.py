@@ -144,7 +144,7 @@ def test_torchrun_starts_more_than_the_file_asks_for(tmp_path: Path) -> None:
     answered(
         job,
         f"{yaml}:2 (num_processes): asks for 2 processes, but 3 run under torchrun; "
-        "launch as many, or change the file",
+        "launch as many (by accelerate launch, torchrun or deepspeed), or change the file",
     )
 
 
@@ -155,7 +155,7 @@ def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
     answered(
         job,
         f"{yaml}:2 (num_processes): asks for 2 processes, but 1 run under python; "
-        "plain python starts one process: use accelerate launch, torchrun or deepspeed",
+        "launch as many (by accelerate launch, torchrun or deepspeed), or change the file",
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from ..config.arguments import Arguments, split_command_line
+from ..config.arguments import FILES, split_command_line
 from ..config.documents import read_document
 from ..config.naming import resolve_names
 from ..config.train_config import TrainConfig
@@ -49,9 +49,10 @@ def run(argv: Sequence[str]) -> int:
         0 if all of it would run, else 1.
     """
     args, words = _read_arguments(argv)
+    texts, paths = split_command_line(words)
     errors = []
     try:
-        trainings, launch_files = _sort(words)
+        trainings, launch_files = _sort(texts, paths)
     except TrainerError as error:
         print(error, file=sys.stderr)
         return 1
@@ -68,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
     return 1 if errors else 0
 
 
-def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, Arguments]:
+def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of this command, and the files and settings."""
     parser = argparse.ArgumentParser(
         prog="trainer check",
@@ -86,18 +87,21 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, Arguments]
         parser.error("--processes must be at least 1")
     if args.script:
         sys.path.insert(0, str(Path(args.script).resolve().parent))
-    return args, split_command_line(words)
+    return args, words
 
 
-def _sort(words: Arguments) -> tuple[list[list[str] | None], list[str | None]]:
+def _sort(
+    texts: dict[str, str], paths: list[str]
+) -> tuple[list[list[str] | None], list[str | None]]:
     """Return the command lines of trainings, one for each config, and the launch files.
 
     A list without any has None in it.
     """
-    settings = [f"--{key}={text}" for key, text in words.texts.items()]
+    paths += [texts.pop(key) for key in FILES if key in texts]
+    settings = [f"--{key}={text}" for key, text in texts.items()]
     trainings: list[list[str] | None] = []
     launch_files: list[str | None] = []
-    for path in (*words.words, *words.files.values()):
+    for path in paths:
         if _is_training_config(path):
             trainings.append(["--config", path, *settings])
         else:

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, Required, TypedDict
 
-from ..errors import ConfigError, Origin, Problem
 from .paths import LocalPath
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", arbitrary_types_allowed=True)
@@ -33,17 +32,10 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def annotations_of(cls: Any) -> dict[str, Any]:
     """Return the annotation of each argument that a class takes by name.
 
-    Raises:
-        ConfigError: an annotation does not exist at run time.
+    The annotations must exist at run time, outside of ``TYPE_CHECKING``.
     """
-    try:
-        described = cls if is_made_from_fields(cls) else cls.__init__
-        hints = typing.get_type_hints(described, include_extras=True)
-    except NameError as error:
-        rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
-        raise ConfigError(
-            Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)
-        ) from None
+    described = cls if is_made_from_fields(cls) else cls.__init__
+    hints = typing.get_type_hints(described, include_extras=True)
     parameters = inspect.signature(cls).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind not in _VARIABLE]
     return {name: hints.get(name, Any) for name in names}

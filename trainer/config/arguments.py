@@ -8,17 +8,15 @@ annotations of their keys decide later how they are read.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .annotations import annotations_of
 from .train_config import DEFAULTS, GROUPS, TrainConfig
 
 _SWITCHES = ("help", "print_config")
-_FILES = {
+FILES = {
     "config": "training config (YAML or JSON): what is trained; FILE as the first word is the same",
     "accel_config": "accelerate YAML: how it runs, if the launcher is not `accelerate launch`",
     "deepspeed": (
@@ -31,24 +29,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
 _FLAGS = {key for key, default in DEFAULTS.items() if isinstance(default, bool)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """A command line, taken apart.
-
-    Args:
-        texts: the settings, by dotted key.
-        files, switches: the options that are no settings.
-        words: all others.
-    """
-
-    texts: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    switches: set[str] = field(default_factory=set)
-    words: list[str] = field(default_factory=list)
-
-
-def split_command_line(argv: Sequence[str]) -> Arguments:
-    """Take apart what was typed after a training script.
+def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options that were typed after a training script, by dotted key, and other words.
 
     A key that is true or false may be alone, and then is true. The last value of a key counts.
     ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment has the
@@ -57,36 +39,31 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
     Raises:
         ConfigError: a key has no value.
     """
-    arguments = Arguments()
+    texts = {}
+    words = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
-            arguments.words.append(word)
+            words.append(word)
             continue
-
         name, equals, text = word.partition("=")
         key = name.lstrip("-").replace("-", "_")
         key = _OTHER_SPELLINGS.get(key, key)
-        if key in _SWITCHES:
-            arguments.switches.add(key)
-            continue
-        if not equals:
-            text = _value_after(name, key, rest)
-        if key in _FILES:
-            arguments.files[key] = os.path.expanduser(text)
-        elif key != "local_rank":
-            arguments.texts[key] = text
-    return arguments
+        texts[key] = text if equals else _value_after(name, key, rest)
+    texts.pop("local_rank", None)
+    return texts, words
 
 
 def _value_after(name: str, key: str, rest: list[str]) -> str:
     """Return the text of an option without ``=``: the first word of ``rest``, or ``true``."""
     is_flag = key in _FLAGS
     follows = bool(rest) and not rest[0].startswith("--")
-    if follows and not (is_flag and _ASSIGNMENT.match(rest[0])):
+    if key in _SWITCHES or (is_flag and follows and _ASSIGNMENT.match(rest[0])):
+        return "true"
+    if follows:
         return rest.pop(0)
-    if key in _FILES or (key in annotations_of(TrainConfig) and not is_flag):
+    if key in FILES or (key in annotations_of(TrainConfig) and not is_flag):
         raise wrong_argument(f"needs a value: {name} VALUE", key)
     return "true"
 
@@ -104,7 +81,7 @@ def help_text() -> str:
         "",
         "Files and switches",
     ]
-    lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
+    lines += [f"  --{name + ' FILE':37} {text}" for name, text in FILES.items()]
     lines.append(f"  --{'print_config':37} print all values and their origins, then exit")
 
     for key, annotation in annotations_of(TrainConfig).items():

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, Origin, Problem, Sourced, origin_of
+from ..errors import ConfigError, Origin, Problem, origin_of
 from .paths import not_local
 
 _MOST_VALUES = 100_000  # of a file. An alias counts as often as it is used
@@ -44,15 +44,6 @@ class Document:
     def origin(self, key: str) -> Origin:
         """Return the origin of a dotted key: its line, or that of the nearest mapping around it."""
         return self.origins.get(key) or origin_of(self.origins, key, self.path)
-
-    def at(self, key: str) -> Sourced[Any] | None:
-        """Return the value of a dotted key, or None if the file has no such key."""
-        data: Any = self.data
-        for name in key.split("."):
-            if not isinstance(data, dict) or name not in data:
-                return None
-            data = data[name]
-        return Sourced(data, self.origin(key))
 
 
 def read_document(path: str | Path, *, what: str = "file") -> Document:

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of
-from ..text import HIDDEN, hidden
+from ..text import hidden
 from .arguments import help_text, split_command_line, wrong_argument
 from .documents import Document, read_document, to_yaml
-from .plain import dotted
 from .train_config import TrainConfig
-from .validate import Validator, with_values
+from .validate import Validator
 
 S = TypeVar("S")
 _TASK_SETTINGS = "task_settings"
@@ -56,16 +55,18 @@ def load_config(argv: Sequence[str]) -> Loaded:
         ConfigError: everything that is wrong with the file and the command line.
         SystemExit: with 0, after ``--help`` was answered.
     """
-    typed = split_command_line(argv)
-    if "help" in typed.switches:
+    texts, words = split_command_line(argv)
+    if "help" in texts:
         print(help_text())
         raise SystemExit(0)
 
-    path = typed.files.pop("config", None)
-    if path is None and typed.words and typed.words[0].endswith((".yaml", ".yml", ".json")):
-        path = typed.words.pop(0)
-    for word in typed.words:
+    path = texts.pop("config", None)
+    if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
+        path = words.pop(0)
+    for word in words:
         raise wrong_argument("settings are written --key value or key=value", value=word)
+    files = {key: texts.pop(key) for key in ("accel_config", "deepspeed") if key in texts}
+    is_printed = bool(texts.pop("print_config", ""))
     document = Document(path=COMMAND_LINE, data={})
     if path is not None:
         document = read_document(path, what="training config")
@@ -73,23 +74,18 @@ def load_config(argv: Sequence[str]) -> Loaded:
             if key in document.data and document.data[key] == value:
                 del document.data[key]
 
-    origins = _origins(document, typed.texts)
+    origins = _origins(document, texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
-    config = check.build(TrainConfig, document.data, texts=typed.texts)
-    for key, value in dotted(with_values(document.data, typed.texts)):
-        if HIDDEN in repr(value):
-            rule = f"a secret, which is not written down; give it again: --{key} VALUE"
-            check.record(key, rule, HIDDEN)
-    if config is None or check.problems:
+    config = check.build(TrainConfig, document.data, texts=texts)
+    if config is None:
         raise ConfigError(check.problems)
-
     return Loaded(
         config=config,
         origins=origins,
         config_file=path,
-        texts=typed.texts,
-        is_printed="print_config" in typed.switches,
-        **typed.files,
+        texts=texts,
+        is_printed=is_printed,
+        **files,
     )
 
 
@@ -107,7 +103,7 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
         typed = Origin(COMMAND_LINE, key=key)
         for other in document.origins:
             if other.startswith(f"{key}."):
-                del origins[other]
+                origins.pop(other, None)
         origins[key] = typed
         origins.setdefault(key.partition(".")[0], typed)
     return origins

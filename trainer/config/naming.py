@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ _DEFAULT_NAME = "{experiment}-{strategy}-{world_size}"
 _FACTS = ("strategy", "world_size", "num_machines", "device")
 # A template, and keys by which one start of a run differs from its next: none finds it again.
 _NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")
-_IN_PLAN = {field.name for field in fields(Plan)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +32,6 @@ class Names:
 
     run_name: str
     output_dir: str
-
-    def written_to(self, config: TrainConfig) -> TrainConfig:
-        """Return the config with the resolved folder: read again, it names the same folder.
-
-        The template of the run's name stays: under another strategy it gives another name.
-        """
-        return replace(config, output_dir=as_literal(self.output_dir))
 
 
 def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
@@ -111,11 +103,11 @@ def _values(config: TrainConfig, plan: Plan) -> dict[str, Any]:
     """
     values = {key: value for key, value in dotted(hidden(vars(config))) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
-    for key in (*_FACTS, *_IN_PLAN.intersection(values)):
-        # The rate as it is configured. The plan has the scaled rate as well.
-        of_plan = getattr(plan, "lr_reference" if key == "lr" else key)
-        if of_plan is not None:
-            values[key] = of_plan
+    # The rate as it is configured. The plan has the scaled rate as well.
+    of_plan = {**vars(plan), "lr": plan.lr_reference}
+    for key in (*_FACTS, *values):
+        if of_plan.get(key) is not None:
+            values[key] = of_plan[key]
     return values
 
 

@@ -34,8 +34,6 @@ def _of_run(c: Any) -> Iterator[tuple[str, str]]:
         yield "overwrite", "would delete the run that resume: auto continues; remove one of the two"
     if c.epochs is None and c.max_steps is None:
         yield "epochs", "epochs or max_steps is required"
-    if len(set(c.trackers)) < len(c.trackers):
-        yield "trackers", "has a name twice"
 
     if c.profile_steps is not None:
         first, last = profiled_steps(c.profile_steps)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
@@ -28,7 +27,7 @@ class Findings:
             self.problems.append(found.problem(rule))
 
     def unknown(self, found: Sourced[Any], known: Collection[str]) -> None:
-        """Record an unknown key, with the nearest known key."""
+        """Record an unknown key, with the nearest known key if there is any."""
         right = nearest(found.origin.key.rpartition(".")[2], known)
         self.refuse(found, f"unknown key; did you mean {right!r}?" if right else "unknown key")
 
@@ -59,20 +58,15 @@ class Findings:
                 path = tuple(map(str, problem["loc"]))
                 found = Sourced(problem["input"], origin(".".join(path)))
                 if problem["type"] == "extra_forbidden":
-                    self.unknown(found, keys_at(model, path[:-1]))
+                    self.unknown(found, () if path[1:] else keys_of(model))
                 else:
                     rule = problem["msg"].removeprefix("Value error, ")
                     self.refuse(found, rule.replace("Input should be", "must be"))
             raise ConfigError(self.problems) from None
 
 
-def keys_at(model: type[BaseModel], path: Iterable[str]) -> set[str]:
-    """Return the keys of the model that is at a path within another model."""
-    for name in path:
-        annotation = model.model_fields[name].annotation
-        for kind in (annotation, *typing.get_args(annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                model = kind
+def keys_of(model: type[BaseModel]) -> set[str]:
+    """Return the keys of a model."""
     return {field.alias or name for name, field in model.model_fields.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..config.train_config import DEFAULTS, OPTIMIZERS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
 from .findings import Findings
-from .request import Section
+from .request import Request, Section
 
 
 class Reconciler(Findings):
@@ -70,24 +70,33 @@ class Reconciler(Findings):
 
 
 def choose_optimizer(
-    section: Section | None, both: Reconciler, built_by: str | None
+    request: Request, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
     """Return name, settings and learning rate of the optimizer.
 
-    They are the config's, or those of a DeepSpeed JSON's ``optimizer`` section.
+    They are the config's, or those of a DeepSpeed JSON's ``optimizer`` section. The ``scheduler``
+    section may have the learning rate as well.
 
     Args:
         built_by: the method by which the task builds an optimizer of its own, if it does.
     """
     name: str = both.config.optimizer or "adamw"
-    values: Mapping[str, Sourced[Any]] = {}
+    section = request.optimizer
+    values: dict[str, Sourced[Any]] = {}
     if section is not None:
-        values = section.values
+        values.update(section.values)
         name = both.agree("optimizer", section.name)
         both.origins["optimizer"] = section.name.origin
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.refuse(section.name, rule)
+
+    peak = request.scheduler and request.scheduler.values.get("lr")
+    if peak:
+        own = values.get("lr", peak)
+        if not own.origin.is_default and own.value != peak.value:
+            both.disagree(peak, own)
+        values["lr"] = peak
 
     def of(key: str) -> Any:
         return both.agree(key, values.get(key))
@@ -108,10 +117,8 @@ def choose_optimizer(
     return name, settings, lr
 
 
-def choose_schedule(
-    section: Section | None, both: Reconciler, lr: float
-) -> tuple[dict[str, Any], float]:
-    """Return the plan's values of the schedule, and the learning rate.
+def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]:
+    """Return the plan's values of the schedule.
 
     They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
     """
@@ -124,7 +131,7 @@ def choose_schedule(
         "final_lr_ratio": config.final_lr_ratio,
     }
     if section is None:
-        return chosen, lr
+        return chosen
     values = section.values
     chosen["schedule"] = both.agree("schedule", section.name)
     if both.is_task_default("warmup_fraction"):  # of the task's schedule, which does not run
@@ -134,13 +141,6 @@ def choose_schedule(
     length = values.get("max_steps")
     if length is not None and (config.epochs is not None or length.value != config.max_steps):
         both.disagree(length, both.configured("max_steps" if config.epochs is None else "epochs"))
-    peak = values.get("lr")
-    if peak is not None:
-        if both.is_given("lr") and peak.value != lr:
-            both.disagree(peak, Sourced(lr, origin_of(both.origins, "lr")))
-        lr = float(peak.value)
-        both.origins["lr"] = peak.origin
-
     # The config may give the warm-up in samples, or as a fraction. Then the config holds.
     in_samples = config.warmup_samples is not None
     steps = values.get("warmup_steps")
@@ -154,4 +154,4 @@ def choose_schedule(
         chosen["schedule_settings"]["warmup_type"] = "log"
     if section.name.value == "cosine":
         chosen["final_lr_ratio"] = both.agree("final_lr_ratio", values.get("final_lr_ratio"))
-    return chosen, lr
+    return chosen

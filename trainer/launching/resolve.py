@@ -52,17 +52,16 @@ def resolve(
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
 
-    if request.dynamo and both.is_given("compile") and not config.compile:
-        rule = f"disagrees with {request.origins['dynamo']}; keep one of the two"
-        both.refuse(both.configured("compile"), rule)
+    compiler = Sourced(True, request.origins["dynamo"]) if request.dynamo else None
+    has_compiler = both.agree("compile", compiler)
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     reduce_dtype = both.agree("reduce_dtype", _reduce_dtype_of(request)) or "float32"
     global_batch = both.agree("global_batch_size", request.global_batch_size)
     steps = both.agree("accumulation_steps", request.accumulation_steps)
     clip = both.agree("max_grad_norm", request.max_grad_norm)
-    optimizer, settings, lr = choose_optimizer(request.optimizer, both, optimizer_built_by)
-    schedule, lr = choose_schedule(request.scheduler, both, lr)
+    optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
+    schedule = choose_schedule(request.scheduler, both)
 
     accumulation = steps or max(1, (global_batch or 0) // (micro * world))
     batch = micro * accumulation * world
@@ -77,6 +76,9 @@ def resolve(
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
     reference = config.reference_batch_size or batch
+    ratio = batch / reference
+    # linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam
+    factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
 
     notices = [*request.notices, *both.notices]
     rehearsal = device == "cpu" and strategy != "single"
@@ -89,7 +91,6 @@ def resolve(
         names = {"float32": "fp32", "bf16": "bf16"}
         deepspeed = {**deepspeed, "communication_data_type": names[config.reduce_dtype]}
 
-    has_compiler = config.compile or bool(request.dynamo)
     plan = Plan(
         strategy=strategy,
         launcher=launcher.name,
@@ -105,7 +106,7 @@ def resolve(
         reduce_dtype=reduce_dtype,
         optimizer=optimizer,
         optimizer_settings=settings,
-        lr=scaled_lr(lr, config.lr_scaling, batch / reference),
+        lr=lr * factors[config.lr_scaling],
         lr_reference=lr,
         reference_batch_size=reference,
         compile=has_compiler,
@@ -124,16 +125,6 @@ def resolve(
     if config.max_steps is None or has_open_length:
         return plan
     return plan.with_length(config.max_steps)
-
-
-def scaled_lr(lr: float, rule: str, ratio: float) -> float:
-    """Return the learning rate for the global batch that runs.
-
-    Args:
-        rule: ``linear`` (Goyal et al. 2017), ``sqrt`` (Malladi et al. 2022, for Adam) or ``none``.
-        ratio: of this batch to the batch that ``lr`` belongs to.
-    """
-    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
@@ -156,11 +147,9 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
     if is_other or (request.strategy == "ddp" and world == 1):
         origin = request.strategy_origin if requested is None else requested.origin
         count = "several" if requested is None else requested.value
-        hint = "launch as many, or change the file"
-        if launcher.name == "python":
-            hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
         raise LaunchError(
-            f"{origin}: asks for {count} processes, but {world} run under {launcher.name}; {hint}"
+            f"{origin}: asks for {count} processes, but {world} run under {launcher.name}; "
+            "launch as many (by accelerate launch, torchrun or deepspeed), or change the file"
         )
     copies = request.fsdp.get("dp_replicate_size", 1)
     if world % copies:

@@ -134,16 +134,6 @@ def test_what_is_wrong_is_one_line_that_names_the_place(entry: Any, rule: str) -
     assert rule in problem and "callbacks.1" in problem, problem
 
 
-class Forgotten(Callback):
-    def __init__(self, at: NoSuchType) -> None:  # type: ignore[name-defined] # noqa: F821
-        pass
-
-
-def test_an_annotation_that_does_not_exist_at_run_time_is_one_line() -> None:
-    [problem] = problems({f"{HERE}:Forgotten": {"at": 1}})
-    assert problem.startswith(f"{HERE}:Forgotten: annotations must exist at run time, outside of")
-
-
 def test_all_problems_are_told_at_once() -> None:
     assert len(problems(f"{HERE}:Thow", {f"{HERE}:Words": {"texts": "a"}})) == 3
 
@@ -232,14 +222,6 @@ def test_the_saved_config_names_them_and_reads_back(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["callbacks"] == named
     assert load_config([str(tmp_path / "config.yaml")]).config.callbacks == named
     assert json.loads((tmp_path / "plan.json").read_text())["callbacks"] == named
-
-
-def test_a_secret_among_the_settings_is_not_written_down(config_file: Path) -> None:
-    config_file.write_text(
-        config_file.read_text().replace("at: 3", "at: 3\n      hf_token: (hidden)")
-    )
-    with pytest.raises(ConfigError, match="a secret, which is not written down"):
-        load_config([str(config_file)])
 
 
 # -- runs -----------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str, rule:
         ({"profile_steps": "1-3"}, "from 2 \\(the first warms up"),
         ({"profile_steps": "5-4"}, "must be steps such as 10-12"),
         ({"profile_steps": "20-22"}, "to max_steps"),
-        ({"trackers": ["wandb", "wandb"]}, "has a name twice"),
     ],
 )
 def test_keys_that_contradict_each_other_are_an_error(values: dict[str, Any], rule: str) -> None:

@@ -112,9 +112,10 @@ def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.Monk
         ["~/train.yaml", "--resume=~/run", "--accel_config=~/a.yaml", "--deepspeed_config", "d"]
     )
     config = loaded.config
-    paths = [config.output_dir, config.weights, config.resume, loaded.accel_config]
-    assert paths == [f"{here}/runs", f"{here}/model", f"{here}/run", f"{here}/a.yaml"]
-    assert (loaded.config_file, loaded.deepspeed) == ("~/train.yaml", "d")
+    paths = [config.output_dir, config.weights, config.resume]
+    assert paths == [f"{here}/runs", f"{here}/model", f"{here}/run"]
+    files = (loaded.config_file, loaded.accel_config, loaded.deepspeed)
+    assert files == ("~/train.yaml", "~/a.yaml", "d")
     assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def test_literal_braces_come_back(text: str) -> None:
 
 def test_the_config_that_is_written_names_the_same_folder_again(here: Path) -> None:
     config = config_of(output_dir="runs/{{x}}-{seed}", run_name="{seed}-{strategy}", seed=7)
-    written = resolve_names(config, plan(), {}).written_to(config)
+    named = resolve_names(config, plan(), {})
+    written = replace(config, output_dir=as_literal(named.output_dir))
     Path("config.yaml").write_text(to_yaml(vars(written)))
     again = load_config(["--config", "config.yaml"]).config
     found = resolve_names(again, plan(), {})

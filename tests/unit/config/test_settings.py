@@ -14,9 +14,8 @@ import pytest
 from pydantic import Field
 
 from trainer.config.documents import to_yaml
-from trainer.config.load import Loaded, check_settings, load_config
+from trainer.config.load import check_settings, load_config
 from trainer.config.plain import plain
-from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
 
@@ -172,15 +171,3 @@ def test_all_wrong_settings_are_told_at_once_each_where_it_was_set(here: Path) -
         "train.yaml:3: task_settings.shares.1: 3: must be less than or equal to 1",
         "train.yaml:3: task_settings.width: is required",
     ]
-
-
-def test_an_annotation_that_does_not_exist_at_run_time_is_one_line() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Unresolved:
-        path: NowhereToBeFound  # type: ignore[name-defined]  # noqa: F821
-
-    loaded = Loaded(config=TrainConfig(task="a:B", epochs=1), origins={})
-    with pytest.raises(
-        ConfigError, match=r"Unresolved: annotations must exist at run time, outside of TYPE"
-    ):
-        check_settings(Unresolved, {"path": "x"}, loaded)

@@ -13,7 +13,7 @@ from typing import Any
 from ...config.documents import Document
 from ...errors import Sourced
 from ...private.accelerate import launch_arguments
-from ..findings import Findings, M, keys_at
+from ..findings import Findings, M, keys_of
 
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
@@ -73,6 +73,6 @@ def _settings(doc: Document, check: Findings) -> Iterator[tuple[str, str, Any]]:
 
 def read_values(model: type[M], entries: Entries, check: Findings) -> M:
     """Return the entries that a model has. Raise ConfigError if they do not fit."""
-    keys = keys_at(model, ())
+    keys = keys_of(model)
     values = {name: entry.value for name, entry in entries.items() if name in keys}
     return check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
+from ...config.plain import dotted
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ..findings import Findings
@@ -37,6 +38,7 @@ _OWN_FIELDS = {
     "global_batch_size": "train_batch_size",
     "max_grad_norm": "gradient_clipping",
 }
+_OF_GRADIENTS = ("communication_data_type", "data_types.grad_accum_dtype")
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
@@ -85,17 +87,17 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     """Return the request of a document."""
     data = _effective(doc.data)
-    with importing(Origin(doc.path), use_cpu=use_cpu):
+    with importing(use_cpu=use_cpu):
         read: Any = check.read(deepspeed_model(), data, doc.origin)
 
     stage = read.zero_optimization.stage
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-        for key in ("communication_data_type", "data_types.grad_accum_dtype"):
-            dtype = doc.at(key)
-            if dtype is not None and dtype.value not in (None, "auto", "fp32"):
-                check.refuse(dtype, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
+        for key, value in dotted(data):
+            if key in _OF_GRADIENTS and value not in (None, "fp32"):
+                rule = "stage 0 runs as DDP, whose gradients are in fp32; remove it"
+                check.refuse(Sourced(value, doc.origin(key)), rule)
     own = {}
     for field, key in _OWN_FIELDS.items():
         if data.get(key) is not None:

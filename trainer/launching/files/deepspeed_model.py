@@ -11,12 +11,10 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ...errors import ConfigError, Origin, Problem
 from ...private.deepspeed import quiet
 from ..findings import Off
 from ..request import visible_gpus
@@ -135,20 +133,12 @@ def deepspeed_model() -> type[Any]:
 
 
 @contextlib.contextmanager
-def importing(origin: Origin, *, use_cpu: bool) -> Iterator[None]:
+def importing(*, use_cpu: bool) -> Iterator[None]:
     """Import DeepSpeed within this block. DeepSpeed chooses the process's device at its import.
 
     Args:
-        origin: of the request for DeepSpeed.
         use_cpu: the launch file asks for the CPU, and the GPUs of the machine are not hidden yet.
-
-    Raises:
-        ConfigError: DeepSpeed is not installed.
     """
-    if find_spec("deepspeed") is None:
-        rule = "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
-        raise ConfigError(Problem(origin=origin, rule=rule))
-
     chosen = os.environ.get("DS_ACCELERATOR")
     if use_cpu or not visible_gpus():
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -63,9 +63,6 @@ def read_fsdp(
     plugin = read_values(_Plugin, entries, check)
     if plugin.fsdp_version == "1":
         check.notices.append(f"{origin.place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
-    if plugin.activation_checkpointing_offload and not plugin.activation_checkpointing:
-        offloaded = entries["fsdp_activation_checkpointing_offload"]
-        check.refuse(offloaded, "needs fsdp_activation_checkpointing: true")
 
     values: dict[str, Any] = {
         **plugin.model_dump(),

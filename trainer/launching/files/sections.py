@@ -67,9 +67,9 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
 
     None if there is no section.
     """
-    typed = doc.at(f"{key}.type")
-    if typed is None:
+    if not doc.data.get(key):
         return None
+    typed = Sourced(doc.data[key]["type"], doc.origin(f"{key}.type"))
     kind = typed.value.lower() if key == "optimizer" else typed.value
     name = _NAMES[key].get(kind)
     if name is None:

@@ -122,10 +122,6 @@ MISTAKES = [
     ),
     (f"{FSDP}  fsdp_reshard_after_forward: SHARD_GRAD_OP", STRATEGY),
     (
-        f"{FSDP}  fsdp_activation_checkpointing_offload: true",
-        f"{SECTION}fsdp_activation_checkpointing_offload: true: needs fsdp_activation_checkpointing",
-    ),
-    (
         f"{FSDP}  fsdp_transformer_layer_cls_to_wrap: 3",
         "fsdp_transformer_layer_cls_to_wrap: 3: mus",
     ),
