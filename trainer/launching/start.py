@@ -106,7 +106,6 @@ def read_request_of(
     if not file and launcher.name not in ("accelerate", "deepspeed"):
         return None  # such a training does not need to import the readers
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
-    from .files.deepspeed_file import read_deepspeed_file
 
     named = Sourced(file, Origin(COMMAND_LINE, key="accel_config" if accel_config else "deepspeed"))
     if accel_config and deepspeed:
@@ -121,6 +120,8 @@ def read_request_of(
     if accel_config:
         return read_accelerate_file(accel_config)
     if deepspeed:
+        from .files.deepspeed_file import read_deepspeed_file
+
         return read_deepspeed_file(deepspeed)
     raise LaunchError(
         "started by the deepspeed launcher, but no configuration: add --deepspeed "
