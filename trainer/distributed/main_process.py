@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from .launcher import rank_of_process
-
 
 def is_main() -> bool:
     """Return whether this is the main process of the job, which has rank 0.
@@ -13,6 +11,8 @@ def is_main() -> bool:
     In a plain process it is true. It may be asked before anything is launched: then what the
     launcher gave the process counts. A process that loads data is never the main one.
     """
+    from .starters import rank_of_process
+
     return not _loads_data() and rank_of_process() == 0
 
 

@@ -14,7 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..distributed import heartbeat
-from ..distributed.launcher import RANKS, Launcher, detect
+from ..distributed.launcher import Launcher, detect
+from ..distributed.names import RANKS
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
 from ..private.accelerate import forget_states

@@ -20,25 +20,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.disk import part_of, publish
 from ..checkpoint.export import exported_file
-from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
 from .lock import LOCK, FolderLock, Locked
 from .say import log_into, log_no_more
-
-CHECKPOINTS = "checkpoints"
-# What runs write, and what --overwrite may delete.
-_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
-_MODELS = ("model", "best")
-_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
 
 
 class RunDirectory:
@@ -119,56 +111,17 @@ class RunDirectory:
 
     def _claim(self, *, overwrite: bool, continues: bool) -> None:
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
-        if not any(_holds_files(entry) for entry in entries):
-            return  # empty folders are what a refused run left
+        if not entries:
+            return
 
-        is_of_a_run = self._is_of_a_run()
-        results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
-        holds_no_step = not any(_holds_files(self.path / name) for name in results)
-        if continues and is_of_a_run:
-            for entry in entries:
-                if entry.name in _FILES and entry.is_symlink():
-                    rule = f"holds {entry.name} as a link, by which another file would be changed"
-                    raise self._error(rule)
-        elif overwrite or (is_of_a_run and holds_no_step):
-            foreign = [entry.name for entry in entries if not is_of_a_run or not _is_ours(entry)]
-            if foreign:
-                names = ", ".join(sorted(foreign)[:3])
-                raise self._error(
-                    f"holds files that no run wrote ({names}); they are not deleted: give a new "
-                    "folder"
-                )
-            self._empty(entries)
-        else:
-            raise self._error(
-                "holds files already; give a new folder, or --overwrite to replace a former run"
-            )
+        from .used_folder import take_over
 
-    def _is_of_a_run(self) -> bool:
-        """Return whether a run wrote here, by the lock that it held or by its plan."""
-        if self._lock is not None and self._lock.was_ours:
-            return True
-        try:
-            plan = read_json(self.path / "plan.json")
-        except (OSError, ValueError):
-            return False
-        return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
-
-    def _empty(self, entries: Sequence[Path]) -> None:
-        """Delete the files that a run wrote. A link to another disk stays, and is emptied."""
-        doomed: list[Path] = []
-        for entry in entries:
-            is_link_to_folder = entry.is_symlink() and entry.is_dir()
-            is_linked = entry.name == CHECKPOINTS and is_link_to_folder
-            doomed += entry.iterdir() if is_linked else [entry]
-        try:
-            for entry in doomed:
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-        except OSError as error:
-            raise self._error(f"cannot be emptied: {error}") from None
+        was_ours = self._lock is not None and self._lock.was_ours
+        problem = take_over(
+            self.path, entries, overwrite=overwrite, continues=continues, was_ours=was_ours
+        )
+        if problem:
+            raise self._error(problem)
 
     def _error(self, rule: str) -> ConfigError:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
@@ -227,13 +180,6 @@ class RunDirectory:
             file.write(text.encode(errors="backslashreplace"))
 
 
-def _holds_files(entry: Path) -> bool:
-    """Return whether a file or folder is a file, or has one anywhere inside."""
-    if not entry.is_dir():
-        return entry.is_file()
-    return any(inner.is_file() for inner in entry.rglob("*"))
-
-
 def json_text(value: object) -> str:
     """Return a value as JSON for a file. See ``RunDirectory.write_json``."""
     return json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
@@ -258,17 +204,3 @@ def _step_of(row: bytes) -> float:
         return float(json.loads(row)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _is_ours(entry: Path) -> bool:
-    """Return whether a run wrote an entry of its folder."""
-    name = entry.name
-    if name in _MODELS:
-        is_empty_folder = entry.is_dir() and not any(entry.iterdir())
-        return is_empty_folder or exported_file(entry) is not None
-    if name == CHECKPOINTS and entry.is_dir():
-        return all(is_ours(inner) for inner in entry.iterdir())
-    if name.startswith("."):  # .model.part and .model.old are there while model/ is written
-        name = name[1:].removesuffix(".part").removesuffix(".old")
-        return name in (*_FILES, *_MODELS, "hub")
-    return name in (*_FILES, *_BY_WINGS)

@@ -7,14 +7,14 @@ are made the same (``sync``) before they are used in an evaluation or written to
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from ..private.torch import BatchNormBase, own_buffers, own_parameters, set_buffer
+from ..private.torch import own_buffers, set_buffer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -101,50 +101,3 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
         parts = mean.split([buffer.numel() for buffer in averaged])
         for buffer, part in zip(averaged, parts, strict=True):
             buffer.copy_(part.view(buffer.shape))
-
-
-def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
-    """Copy the floating-point buffers of a model that an engine is about to cast.
-
-    BatchNorm adds a tenth of each batch's mean to its running statistics, which bfloat16 with its
-    three digits would mostly swallow. Rotary positions beyond 256 are not distinct in bfloat16.
-    torch wants scale and shift in full precision beside such statistics, so these parameters are
-    cast when they are used.
-
-    Returns:
-        A function that puts the buffers back on a device, after the engine has cast them.
-    """
-    copies = {id(b): b.clone() for b in model.buffers() if b.is_floating_point()}
-    places = []
-    norms = []  # with their classes, for sharding replaces these
-    for module in model.modules():
-        for key, buffer in own_buffers(module).items():
-            if id(buffer) in copies:
-                places.append((module, key, copies[id(buffer)]))
-        if isinstance(module, BatchNormBase) and module.track_running_stats:
-            norms.append((module, type(module)))
-
-    def put_back(device: torch.device) -> None:
-        on_device = {id(copy): copy.to(device) for copy in copies.values()}
-        for module, key, copy in places:
-            set_buffer(module, key, on_device[id(copy)])
-        for module, kind in norms:
-            module.forward = _with_full_parameters(module, kind)
-
-    return put_back
-
-
-def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:
-    """Return the forward method of a module with its parameters cast to float32."""
-    # A shallow copy of the module: it shares the buffers, and attributes set on it are found before
-    # the parameters of the same name.
-    shadow = kind.__new__(kind)
-    shadow.__dict__ = dict(module.__dict__)
-
-    def forward(value: Tensor) -> Tensor:
-        shadow.training = module.training
-        for key, parameter in own_parameters(module).items():
-            shadow.__dict__[key] = None if parameter is None else parameter.float()
-        return kind.forward(shadow, value)  # type: ignore[no-any-return]
-
-    return forward

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private import deepspeed as private_deepspeed
 from .base import Shard, StepResult, Strategy, compute_in
-from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
+from .full_buffers import keep_buffers_fp32
 from .gradient_order import GradientOrder
 from .meta_device import Replaced, allocate, replace_in_optimizer
 from .tensors import (

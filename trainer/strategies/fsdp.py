@@ -27,7 +27,6 @@ from ..private.torch import gradient_hooks, recomputed
 from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
-from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
 from .local_step import LocalStep, steps_rows
 from .meta_device import allocate
@@ -94,6 +93,8 @@ class FSDP2(Strategy):
         return found
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        from .full_buffers import keep_buffers_fp32
+
         put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
         # The scaler of fp16 adds up over the ranks whether gradients are finite if they are

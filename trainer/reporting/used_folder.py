@@ -1,0 +1,96 @@
+"""A folder that holds files already: which run may write there, and what it replaces."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..checkpoint.export import exported_file
+from ..checkpoint.store import is_ours
+from ..checkpoint.untrusted import read_json
+
+CHECKPOINTS = "checkpoints"
+# What runs write, and what --overwrite may delete.
+_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
+_MODELS = ("model", "best")
+_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
+
+
+def take_over(
+    folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool, was_ours: bool
+) -> str:
+    """Prepare a used folder for a run, and return why it is refused, or "".
+
+    Args:
+        entries: of the folder, without the lock.
+        overwrite: empty the folder. One of a run that failed before its first step is emptied
+            anyway.
+        continues: resume in the folder, if it is that of a run.
+        was_ours: whether a run held the lock of the folder before.
+    """
+    if not any(_holds_files(entry) for entry in entries):
+        return ""  # empty folders are what a refused run left
+
+    is_of_a_run = was_ours or _holds_plan(folder)
+    results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
+    holds_no_step = not any(_holds_files(folder / name) for name in results)
+    if continues and is_of_a_run:
+        links = [entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()]
+        if links:
+            return f"holds {links[0]} as a link, by which another file would be changed"
+        return ""
+    if not overwrite and not (is_of_a_run and holds_no_step):
+        return "holds files already; give a new folder, or --overwrite to replace a former run"
+
+    foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
+    if foreign:
+        names = ", ".join(foreign[:3])
+        return f"holds files that no run wrote ({names}); they are not deleted: give a new folder"
+    return _empty(entries)
+
+
+def _holds_plan(folder: Path) -> bool:
+    try:
+        plan = read_json(folder / "plan.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
+
+
+def _empty(entries: Sequence[Path]) -> str:
+    """Delete the files that a run wrote. A link to another disk stays, and is emptied."""
+    doomed: list[Path] = []
+    for entry in entries:
+        is_linked = entry.name == CHECKPOINTS and entry.is_symlink() and entry.is_dir()
+        doomed += entry.iterdir() if is_linked else [entry]
+    try:
+        for entry in doomed:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    except OSError as error:
+        return f"cannot be emptied: {error}"
+    return ""
+
+
+def _holds_files(entry: Path) -> bool:
+    """Return whether a file or folder is a file, or has one anywhere inside."""
+    if not entry.is_dir():
+        return entry.is_file()
+    return any(inner.is_file() for inner in entry.rglob("*"))
+
+
+def _is_ours(entry: Path) -> bool:
+    """Return whether a run wrote an entry of its folder."""
+    name = entry.name
+    if name in _MODELS:
+        is_empty_folder = entry.is_dir() and not any(entry.iterdir())
+        return is_empty_folder or exported_file(entry) is not None
+    if name == CHECKPOINTS and entry.is_dir():
+        return all(is_ours(inner) for inner in entry.iterdir())
+    if name.startswith("."):  # .model.part and .model.old are there while model/ is written
+        name = name[1:].removesuffix(".part").removesuffix(".old")
+        return name in (*_FILES, *_MODELS, "hub")
+    return name in (*_FILES, *_BY_WINGS)
