@@ -69,6 +69,7 @@ ELSEWHERE = {
         "deepspeed_config",
     },  # the option that names a JSON, its other spelling, its help
     "launcher.py": {"deepspeed"},  # who starts processes
+    "names.py": {"deepspeed"},
     "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()

@@ -29,7 +29,7 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         {
             "hooks.py": "says that they are hooks",
             "run.py": "run.tracker(name), for a task's own pictures",
-            "reporting/directory.py": "the files that a new run in an old folder deletes",
+            "reporting/used_folder.py": "the files that a new run in an old folder deletes",
             "text.py": "how settings with a secret are called",
             "launching/files/deepspeed_model.py": "keys of DeepSpeed",
         },
@@ -37,7 +37,7 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
     "the profile": (
         r"profile_steps|torch\.profiler",
         {"callbacks/profiling.py"},
-        {"reporting/directory.py": "the files that a new run in an old folder deletes"},
+        {"reporting/used_folder.py": "the files that a new run in an old folder deletes"},
     ),
     "the limit of time": (r"max_time|time_limit", {"callbacks/time_limit.py"}, {}),
     "adapters": (r"\bpeft\b|(?<!Type)adapter|\blora\b", set(), {}),

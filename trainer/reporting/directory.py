@@ -9,10 +9,10 @@ log.txt         the plain lines that the terminal showed
 model/          the exported model
 best/           the best model
 checkpoints/    step-XXXXXXXX/ to resume from
-profile/        the trace of profile_steps
-wandb/, tracking/, tracking.json    the trackers' files
 evaluations/    what `trainer evaluate` measured
 .lock           locked by the run that writes here
+
+Wings add files of their own, which ``used_folder.py`` names.
 """
 
 from __future__ import annotations
