@@ -37,7 +37,7 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
     "the profile": (
         r"profile_steps|torch\.profiler",
         {"callbacks/profiling.py"},
-        {"reporting/used_folder.py": "the files that a new run in an old folder deletes"},
+        {},
     ),
     "the limit of time": (r"max_time|time_limit", {"callbacks/time_limit.py"}, {}),
     "adapters": (r"\bpeft\b|(?<!Type)adapter|\blora\b", set(), {}),
