@@ -174,7 +174,7 @@ def test_a_second_file_beside_accelerate_launchs_own(tmp_path: Path) -> None:
     job = run([*words, *DIGITS], tmp_path / "run")
     answered(
         job,
-        "command line: accel_config: 'accel_configs/missing.yaml': accelerate launch has a file of its own already; "
+        "command line: accel_config: 'accel_configs/missing.yaml': another file describes this job already; "
         "remove this one",
     )
 

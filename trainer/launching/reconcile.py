@@ -22,21 +22,13 @@ class Reconciler(Findings):
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
         super().__init__()
         self.config = config
-        self.origins = dict(origins)
+        # A config that was made in code has no origins. There a value that is no default is given.
+        changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
+        self.origins = {key: Origin("TrainConfig", key=key) for key in changed} | dict(origins)
 
     def is_given(self, key: str) -> bool:
-        """Return whether the training config gives a value, and not a default.
-
-        A config that was made in code has no origins. There a value that is no default is given.
-        """
-        origin = self.origins.get(key)
-        if origin is None:
-            return getattr(self.config, key, None) != DEFAULTS.get(key)
-        return not origin.is_default
-
-    def is_task_default(self, key: str) -> bool:
-        """Return whether a value is the task's default, because nobody gives one."""
-        return key in self.origins and self.origins[key].is_default
+        """Return whether the training config gives a value, and not a default."""
+        return key in self.origins and not self.origins[key].is_default
 
     def configured(self, key: str) -> Sourced[Any]:
         """Return the value of the training config, or its default."""
@@ -48,19 +40,17 @@ class Reconciler(Findings):
         DeepSpeed's own default counts if neither the config nor a task has a value.
         """
         configured = getattr(self.config, key, None)
-        is_given = self.is_given(key)
-        if requested is not None and requested.origin.is_default:
-            has_value = is_given or self.is_task_default(key)
-            if has_value or requested.value == configured:
+        if requested is None:
+            return configured
+        if requested.origin.is_default:
+            if key in self.origins or requested.value == configured:
                 return configured
             place = f"{requested.origin.place}: {requested.origin.key}"
             self.notices.append(f"{place}: DeepSpeed's default holds, {requested.value}")
-        if requested is None:
-            return configured
-        if is_given and configured not in (None, requested.value):
-            self.disagree(requested, self.configured(key))
-        elif not is_given:
+        if not self.is_given(key):
             self.origins[key] = requested.origin
+        elif configured not in (None, requested.value):
+            self.disagree(requested, self.configured(key))
         return requested.value
 
     def disagree(self, requested: Sourced[Any], configured: Sourced[Any]) -> None:
@@ -134,7 +124,7 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
         return chosen
     values = section.values
     chosen["schedule"] = both.agree("schedule", section.name)
-    if both.is_task_default("warmup_fraction"):  # of the task's schedule, which does not run
+    if not both.is_given("warmup_fraction"):  # a task's default, of a schedule that does not run
         both.origins["warmup_fraction"] = section.name.origin
         chosen["warmup_fraction"] = None
 

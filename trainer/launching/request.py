@@ -31,8 +31,6 @@ class Request:
 
     Args:
         strategy: the requested strategy. ``strategy_origin``: the origin of that request.
-        stage_0: the request is ZeRO's stage 0, which shards nothing. The job runs as ``ddp``, or as
-            ``single`` on one process.
         world_size: processes of the whole job. ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even if there are GPUs.
@@ -53,7 +51,6 @@ class Request:
 
     strategy: Strategy
     strategy_origin: Origin
-    stage_0: bool = False
     world_size: Sourced[int] | None = None
     mixed_precision: Sourced[str] | None = None
     use_cpu: bool = False

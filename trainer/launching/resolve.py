@@ -134,22 +134,19 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
         LaunchError: other processes run than were asked for.
     """
     world = launcher.world_size
-    is_alone = request.stage_0 or launcher.name != "python"
-    if request.strategy == "ddp" and world == 1 and is_alone:
-        origin = request.strategy_origin
-        both.notices.append(f"{origin}: {launcher.name} runs one process, thus without DDP")
-        return "single"
-
     requested = request.world_size
     if request.strategy == "single":
         requested = Sourced(1, request.strategy_origin)
-    is_other = requested is not None and requested.value != world
-    if is_other or (request.strategy == "ddp" and world == 1):
-        origin = request.strategy_origin if requested is None else requested.origin
-        count = "several" if requested is None else requested.value
+    fits = requested is None or requested.value == world
+    if request.strategy == "ddp" and world == 1 and (fits or launcher.name != "python"):
+        origin = request.strategy_origin
+        both.notices.append(f"{origin}: {launcher.name} runs one process, thus without DDP")
+        return "single"
+    if requested is not None and not fits:
         raise LaunchError(
-            f"{origin}: asks for {count} processes, but {world} run under {launcher.name}; "
-            "launch as many (by accelerate launch, torchrun or deepspeed), or change the file"
+            f"{requested.origin}: asks for {requested.value} processes, but {world} run under "
+            f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "
+            "change the file"
         )
     copies = request.fsdp.get("dp_replicate_size", 1)
     if world % copies:

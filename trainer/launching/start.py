@@ -108,14 +108,12 @@ def read_request_of(
         return None  # such a training does not need to import the readers
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
-    named = Sourced(file, Origin(COMMAND_LINE, key="accel_config" if accel_config else "deepspeed"))
-    if accel_config and deepspeed:
-        rule = "one job is described twice: give --accel_config or --deepspeed, not both"
-        raise ConfigError(named.problem(rule))
+    if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
+        named = Sourced(
+            file, Origin(COMMAND_LINE, key="accel_config" if accel_config else "deepspeed")
+        )
+        raise ConfigError(named.problem("another file describes this job already; remove this one"))
     if launcher.name == "accelerate":
-        if file:
-            rule = "accelerate launch has a file of its own already; remove this one"
-            raise ConfigError(named.problem(rule))
         own_file, flags = read_launch_flags(list(launcher.arguments))
         return read_accelerate_file(own_file, overrides=flags)
     if accel_config:

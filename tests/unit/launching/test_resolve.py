@@ -120,20 +120,20 @@ def test_single_with_two_processes() -> None:
     assert refusal(lambda: plan(request("single"))) == f"{line}; {HINT}"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "environment"])
-@pytest.mark.parametrize("asked", [None, sourced(2, "a.yaml:9 (num_processes)")])
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("accelerate", sourced(2, "a.yaml:9 (num_processes)")),
+        ("environment", None),
+        ("python", None),
+    ],
+)
 def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | None) -> None:
     made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
     assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
     assert made.notices == (
         f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",
     )
-
-
-def test_ddp_without_a_launcher() -> None:
-    line = "a.yaml:2 (distributed_type): asks for several processes, but 1 run under python"
-    line = f"{line}; {HINT}"
-    assert refusal(lambda: plan(request("ddp"), launcher=launched(1, "python"))) == line
 
 
 def test_groups_that_do_not_divide_the_processes() -> None:

@@ -89,7 +89,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
         request = Request(strategy="fsdp", strategy_origin=kind.origin, fsdp=fsdp, origins=origins)
     elif kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, top.num_machines, check, kind.origin, use_cpu=use_cpu)
+        request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
     else:
         request = Request(strategy=_TYPES[kind.value], strategy_origin=kind.origin)
 
@@ -196,17 +196,10 @@ def _copies(
     return entries["parallelism_config_dp_replicate_size"].meaning(copies) if copies > 1 else None
 
 
-def _deepspeed(
-    entries: Entries, machines: int, check: Findings, origin: Origin, *, use_cpu: bool
-) -> Request:
+def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
     from .deepspeed_file import INLINE, read_inline, read_json
 
-    absent = Sourced(None, origin.named("deepspeed_config.deepspeed_multinode_launcher"))
-    launcher = entries.get("deepspeed_multinode_launcher", absent)
-    if machines > 1 and launcher.value != "standard":
-        rule = "several machines need standard: each is a world of its own with pdsh, the default"
-        check.refuse(launcher, rule)
     file = entries.get("deepspeed_config_file")
     if file is None:
         return read_inline(entries, check, origin, use_cpu=use_cpu)

@@ -105,7 +105,6 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
-        stage_0=stage == 0,
         mixed_precision=_precision(data, read, doc, check),
         optimizer=read_section(doc, "optimizer", check),
         scheduler=read_section(doc, "scheduler", check),
@@ -132,18 +131,15 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Findings) -> Any:
     """Return the requested precision: ``no`` if a section is switched off and none is open."""
-    on, off = [], []
-    for name in ("fp16", "bf16"):
-        found = Sourced(name, doc.origin(f"{name}.enabled"))
-        if getattr(read, name).enabled:
-            on.append(found)
-        elif name in data:
-            off.append(data[name].get("enabled") is False and found.meaning("no"))
+    names = [name for name in ("fp16", "bf16") if name in data]
+    places = {name: doc.origin(f"{name}.enabled") for name in names}
+    on = [Sourced(name, places[name]) for name in names if getattr(read, name).enabled]
     if len(on) > 1:
         check.refuse(on[1], f"disagrees with {on[0].origin}; enable one of them")
     if on:
         return on[0]
-    return off[0] if off and all(off) else None
+    is_off = [data[name].get("enabled") is False for name in names]
+    return Sourced("no", places[names[0]]) if names and all(is_off) else None
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:

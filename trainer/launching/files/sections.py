@@ -84,17 +84,15 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
     read = check.read(
         _model(key, kind), given, lambda setting: doc.origin(f"{key}.params.{setting}")
     )
-    silent = set(_CONFIG_KEYS) - set(written)
+    values = {}
+    for setting, config_key in _CONFIG_KEYS.items():
+        value = getattr(read, setting, None)
+        is_given = setting in given
+        if value is not None and (is_given or setting not in written):
+            origin = replace(doc.origin(f"{key}.params.{setting}"), is_default=not is_given)
+            values[config_key] = Sourced(value, origin)
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"
-    elif given.get("torch_adam"):
-        silent.discard("weight_decay")  # torch's AdamW has the default of the training config
-
-    values = {}
-    for setting in silent | set(given):
-        value = getattr(read, setting, None)
-        if setting in _CONFIG_KEYS and value is not None:
-            origin = doc.origin(f"{key}.params.{setting}")
-            origin = replace(origin, is_default=setting in silent)
-            values[_CONFIG_KEYS[setting]] = Sourced(value, origin)
+    elif given.get("torch_adam") and "weight_decay" not in given:
+        values.pop("weight_decay", None)  # torch's AdamW has the default of the training config
     return Section(name=Sourced(name, doc.origin(key)), values=values)

@@ -179,11 +179,6 @@ MISTAKES = [
     ),
     (f"{DDP}dynamo_config:\n  dynamo_mode: fastest", "dynamo_mode: 'fastest': must be 'default', "),
     (
-        f"num_machines: 2\n{ZERO}  zero_stage: 3",
-        "a.yaml:2: deepspeed_config.deepspeed_multinode_launcher: several machines need standard: "
-        "each is a world of its own with pdsh, the default",
-    ),
-    (
         f"{ZERO}  deepspeed_config_file: missing.json",
         "missing.json: the DeepSpeed config file ",
     ),

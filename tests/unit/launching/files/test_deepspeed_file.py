@@ -74,11 +74,11 @@ def test_precision_of_the_json(
 def test_stage_0_is_ddp(write: Write) -> None:
     content = {**FULL, "zero_optimization": {"stage": 0, "overlap_comm": True}}
     request = read_deepspeed_file(write("ds.json", json.dumps(content)))
-    assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
+    assert (request.strategy, request.deepspeed) == ("ddp", {})
     assert request.global_batch_size is not None and request.optimizer is not None
     assert request.notices == ("ds.json:1: DeepSpeed shards nothing in stage 0: runs as DDP",)
     request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 0\n"))
-    assert (request.strategy, request.stage_0) == ("ddp", True)
+    assert request.strategy == "ddp"
 
 
 def test_json_named_in_the_yaml(write: Write) -> None:
