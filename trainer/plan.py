@@ -42,8 +42,7 @@ class Plan:
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and the arguments of ``torch.compile``.
         find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
-        reduce_dtype: ``float32`` or ``bf16``, as in the training config. Of a DeepSpeed JSON, which
-            goes before it, also ``fp16``.
+        reduce_dtype: ``float32`` or ``bf16``, as in the training config.
         fsdp, deepspeed: settings of the engine. Empty for the others.
         files: the launch files that were read.
         notices: one line each.

@@ -28,7 +28,7 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     monkeypatch.chdir(elsewhere)
     with pytest.raises(
         ConfigError,
-        match="no module 'only_here' beside the config or the script, nor installed",
+        match="No module named 'only_here' beside the config or the script, nor installed",
     ):
         load_task(load_config(["--config", str(config)]))
     monkeypatch.chdir(tmp_path)

@@ -99,5 +99,4 @@ def interval_text(interval: Interval | None) -> str:
     """Return how often something is done, for people: ``every 2.5 steps and at the end``."""
     if interval is None:
         return "at the end"
-    steps = float(interval.steps)
-    return "every step" if steps == 1 else f"every {steps:,.10g} steps and at the end"
+    return f"every {float(interval.steps):,.10g} steps and at the end"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..errors import ConfigError, Origin, Problem
 from ..text import did_you_mean
@@ -26,26 +25,19 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     """
 
     module_name, _, class_name = named.partition(":")
-    cls: Any = None
     if re.fullmatch(CLASS, named) is None:
         rule = "must be module:Class, such as mymodule:LogImages"
-    elif (module := _module(module_name)) is None:
-        rule = f"no module {module_name!r} beside the config or the script, nor installed"
-    elif (cls := getattr(module, class_name, None)) is None:
-        names = [name for name in dir(module) if not name.startswith("_")]
-        rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
-    elif isinstance(cls, type) and issubclass(cls, base):
-        return cls
     else:
-        rule = f"does not name a subclass of trainer.{base.__name__}"
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            rule = f"{error} beside the config or the script, nor installed"
+        else:
+            cls = getattr(module, class_name, None)
+            if isinstance(cls, type) and issubclass(cls, base):
+                return cls
+            names = [name for name in dir(module) if not name.startswith("_")]
+            rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
+            if cls is not None:
+                rule = f"does not name a subclass of trainer.{base.__name__}"
     raise ConfigError(Problem(origin=origin, value=named, rule=rule))
-
-
-def _module(name: str) -> ModuleType | None:
-    """Import a module, and return None if there is none of this name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise  # the module was found, and imports another module that was not
-        return None

@@ -226,8 +226,7 @@ class TrainConfig:
         Literal["float32", "bf16"] | None,
         Field(
             description=(
-                "of gradients on their way to other ranks; bf16: half the traffic; else from the "
-                "DeepSpeed JSON, else float32"
+                "of gradients on their way to other ranks; bf16: half the traffic; else float32"
             ),
         ),
     ] = None

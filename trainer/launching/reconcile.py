@@ -130,7 +130,7 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
 
     length = values.get("max_steps")
     if length is not None and (config.epochs is not None or length.value != config.max_steps):
-        both.disagree(length, both.configured("max_steps" if config.epochs is None else "epochs"))
+        both.disagree(length, both.configured("max_steps"))
     # The config may give the warm-up in samples, or as a fraction. Then the config holds.
     in_samples = config.warmup_samples is not None
     steps = values.get("warmup_steps")

@@ -56,7 +56,6 @@ def resolve(
     has_compiler = both.agree("compile", compiler)
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
-    reduce_dtype = both.agree("reduce_dtype", _reduce_dtype_of(request)) or "float32"
     global_batch = both.agree("global_batch_size", request.global_batch_size)
     steps = both.agree("accumulation_steps", request.accumulation_steps)
     clip = both.agree("max_grad_norm", request.max_grad_norm)
@@ -103,7 +102,7 @@ def resolve(
         accumulation_steps=accumulation,
         global_batch_size=batch,
         max_grad_norm=clip or None,
-        reduce_dtype=reduce_dtype,
+        reduce_dtype=config.reduce_dtype or "float32",
         optimizer=optimizer,
         optimizer_settings=settings,
         lr=lr * factors[config.lr_scaling],
@@ -172,15 +171,6 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
             f"visible; launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
         )
     return "cuda"
-
-
-def _reduce_dtype_of(request: Request) -> Sourced[str] | None:
-    """Return the dtype in which gradients travel by a DeepSpeed JSON, if the JSON names one."""
-    in_file = str(request.deepspeed.get("communication_data_type") or "").lower()
-    if not in_file:
-        return None
-    origin = request.origins.get("deepspeed.communication_data_type", request.strategy_origin)
-    return Sourced("float32" if in_file == "fp32" else in_file, origin)
 
 
 def _check_reduction(strategy: str, precision: str, accumulation: int, both: Reconciler) -> None:

@@ -113,7 +113,7 @@ def test_a_class_with_empty_settings() -> None:
     ("entry", "rule"),
     [
         (f"{HERE}:Thow", "did you mean 'Thaw'?"),
-        ("no_such_module:Thaw", "no module 'no_such_module' beside the config"),
+        ("no_such_module:Thaw", "No module named 'no_such_module' beside the config"),
         (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
         ("Thaw", "must be module:Class, such as mymodule:LogImages"),
         ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, such"),

@@ -64,5 +64,4 @@ def test_less_than_a_step_is_refused_with_the_steps_of_an_epoch() -> None:
 
 def test_an_interval_as_text() -> None:
     assert interval_text(interval_of("1/4 epoch", 10)) == "every 2.5 steps and at the end"
-    assert interval_text(interval_of(1, None)) == "every step"
     assert interval_text(None) == "at the end"

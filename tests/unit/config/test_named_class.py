@@ -21,7 +21,7 @@ def test_a_class_of_a_package_that_imports_lazily_is_found() -> None:
             "the module has no 'EvaluationSte'; did you mean 'EvaluationSet'?",
         ),
         ("trainer.errors:ConfigEror", "did you mean 'ConfigError'?"),
-        ("no_such_module:X", "no module 'no_such_module' beside the config or the script"),
+        ("no_such_module:X", "No module named 'no_such_module' beside the config or the script"),
         ("trainer:EvaluationSet", "does not name a subclass of trainer.ConfigError"),
         ("..x:C", "must be module:Class, such as mymodule:LogImages"),
         ("trainer", "must be module:Class"),

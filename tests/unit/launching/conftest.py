@@ -1,12 +1,10 @@
-"""An empty current folder to write launch files into, and GPUs as many as wanted."""
+"""An empty current folder to write launch files into."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from launch_texts import Write
 
 
@@ -20,8 +18,3 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return name
 
     return to_file
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

@@ -210,7 +210,7 @@ KEEP = "keep one of the two"
         (
             with_scheduler("WarmupDecayLR", total_num_steps=500),
             {"epochs": 2, "max_steps": None},
-            f"{SAID}: epochs: 2: disagrees with 500 at ds.json:23 "
+            f"{SAID}: max_steps: disagrees with 500 at ds.json:23 "
             f"(scheduler.params.total_num_steps); {KEEP}",
         ),
     ],

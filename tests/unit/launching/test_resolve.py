@@ -7,7 +7,6 @@ from origins import origin, sourced
 from plans import (
     CPU,
     FOUR_GPUS,
-    HOME,
     SAID,
     asked,
     launched,
@@ -176,8 +175,6 @@ def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
 
 def test_what_is_written_beside_the_run() -> None:
     told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
-    half = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
-    assert plan(request(deepspeed=half)).precision["reduction"] == "bf16"
     assert told["precision"] == {
         "parameters": "fp32", "compute": "bf16", "reduction": "fp32", "gradients": "fp32", "buffers": "fp32",
     }  # fmt: skip
@@ -235,10 +232,6 @@ def test_the_plan_says_how_float32_is_computed(
     assert made.precision["compute"] == compute and made.precision["gradients"] in ("fp32", "bf16")
 
 
-HALF = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
-SENT_AT = {"deepspeed.communication_data_type": origin(f"{HOME} (communication_data_type)")}
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
 def test_gradients_travel_in_the_dtype_of_the_config(strategy: str) -> None:
     made = plan(request(strategy), reduce_dtype="bf16")
@@ -247,16 +240,6 @@ def test_gradients_travel_in_the_dtype_of_the_config(strategy: str) -> None:
     if strategy.startswith("zero"):
         assert engine_config(made)["communication_data_type"] == "bf16"
         assert "reduction bf16" in dict(plan_rows(made.as_dict()))["precision"]
-
-
-def test_the_json_may_say_in_what_gradients_travel() -> None:
-    asks = request(deepspeed=HALF, origins=SENT_AT)
-    for settings in ({}, {"reduce_dtype": "bf16"}):
-        assert plan(asks, **settings).reduce_dtype == "bf16"
-    assert refusal(lambda: plan(asks, reduce_dtype="float32")) == (
-        f"{SAID}: reduce_dtype: 'float32': disagrees with 'bf16' at {HOME} "
-        "(communication_data_type); keep one of the two"
-    )
 
 
 def test_one_process_exchanges_nothing() -> None:

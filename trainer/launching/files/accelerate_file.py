@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from ...config.documents import Document, read_document
 from ...errors import COMMAND_LINE, Origin, Sourced
 from ..findings import Findings, Lower, Upper
-from ..request import Request, Strategy, visible_gpus
+from ..request import Request, Strategy
 from .accelerate_keys import Entries, read_entries, read_values
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
@@ -36,7 +36,6 @@ class _TopLevel(BaseModel):
     num_machines: _Size = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
-    fp16: Literal[False] = False  # as older files give the precision
 
 
 class _Parallelism(BaseModel):
@@ -93,22 +92,21 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     else:
         request = Request(strategy=_TYPES[kind.value], strategy_origin=kind.origin)
 
-    # Beside a DeepSpeed JSON these fill its open values, and may not contradict the others.
+    # The section deepspeed_config, or its JSON, has these values for itself.
+    flags = {} if kind.value == "DEEPSPEED" else overrides
     precision = entries.get("mixed_precision")
-    for field, found in (
-        ("mixed_precision", precision and precision.meaning(top.mixed_precision)),
-        ("accumulation_steps", overrides.get("gradient_accumulation_steps")),
-        ("max_grad_norm", overrides.get("gradient_clipping")),
-    ):
-        own = getattr(request, field)
-        if own is not None and found is not None and found.value != own.value:
+    if precision is not None:
+        precision = precision.meaning(top.mixed_precision)
+        own = request.mixed_precision or precision
+        if own.value != precision.value:
             rule = f"disagrees with {own.value!r} at {own.origin}; keep one of the two"
-            check.refuse(found, rule)
-        request = replace(request, **{field: own or found})  # type: ignore[arg-type]
-
+            check.refuse(precision, rule)
     check.end()
     request = replace(
         request,
+        mixed_precision=request.mixed_precision or precision,
+        accumulation_steps=request.accumulation_steps or flags.get("gradient_accumulation_steps"),
+        max_grad_norm=request.max_grad_norm or flags.get("gradient_clipping"),
         world_size=world,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
@@ -153,10 +151,8 @@ def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -
         kinds.append(in_file.meaning("NO") if in_file.value is False else in_file)
     elif not kinds:
         # accelerate launch starts DDP of its own accord on a machine with several GPUs.
-        processes = entries.get("num_processes")
-        is_alone = visible_gpus() < 2 or (processes is not None and processes.value == 1)
         launch = Origin(COMMAND_LINE, key="accelerate launch")
-        kinds.append(Sourced("NO" if is_alone else "MULTI_GPU", launch))
+        kinds.append(Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch))
 
     if "cpu" in entries and any(kind.value != "NO" for kind in kinds):
         rule = "makes accelerate start one process; leave it out to rehearse without a GPU"
@@ -204,9 +200,8 @@ def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bo
     if file is None:
         return read_inline(entries, check, origin, use_cpu=use_cpu)
 
-    # Flags may fill the "auto" values of the JSON. All else must be written in it.
-    for name, entry in entries.items():
-        is_flag = entry.origin.source == COMMAND_LINE and name.startswith("gradient_")
-        if name in INLINE and not is_flag:
-            check.refuse(entry, f"is given beside {file.origin}, which must say it; remove it here")
+    for name in INLINE:
+        if name in entries:
+            rule = f"is given beside {file.origin}, which must say it; remove it here"
+            check.refuse(entries[name], rule)
     return read_json(file.value, check, use_cpu=use_cpu)

@@ -40,7 +40,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
         return flags
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
     # The last key of either has no field and no argument: Accelerate reads the key by name.
-    top_level = {*fields, "dynamo_backend", "fp16"}
+    top_level = {*fields, "dynamo_backend"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
     entries: dict[str, Sourced[Any]] = {}

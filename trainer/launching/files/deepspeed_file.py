@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
-from ...config.plain import dotted
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
+from ...private.deepspeed import quiet
 from ..findings import Findings
-from ..request import Request, Strategy
+from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries
-from .deepspeed_model import UNSUPPORTED, deepspeed_model, importing
+from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_section
 
 ZERO = "zero_optimization"
@@ -38,7 +39,6 @@ _OWN_FIELDS = {
     "global_batch_size": "train_batch_size",
     "max_grad_norm": "gradient_clipping",
 }
-_OF_GRADIENTS = ("communication_data_type", "data_types.grad_accum_dtype")
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
@@ -87,17 +87,20 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     """Return the request of a document."""
     data = _effective(doc.data)
-    with importing(use_cpu=use_cpu):
+    # At its import DeepSpeed chooses the process's device. The GPUs are not hidden yet.
+    if use_cpu or not visible_gpus():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    with quiet():
         read: Any = check.read(deepspeed_model(), data, doc.origin)
 
     stage = read.zero_optimization.stage
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-        for key, value in dotted(data):
-            if key in _OF_GRADIENTS and value not in (None, "fp32"):
-                rule = "stage 0 runs as DDP, whose gradients are in fp32; remove it"
-                check.refuse(Sourced(value, doc.origin(key)), rule)
+        dtype = data.get("data_types", {}).get("grad_accum_dtype") or "fp32"
+        if dtype != "fp32":
+            found = Sourced(dtype, doc.origin("data_types.grad_accum_dtype"))
+            check.refuse(found, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
     own = {}
     for field, key in _OWN_FIELDS.items():
         if data.get(key) is not None:

@@ -7,17 +7,13 @@ A type with a single value is narrower than DeepSpeed's: the promises hold with 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ...private.deepspeed import quiet
 from ..findings import Off
-from ..request import visible_gpus
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -34,7 +30,7 @@ UNSUPPORTED = (
 )  # fmt: skip
 # Keys that DeepSpeed reads without a check of their name, and that change no number here.
 _OTHERS = (
-    "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor",
+    "aio", "checkpoint", "comet", "comms_logger", "csv_monitor",
     "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state",
     "flops_profiler", "log_level", "memory_breakdown", "prescale_gradients",
     "seq_parallel_communication_data_type", "steps_per_print", "tensorboard", "timers",
@@ -85,6 +81,7 @@ class TopLevel(_any_of("Unsupported", UNSUPPORTED, Off), _any_of("Others", _OTHE
     scheduler: Typed | None = None
     activation_checkpointing: _any_of("Activation", _OF_ACTIVATION_CHECKPOINTING) | None = None  # type: ignore[valid-type]
     data_types: DataTypes | None = None
+    communication_data_type: Literal["fp32"] | None = None  # reduce_dtype of the training config
     gradient_allreduce_op: Literal["mean"] = "mean"
     gradient_predivide_factor: Literal[1] = 1
     managed_gradient_accumulation: Literal[True] = True
@@ -130,22 +127,3 @@ def deepspeed_model() -> type[Any]:
         compile: Compile = Field(default_factory=Compile)
 
     return Json
-
-
-@contextlib.contextmanager
-def importing(*, use_cpu: bool) -> Iterator[None]:
-    """Import DeepSpeed within this block. DeepSpeed chooses the process's device at its import.
-
-    Args:
-        use_cpu: the launch file asks for the CPU, and the GPUs of the machine are not hidden yet.
-    """
-    chosen = os.environ.get("DS_ACCELERATOR")
-    if use_cpu or not visible_gpus():
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    try:
-        with quiet():
-            yield
-    finally:
-        os.environ.pop("DS_ACCELERATOR", None)
-        if chosen is not None:
-            os.environ["DS_ACCELERATOR"] = chosen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from accelerate.utils import TorchDynamoPlugin
@@ -112,8 +111,8 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
     assert request.notices == ()
 
 
-def test_launch_without_a_file(gpus: Callable[[int], None]) -> None:
-    gpus(0)
+def test_launch_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     single = read_accelerate_file(None, overrides={})
     assert (single.strategy, single.files) == ("single", ())
     assert single.world_size == sourced(1, "command line (accelerate launch)")
@@ -123,16 +122,15 @@ def test_launch_without_a_file(gpus: Callable[[int], None]) -> None:
     assert (ddp.strategy, ddp.world_size) == ("ddp", sourced(2, "command line (--num_processes)"))
 
 
-def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
-    """As in Accelerate: several GPUs mean DDP on all of them, unless one process is asked for."""
-    gpus(4)
+def test_launch_without_a_file_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Accelerate: several processes are DDP."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
     every = read_accelerate_file(None, overrides={})
     assert (every.strategy, every.world_size) == ("ddp", None), "as many as the launcher started"
-    assert read_accelerate_file(None, overrides=flag(1, "num_processes")).strategy == "single"
 
 
-def test_a_mistake_in_flags_is_one_line(write: Write, gpus: Callable[[int], None]) -> None:
-    gpus(0)
+def test_a_mistake_in_flags_is_one_line(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     cpu = complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=flag(True, "cpu")))
     assert cpu == (
         "command line: --cpu: true: makes accelerate start one process; "
@@ -187,7 +185,7 @@ MISTAKES = [
         "a.yaml:5: deepspeed_config.zero_stage: 3: is given beside a.yaml:4 "
         "(deepspeed_config.deepspeed_config_file), which must say it; remove it here",
     ),
-    (f"{DDP}fp16: true", "a.yaml:3: fp16: true: must be False"),
+    (f"{DDP}fp16: true", "a.yaml:3: fp16: true: unknown key"),
     ("", "a.yaml: the accelerate config file must be a mapping"),
     ("- 1\n", "a.yaml: the accelerate config file must be a mapping"),
 ]
@@ -214,18 +212,19 @@ def test_all_problems_at_once(write: Write) -> None:
     ]
 
 
-def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
+def test_a_flag_fills_the_precision_that_the_json_leaves_open(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
     path = write("a.yaml", BY_FILE)
-    open_values = flag(0.5, "gradient_clipping") | flag("bf16", "mixed_precision")
-    request = read_accelerate_file(path, overrides=open_values)
-    assert request.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
+    request = read_accelerate_file(path, overrides=flag("bf16", "mixed_precision"))
     assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
-    steps = flag(3, "gradient_accumulation_steps")
-    assert complaint(lambda: read_accelerate_file(path, overrides=steps)) == (
-        "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 "
-        "(gradient_accumulation_steps); keep one of the two"
+    write("ds.json", json.dumps({**FULL, "fp16": {"enabled": True}}))
+    line = complaint(lambda: read_accelerate_file(path, overrides=flag("bf16", "mixed_precision")))
+    assert line == (
+        "command line: --mixed_precision: 'bf16': disagrees with 'fp16' at ds.json:1 "
+        "(fp16.enabled); keep one of the two"
     )
+    ddp = read_accelerate_file(write("b.yaml", DDP), overrides=flag(0.5, "gradient_clipping"))
+    assert ddp.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
 
 
 def test_a_flag_beside_a_json_that_must_say_it(write: Write) -> None:

@@ -113,7 +113,7 @@ def test_deepspeed_is_imported_for_its_own_files_only(tmp_path: Path) -> None:
         "torch.cuda.device_count = lambda: 2\ntorch.cuda.is_available = lambda: True\n"
         "os.environ.pop('DS_ACCELERATOR', None)\nread('zero.yaml')\n"
         "from deepspeed.accelerator import get_accelerator\n"
-        "assert get_accelerator()._name == 'cpu'\nassert 'DS_ACCELERATOR' not in os.environ\n"
+        "assert get_accelerator()._name == 'cpu'\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
@@ -212,7 +212,7 @@ def test_a_mistake_in_json_is_one_line(write: Write, name: str, value: Any, rule
 
 
 OTHER_MISTAKES = [
-    ('{"communication_data_type": "bf16"}', "stage 0 runs as DDP, whose gradients are in fp32"),
+    ('{"communication_data_type": "bf16"}', "communication_data_type: 'bf16': must be 'fp32'"),
     ('{"data_types": {"grad_accum_dtype": "bf16"}}', "whose gradients are in fp32; remove it"),
     (
         '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
