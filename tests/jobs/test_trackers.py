@@ -52,7 +52,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
         "versions",
     ):
         assert config[key] == job.plan[key], key
-    assert config["task"] == "digits_cnn:DigitsCNN" and "git_commit" in config
+    assert config["task"] == "digits_cnn:DigitsCNN" and "hub_token" not in config
     assert wandb_run["summary"]["eval/loss"] == job.evaluation["eval/loss"]
     records = [json.loads(line) for line in inspect("--json", str(folder)).splitlines()]
     assert [r["artifact"]["type"] for r in records if r["type"] == "artifact"] == ["model"]

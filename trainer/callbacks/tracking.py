@@ -1,15 +1,13 @@
 """Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process.
 
 A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
-configuration. Settings whose names look like those of secrets are left out. A tracker that fails
-while the run trains is a notice, since metrics.jsonl has every value. What is special to W&B is in
+configuration, without secrets. A tracker that fails while the run trains is a notice, since
+metrics.jsonl has every value. What is special to W&B is in
 ``wandb_run.py``.
 """
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +19,10 @@ from ..distributed.exit import when_failing
 from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
-from ..text import did_you_mean, is_secret
+from ..text import did_you_mean, hidden
 from .wandb_run import WandbRun, check_run_id
 
 _AXES = ("step", "epoch", "samples")
-_PIP_NAMES = {"comet_ml": "comet-ml"}
 # The argument of a tracker's class that takes the name of a run.
 _NAME_ARGUMENTS = {
     "trackio": "name",
@@ -35,10 +32,6 @@ _NAME_ARGUMENTS = {
 }
 # Facts of plan.json that belong to the folder or the machine, not to the training.
 _LEFT_OUT = ("origins", "files", "notices", "output_dir")
-# A client may try for minutes to reach its server, so a tracker that failed is left alone for so
-# many seconds, and at least for so many times as long as its call took.
-_WAIT_SECONDS = 60.0
-_WAIT_FACTOR = 20
 
 
 class Tracking(Callback):
@@ -58,7 +51,8 @@ class Tracking(Callback):
         self.names = list(names)
         self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
         self._has_started = False
-        self._next_attempts: dict[str, float] = {}
+        # A client may try for minutes to reach its server: one that failed gets no more steps.
+        self._failed: set[str] = set()
 
     def on_data(self, run: Unfinished) -> None:
         """Look at the variable of W&B's run, once the folder is this run's."""
@@ -75,8 +69,8 @@ class Tracking(Callback):
             if not self._has_started:
                 self._start(run)
             for tracker in run.accelerator.trackers:
-                if time.monotonic() >= self._next_attempts.get(tracker.name, 0.0):
-                    self._log(run, tracker, tracked_values(info), info.step)
+                if tracker.name not in self._failed:
+                    self._log(run, tracker, info)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if not self._has_started:
@@ -100,7 +94,7 @@ class Tracking(Callback):
             try:
                 tracker = new_tracker(name, run)
                 tracker.start()
-                tracker.store_init_configuration(_configuration_for(name, run))
+                tracker.store_init_configuration(configuration(run, name))
             except Exception as error:  # each client raises its own
                 reason = _first_line(error)
                 raise TrainerError(f"trackers: {name} does not start: {reason}") from error
@@ -110,20 +104,13 @@ class Tracking(Callback):
             self._undo.append(when_failing(failed))
         self._has_started = True
 
-    def _log(
-        self, run: Run, tracker: GeneralTracker, values: Mapping[str, float], step: int
-    ) -> None:
-        began = time.monotonic()
+    def _log(self, run: Run, tracker: GeneralTracker, info: StepInfo) -> None:
         try:
-            tracker.log(dict(values), step=step)
+            tracker.log(tracked_values(info), step=info.step)
         except Exception as error:  # each client raises its own
-            now = time.monotonic()
-            wait = max(_WAIT_SECONDS, _WAIT_FACTOR * (now - began))
-            self._next_attempts[tracker.name] = now + wait
-            run.say(
-                f"{tracker.name}: did not take step {step} ({_first_line(error)}); metrics.jsonl "
-                f"has every value; next try in {wait:.0f} s"
-            )
+            self._failed.add(tracker.name)
+            reason = f"did not take step {info.step} ({_first_line(error)})"
+            run.say(f"{tracker.name}: {reason}; it gets no more, metrics.jsonl has every value")
 
 
 def new_tracker(name: str, run: Run) -> GeneralTracker:
@@ -161,8 +148,7 @@ def check_names(names: Sequence[str], origin: Origin) -> None:
             rule = f"no tracker of Accelerate; {did_you_mean(name, known)}"
             problems.append(Problem(origin=origin, value=name, rule=rule))
         elif name not in installed:
-            package = _PIP_NAMES.get(name, name)
-            rule = f"its package is not installed: pip install {package}"
+            rule = f"its package is not installed: pip install {name.replace('_', '-')}"
             problems.append(Problem(origin=origin, value=name, rule=rule))
     if problems:
         raise ConfigError(problems)
@@ -180,42 +166,17 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
     return values
 
 
-def configuration(run: Run) -> dict[str, Any]:
-    """Return what a tracker keeps beside the curves: settings, plan.json and the git commit."""
+def configuration(run: Run, tracker: str) -> dict[str, Any]:
+    """Return what a tracker keeps beside the curves: the settings and plan.json, without secrets.
+
+    Only W&B takes nested values. The others get their text.
+    """
     facts = {name: value for name, value in run.facts.items() if name not in _LEFT_OUT}
-    return without_secrets({**fingerprint(vars(run.config)), **facts, "git_commit": _commit()})
-
-
-def _configuration_for(tracker: str, run: Run) -> dict[str, Any]:
-    """Return the configuration as a tracker takes it. Only W&B takes nested values."""
-    values = configuration(run)
+    values: dict[str, Any] = hidden({**fingerprint(vars(run.config)), **facts})
     if tracker == "wandb":
         return values
     plain = (bool, str, float, int, type(None))
     return {key: value if isinstance(value, plain) else str(value) for key, value in values.items()}
-
-
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the values whose key looks like that of a secret, also in nested mappings."""
-    kept = {}
-    for key, value in values.items():
-        if is_secret(str(key)):
-            continue
-        kept[key] = without_secrets(value) if isinstance(value, Mapping) else value
-    return kept
-
-
-def _commit() -> str | None:
-    """Return the commit of the working folder, with ``+`` where files were changed.
-
-    None outside of a repository, or without git.
-    """
-    words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def _first_line(error: Exception) -> str:
