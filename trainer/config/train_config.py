@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -35,12 +34,6 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 HomePath = Annotated[
     str, Field(min_length=1), AfterValidator(local_path), AfterValidator(os.path.expanduser)
 ]
-
-
-def _check_template(template: str) -> str:
-    """Return a template. Raise ``ValueError`` if its braces do not match."""
-    list(Formatter().parse(template))
-    return template
 
 
 def _check_time(text: str) -> str:
@@ -78,7 +71,6 @@ class TrainConfig:
     output_dir: Annotated[
         HomePath,
         Field(description="folder of the run; placeholders: runs/{experiment}-lr{lr}"),
-        AfterValidator(_check_template),
     ] = "runs/default"
     overwrite: Annotated[
         bool, Field(description="allow a used output_dir: its contents are replaced")
@@ -142,6 +134,7 @@ class TrainConfig:
                 f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.NAdam; else from "
                 "the DeepSpeed JSON, else adamw"
             ),
+            pattern=rf"^({'|'.join(OPTIMIZERS)}|[A-Za-z_][\w.]*[.:][A-Za-z_]\w*)$",
         ),
     ] = None
     optimizer_settings: Annotated[
@@ -336,7 +329,6 @@ class TrainConfig:
             ),
             pattern=r"\S",
         ),
-        AfterValidator(_check_template),
     ] = None
     track_model: Annotated[
         bool, Field(description="upload the exported model to W&B, as an artifact")

@@ -152,10 +152,8 @@ def _key_of(details: Any, data: Any) -> str:
 def _rule_of(details: Any, known: Collection[str]) -> str:
     """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
     if details["type"] == "extra_forbidden":
-        is_below = len(details["loc"]) > 1
-        return (
-            "unknown key" if is_below else f"unknown key; {did_you_mean(details['loc'][0], known)}"
-        )
+        name, *below = details["loc"]
+        return "unknown key" if below else f"unknown key; {did_you_mean(name, known)}"
     if details["type"] == "missing":
         return "is required"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])

@@ -70,6 +70,8 @@ def test_no_value_leaves_its_folder(value: str) -> None:
         ("{lr:.100000000f}", "the width or precision of {:.100000000f} is over 99"),
         ("{seed:>100}", "the width or precision of {:>100} is over 99"),
         ("{}", "{0}: no such placeholder"),
+        ("x{lr", "expected '}' before end of string"),
+        ("x}", "Single '}' encountered in format string"),
         ("{betas[0]}", "{betas[0]}: no such placeholder"),
         ("{seed.__class__}", "{seed.__class__}: no such placeholder"),
         ("{resume}", "{resume}: no such placeholder"),

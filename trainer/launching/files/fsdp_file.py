@@ -6,6 +6,7 @@ variable for each argument that is None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -18,7 +19,7 @@ from .accelerate_keys import Entries, read_values
 class _Plugin(BaseModel):
     """Arguments of the plugin, under the keys of a file."""
 
-    fsdp_version: Literal["1", "2"] = "1"  # Accelerate's default
+    fsdp_version: Literal[1, 2, "1", "2"] = 1  # Accelerate's default
     cpu_offload: bool = Field(False, alias="fsdp_offload_params")
     auto_wrap_policy: Annotated[
         Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], Upper
@@ -56,18 +57,18 @@ def read_fsdp(
         copies: how many groups of processes hold the whole model (HSDP), or None.
         origin: of the request for FSDP.
     """
-    if "fsdp_version" in entries:
-        version = entries["fsdp_version"]
-        entries = {**entries, "fsdp_version": version.meaning(str(version.value))}
-        origin = version.origin
     plugin = read_values(_Plugin, entries, check)
-    if plugin.fsdp_version == "1":
-        check.notices.append(f"{origin.place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
+    is_old = plugin.fsdp_version in (1, "1")
+    if is_old:
+        place = entries.get("fsdp_version", Sourced(1, origin)).origin.place
+        check.notices.append(f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
 
     values: dict[str, Any] = {
         **plugin.model_dump(),
         "fsdp_version": 2,
-        "reshard_after_forward": _reshards(entries, plugin.fsdp_version, check),
+        "reshard_after_forward": _reshards(
+            entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS, check
+        ),
         "cpu_ram_efficient_loading": False,
         "state_dict_type": "SHARDED_STATE_DICT",  # checkpoints are not written by the plugin
         "backward_prefetch": "NO_PREFETCH",
@@ -87,9 +88,8 @@ def read_fsdp(
     return values, origins
 
 
-def _reshards(entries: Entries, version: str, check: Findings) -> bool:
+def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -> bool:
     """Return whether parameters are freed after the forward pass."""
-    meanings = _RESHARDS if version == "2" else _RESHARDS_OF_FSDP1
     reshards = None
     for key in ("fsdp_reshard_after_forward", "fsdp_sharding_strategy"):
         if key in entries:

@@ -104,7 +104,10 @@ STRATEGY = (
 )
 # One line for each rule: the lines in the file, and the message.
 MISTAKES = [
-    (FSDP.replace(": 2\n", ": 3\n"), "a.yaml:4: fsdp_config.fsdp_version: '3': must be '1' or '2'"),
+    (
+        FSDP.replace(": 2\n", ": 3\n"),
+        "a.yaml:4: fsdp_config.fsdp_version: 3: must be 1, 2, '1' or '2'",
+    ),
     (f"{FSDP}  fsdp_versoin: 2", f"{SECTION}fsdp_versoin: 2: unknown key; did you mean 'fsdp_v"),
     (
         f"{FSDP1}  fsdp_sharding_strategy: NO_SHARD",
