@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of
-from ..text import hidden
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of
+from ..text import HIDDEN, hidden
 from .arguments import help_text, split_command_line, wrong_argument
 from .documents import Document, read_document, to_yaml
+from .plain import dotted
 from .train_config import TrainConfig
 from .validate import Validator
 
@@ -79,6 +80,11 @@ def load_config(argv: Sequence[str]) -> Loaded:
     config = check.build(TrainConfig, document.data, texts=texts)
     if config is None:
         raise ConfigError(check.problems)
+    for key, value in dotted(vars(config)):
+        if value == HIDDEN and key not in texts:
+            rule = f"a secret, which is not written down; give it again: --{key} VALUE"
+            origin = origin_of(origins, key)
+            raise ConfigError(Problem(origin=origin, value=value, rule=rule))
     return Loaded(
         config=config,
         origins=origins,
