@@ -16,7 +16,8 @@ from torch import nn
 
 import trainer
 from trainer import Task
-from trainer.checkpoint.export import ModelFile, export_model, load_export
+from trainer.checkpoint.export import ModelFile, export_model
+from trainer.checkpoint.load_export import load_export
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.agreement import Agreement
 from trainer.launching import launch

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, LaunchError, Problem
-from ..optim.groups import check_settings_run, describe_optimizer, describe_schedule
+from ..optim.groups import describe_optimizer, describe_schedule
 from ..optim.schedule import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
 from ..text import listed
@@ -39,6 +39,8 @@ def build_optimizer(
     built = task.build_optimizer(model, plan)
     optimizer = returned(built, Optimizer, task, "build_optimizer")
     if built_by is not None:
+        from ..optim.own_optimizer import check_settings_run
+
         check_settings_run(config, plan, optimizer, built_by)
 
     of_model = {id(parameter) for parameter in model.parameters()}

@@ -22,12 +22,12 @@ What is saved
 
 Loading
     restore.py          setting a training to a checkpoint, or its weights
-    restore_optimizer.py   the state of its optimizer and schedule
+    restore_optimizer.py, decode.py   the state of optimizer, schedule, task and callbacks
     compatibility.py    which settings may not differ then
     checksums.py        whether the weights are what the files hold
 
 Models
-    export.py           model files
+    export.py, load_export.py   model files
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -71,25 +71,3 @@ def _described(value: object) -> str:
 def encode_plain(value: Any, path: str) -> Any:
     """Return a value as JSON reads it back. What JSON cannot hold becomes its text."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
-
-
-def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
-    """Return what was encoded.
-
-    Args:
-        tensor_of: reads a tensor by its name. None if nothing with tensors was encoded.
-    """
-    if isinstance(value, list):
-        return [decode(item, tensor_of) for item in value]
-    if not isinstance(value, dict):
-        return value
-
-    if "$number" in value:
-        return float(value["$number"])
-    if "$tuple" in value:
-        return tuple(decode(item, tensor_of) for item in value["$tuple"])
-    if "$tensor" in value:
-        assert tensor_of is not None, "nothing with tensors was encoded here"
-        name, shape = value["$tensor"]
-        return tensor_of(name).reshape(shape)
-    return {key: decode(item, tensor_of) for key, item in value.items()}

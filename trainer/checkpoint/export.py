@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..config.paths import not_local
@@ -27,7 +26,6 @@ from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart
-from ..text import listed
 from .disk import delete, part_of, publish, write_file
 from .safetensors_io import METADATA, can_hold, header, raw, read_header
 
@@ -207,30 +205,6 @@ def check_storable(model: nn.Module) -> None:
 def exported_file(directory: Path) -> Path | None:
     """Return the tensor file of an exported model or of a part of it. None if there is none."""
     return next(iter(sorted(directory.glob("*.safetensors"))), None)
-
-
-def load_export(model: nn.Module, directory: str | Path) -> None:
-    """Load an exported model into a freshly built one, strictly.
-
-    Raises:
-        CheckpointError: names or shapes differ.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        stored = load_file(Path(directory) / MODEL_FILE)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{directory}: holds no model: {error}") from None
-
-    own = list(canonical_state(model))  # a shared tensor comes under all its names
-    used: set[str | int] = set()
-    for name, tensor in own:
-        if name in stored and stored[name].shape == tensor.shape:
-            tensor.detach().copy_(stored[name])
-            used.update((name, id(tensor)))
-    names = {*stored, *(name for name, tensor in own if id(tensor) not in used)} - used
-    if names:
-        raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(names))}")
 
 
 def export_dtypes(

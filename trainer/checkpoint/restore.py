@@ -22,9 +22,9 @@ from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
-from .codec import decode
 from .compatibility import changed_rates, check_same, differences
 from .contents import WEIGHTS, Contents
+from .decode import decode
 from .discover import CheckpointInfo, inspect, verify_together
 from .parts import Parts
 from .ranges import Ranges, of_model_folder

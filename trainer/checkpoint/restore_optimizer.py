@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ..private.torch import set_schedule
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
-from .codec import decode
+from .decode import decode
 from .optimizer_state import PREFIX, OptimizerForm, settings
 from .ranges import Ranges
 from .schedule_state import is_nested

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from trainer import Callback, CheckpointError, Data, Run, StepInfo
 from trainer.checkpoint import store
-from trainer.checkpoint.codec import decode, encode
+from trainer.checkpoint.codec import encode
+from trainer.checkpoint.decode import decode
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
