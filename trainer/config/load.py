@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of
 from ..text import HIDDEN, hidden
-from .arguments import help_text, split_command_line, wrong_argument
+from .arguments import FILES, help_text, split_command_line, wrong_argument
 from .documents import Document, read_document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
@@ -61,23 +61,21 @@ def load_config(argv: Sequence[str]) -> Loaded:
         print(help_text())
         raise SystemExit(0)
 
-    path = texts.pop("config", None)
+    files = {key: texts.pop(key) for key in FILES if key in texts}
+    path = files.pop("config", None)
     if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
         path = words.pop(0)
     for word in words:
         raise wrong_argument("settings are written --key value or key=value", value=word)
-    files = {key: texts.pop(key) for key in ("accel_config", "deepspeed") if key in texts}
     is_printed = bool(texts.pop("print_config", ""))
     document = Document(path=COMMAND_LINE, data={})
     if path is not None:
         document = read_document(path, what="training config")
-        for key, value in _GONE.items():  # config.yaml of earlier runs has every key
-            if key in document.data and document.data[key] == value:
-                del document.data[key]
-
+    # config.yaml of earlier runs has every key.
+    data = {key: value for key, value in document.data.items() if _GONE.get(key, ...) != value}
     origins = _origins(document, texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
-    config = check.build(TrainConfig, document.data, texts=texts)
+    config = check.build(TrainConfig, data, texts=texts)
     if config is None:
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):

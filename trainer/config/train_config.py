@@ -42,16 +42,6 @@ def _check_time(text: str) -> str:
     return text
 
 
-def _check_repository(text: str) -> str:
-    """Return a name of a repository. Raise ``ValueError`` if the Hub would refuse it."""
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    validate_repo_id(text)
-    if "/" not in text:
-        raise ValueError("must be USER/NAME, such as anna/digits")
-    return text
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """All settings of a training run. ``--help`` prints them as a table.
@@ -343,9 +333,9 @@ class TrainConfig:
     push_to_hub: Annotated[
         str | None,
         Field(
-            description="USER/NAME on the Hugging Face Hub that gets each best model, and the last"
+            description="USER/NAME on the Hugging Face Hub that gets each best model, and the last",
+            pattern=r"^[\w.-]+/[\w.-]+$",
         ),
-        AfterValidator(_check_repository),
     ] = None
     hub_private: Annotated[bool, Field(description="create this repository as a private one")] = (
         False

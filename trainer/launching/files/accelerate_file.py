@@ -143,23 +143,22 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
 
 def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
-    kinds = [entries[flag].meaning(kind) for flag, kind in _TYPE_OF_FLAG.items() if flag in entries]
+    kinds: list[Sourced[Any]] = []
+    for flag, flag_kind in _TYPE_OF_FLAG.items():
+        if flag in entries:
+            kinds.append(entries[flag].meaning(flag_kind))
     if doc is not None:
         absent: Sourced[Any] = Sourced(None, Origin(doc.path, key="distributed_type"))
-        in_file = entries.get("distributed_type", absent)
-        # YAML reads a bare NO as false. Accelerate knows.
-        kinds.append(in_file.meaning("NO") if in_file.value is False else in_file)
-    elif not kinds:
-        # accelerate launch starts DDP of its own accord on a machine with several GPUs.
-        launch = Origin(COMMAND_LINE, key="accelerate launch")
-        kinds.append(Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch))
-
-    if "cpu" in entries and any(kind.value != "NO" for kind in kinds):
-        rule = "makes accelerate start one process; leave it out to rehearse without a GPU"
-        check.fail(entries["cpu"], rule)
-    if kinds[0].value not in (*_TYPES, "DEEPSPEED"):
-        check.fail(kinds[0], "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
-    return kinds[0]
+        kinds.append(entries.get("distributed_type", absent))
+    # accelerate launch starts DDP of its own accord on a machine with several GPUs.
+    launch = Origin(COMMAND_LINE, key="accelerate launch")
+    kinds.append(Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch))
+    kind = kinds[0]
+    if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
+        return kind.meaning("NO")
+    if kind.value not in (*_TYPES, "DEEPSPEED"):
+        check.fail(kind, "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
+    return kind
 
 
 def _processes(

@@ -133,8 +133,8 @@ def test_a_mistake_in_flags_is_one_line(write: Write, monkeypatch: pytest.Monkey
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     cpu = complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=flag(True, "cpu")))
     assert cpu == (
-        "command line: --cpu: true: makes accelerate start one process; "
-        "leave it out to rehearse without a GPU"
+        "a.yaml:2: num_processes: 2: accelerate starts one process under command line (--cpu); "
+        "write 1, or MULTI_GPU there"
     )
     two = complaint(lambda: read_accelerate_file(None, overrides=flag(2, "num_processes")))
     assert two == (
