@@ -14,7 +14,7 @@ CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
-    """Import ``module:Class``, a subclass of ``base``.
+    """Import ``module:Class`` or ``module.Class``, a subclass of ``base``.
 
     Args:
         named: the text in the config.
@@ -23,9 +23,8 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     Raises:
         ConfigError: there is no such module, or no such class in it.
     """
-
-    module_name, _, class_name = named.partition(":")
-    if re.fullmatch(CLASS, named) is None:
+    module_name, _, class_name = named.replace(":", ".").rpartition(".")
+    if re.fullmatch(CLASS, f"{module_name}:{class_name}") is None:
         rule = "must be module:Class, such as mymodule:LogImages"
     else:
         try:
@@ -39,5 +38,6 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
             names = [name for name in dir(module) if not name.startswith("_")]
             rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
             if cls is not None:
-                rule = f"does not name a subclass of trainer.{base.__name__}"
+                package = base.__module__.partition(".")[0]
+                rule = f"does not name a subclass of {package}.{base.__name__}"
     raise ConfigError(Problem(origin=origin, value=named, rule=rule))

@@ -99,8 +99,9 @@ def choose_optimizer(
     from ..optim.optimizers import check_class
 
     given = both.is_given("weight_decay")
+    origin = origin_of(both.origins, "optimizer")
     settings, problems = check_class(
-        name, both.config.optimizer_settings, lr=lr, decay=decay, decay_given=given
+        name, both.config.optimizer_settings, origin, lr=lr, decay=decay, decay_given=given
     )
     for key, rule, value in problems:
         both.refuse(Sourced(value, origin_of(both.origins, key)), rule)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn, optim
 
+from ..config.named_class import find_class
 from ..config.train_config import OPTIMIZERS
-from ..text import did_you_mean
+from ..errors import Origin
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -21,24 +21,31 @@ Mistake = tuple[str, str, Any]
 
 
 def check_class(
-    name: str, settings: Mapping[str, Any], *, lr: float, decay: float, decay_given: bool
+    name: str,
+    settings: Mapping[str, Any],
+    origin: Origin,
+    *,
+    lr: float,
+    decay: float,
+    decay_given: bool,
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Make a class with its settings over a small parameter, before anything is built.
 
     Args:
         name: of the class, such as ``torch.optim.NAdam``.
         settings: the config's ``optimizer_settings``.
+        origin: of the name, for errors.
         lr: the config's.
         decay: the config's ``weight_decay``.
         decay_given: whether the user has set the weight decay. Not every class takes one.
 
     Returns:
         All settings but the rate, and the mistakes that were found.
+
+    Raises:
+        ConfigError: there is no such class.
     """
-    try:
-        cls: Any = _import_class(name)
-    except LookupError as error:
-        return {}, [("optimizer", str(error), name)]
+    cls: Any = find_class(name, optim.Optimizer, origin)
     if "weight_decay" in settings:
         rule = "is the config's weight_decay; remove it"
         return {}, [("optimizer_settings.weight_decay", rule, settings["weight_decay"])]
@@ -62,25 +69,6 @@ def _with_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _import_class(name: str) -> type[optim.Optimizer]:
-    """Return the class that ``package.module.Class`` or ``package.module:Class`` names.
-
-    Raises:
-        LookupError: the module cannot be imported, or has no such optimizer.
-    """
-    module_name, _, class_name = name.replace(":", ".").rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a package may raise anything while it is imported
-        raise LookupError(f"{module_name} cannot be imported: {error}") from None
-
-    cls: Any = getattr(module, class_name, None)
-    if inspect.isclass(cls) and issubclass(cls, optim.Optimizer):
-        return cls
-    known = [key for key, value in vars(module).items() if inspect.isclass(value)]
-    raise LookupError(f"{module_name} has no such optimizer; {did_you_mean(class_name, known)}")
-
-
 def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
     """Build the plan's optimizer over the trainable parameters of a model.
 
@@ -102,7 +90,8 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
         # fused SGD, complex tensors no fused kernel.
         settings["fused"] = plan.optimizer != "sgd" and not any(p.is_complex() for p in trainable)
     else:
-        cls = _import_class(plan.optimizer)  # some classes require the decay as an argument too
+        cls = find_class(plan.optimizer, optim.Optimizer, plan.origin("optimizer"))
+        # some classes require the decay as an argument too
     optimizer: optim.Optimizer = cls(groups, lr=plan.lr, **settings)
     return optimizer
 

@@ -55,14 +55,14 @@ def test_complex_parameters_have_no_fused_kernel() -> None:
     [
         (
             {"optimizer": "torch.optim.NAdm"},
-            "torch.optim has no such optimizer; did you mean 'NAdam'",
+            "the module has no 'NAdm'; did you mean 'NAdam'",
         ),
         (
             {"optimizer": "torch.optm:Muon"},
-            "torch.optm cannot be imported: No module named 'torch.o",
+            "No module named 'torch.optm'",
         ),
-        ({"optimizer": "no_such_lion.Lion"}, "no_such_lion cannot be imported: No module named"),
-        ({"optimizer": "torch.nn.Linear"}, "torch.nn has no such optimizer"),
+        ({"optimizer": "no_such_lion.Lion"}, "No module named 'no_such_lion'"),
+        ({"optimizer": "torch.nn.Linear"}, "does not name a subclass of torch.Optimizer"),
         ({"optimizer": "own_optimizers.Rateless"}, "unexpected keyword argument 'lr'"),
         ({"optimizer": "own_optimizers:Lamb"}, "required keyword-only argument: 'trust'"),
         (
