@@ -7,13 +7,12 @@ annotations of their keys decide later how they are read.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .annotations import annotations_of
-from .train_config import DEFAULTS, GROUPS, TrainConfig
+from .train_config import DEFAULTS, TrainConfig
 
 _SWITCHES = ("help", "print_config")
 FILES = {
@@ -72,23 +71,3 @@ def wrong_argument(rule: str, key: str = "", value: object = None) -> ConfigErro
     """Return the error that an argument breaks a rule."""
     origin = Origin(COMMAND_LINE, key=key)
     return ConfigError(Problem(origin=origin, rule=rule, value=value))
-
-
-def help_text() -> str:
-    """Return a table of all keys of the training config."""
-    lines = [
-        "usage: trainer train | SCRIPT.py [FILE] [--key value | --key=value | key=value] ...",
-        "",
-        "Files and switches",
-    ]
-    lines += [f"  --{name + ' FILE':37} {text}" for name, text in FILES.items()]
-    lines.append(f"  --{'print_config':37} print all values and their origins, then exit")
-
-    for key, annotation in annotations_of(TrainConfig).items():
-        if key in GROUPS:
-            lines += ["", GROUPS[key]]
-        default = json.dumps(DEFAULTS[key]) if key in DEFAULTS else "required"
-        notes = [getattr(note, "description", None) for note in annotation.__metadata__]
-        choices = re.findall(r"Literal(\[.*?\])", str(annotation))
-        lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes), *choices]))
-    return "\n".join(lines)

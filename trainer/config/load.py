@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of
 from ..text import HIDDEN, hidden
-from .arguments import FILES, help_text, split_command_line, wrong_argument
+from .arguments import FILES, split_command_line, wrong_argument
 from .documents import Document, read_document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
@@ -58,6 +58,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     """
     texts, words = split_command_line(argv)
     if "help" in texts:
+        from .help import help_text
+
         print(help_text())
         raise SystemExit(0)
 
