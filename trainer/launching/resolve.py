@@ -147,6 +147,12 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
             f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "
             "change the file"
         )
+    if launcher.name == "accelerate" and 0 < launcher.num_machines < request.num_machines:
+        raise LaunchError(
+            f"{request.strategy_origin.named('num_machines')}: asks for {request.num_machines} "
+            f"machines, but the processes run on {launcher.num_machines}; with DeepSpeed set "
+            "deepspeed_multinode_launcher: standard (pdsh makes each machine a world of its own)"
+        )
     copies = request.fsdp.get("dp_replicate_size", 1)
     if world % copies:
         origin = request.origins["fsdp.dp_replicate_size"]

@@ -114,6 +114,16 @@ def test_another_world_than_the_file_asks_for(name: str, world: int) -> None:
     assert plan(asks, launcher=launched(2, name)).world_size == 2
 
 
+def test_fewer_machines_than_the_file_asks_for() -> None:
+    alone = launched(4, "accelerate", num_machines=1)
+    line = refusal(lambda: plan(request("zero2", num_machines=2), launcher=alone))
+    assert line.startswith(
+        "a.yaml:2 (num_machines): asks for 2 machines, but the processes run on 1; "
+    )
+    together = launched(4, "accelerate", num_machines=2)
+    assert plan(request("zero2", num_machines=2), launcher=together).num_machines == 2
+
+
 def test_single_with_two_processes() -> None:
     line = "a.yaml:2 (distributed_type): asks for 1 processes, but 2 run under torchrun"
     assert refusal(lambda: plan(request("single"))) == f"{line}; {HINT}"
