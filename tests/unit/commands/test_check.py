@@ -53,7 +53,7 @@ def test_errors_of_all_files_are_told_once(check: Check, tmp_path: Path) -> None
             1,
             "64: must be micro_batch_size 32 x ",
         ),
-        ([DIGITS, "--optimizer", "os.system"], 1, "the module has no"),
+        ([DIGITS, "--optimizer", "os.system"], 1, "a subclass of torch.Optimizer"),
         ([DIGITS, "--run_name={task_settings.widht}"], 1, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),
     ],
