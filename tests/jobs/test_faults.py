@@ -154,6 +154,9 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
     if said == STILL:
         assert "most recent call first" in job.err, "the stacks of all threads"
 
+    if launcher == "torchrun" and fault == "aborts":
+        return  # the nightly cases go on to the end, which takes two more jobs
+
     resumed = train(launcher, strategy, tmp_path, "--resume", "auto").ok()
     assert_same_end(resumed, unbroken(strategy, folder))
 

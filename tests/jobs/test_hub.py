@@ -3,8 +3,8 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | The best models and the last one are pushed, once | DDP on 2, all on 2 nightly | test_the_best_models_and_the_last_one_are_pushed_once |
-| A run that is stopped and resumed leaves on the Hub what one leaves that was not | one process; all on 2 nightly | test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped |
-| A refusal of the server, and its silence, cost no step and no exit code | DDP on 2, ZeRO-3 on 2 nightly | test_a_server_that_refuses_or_hangs_ends_no_run |
+| A run that is stopped and resumed leaves on the Hub what one leaves that was not | one process, all on 2 (nightly) | test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped |
+| A refusal of the server, and its silence, cost no step and no exit code | one process; DDP and ZeRO-3 on 2 nightly | test_a_server_that_refuses_or_hangs_ends_no_run |
 
 The server is a stand-in on this machine (``tests/support/hub_server.py``).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import TOKEN, Hub, hub_server
-from launchers import Job, command, run, some_quick
+from launchers import STRATEGIES, Job, command, run, some_quick
 
 
 def job(how: str, hub: Hub, tmp_path: Path, *more: str) -> Job:
@@ -46,7 +46,8 @@ def test_the_best_models_and_the_last_one_are_pushed_once(how: str, tmp_path: Pa
     assert "upload it by" not in done.out and not (done.output_dir / ".hub").exists()
 
 
-@pytest.mark.parametrize("how", ["single", *some_quick()])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["single", *STRATEGIES])
 def test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped(
     how: str, tmp_path: Path
 ) -> None:
@@ -79,12 +80,14 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("how", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["single", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ddp", "zero3"))]
+)
 def test_a_server_that_refuses_or_hangs_ends_no_run(how: str, failure: str, tmp_path: Path) -> None:
     kind, said = FAILURES[failure]
     with hub_server(Hub(status=kind.status, hangs=kind.hangs)) as hub:
         done = job(how, hub, tmp_path, "--timeout_minutes", "0.2").ok()
-    assert (done.plan["world_size"], done.plan["strategy"]) == (2, how)
+    assert (done.plan["world_size"], done.plan["strategy"]) == (1 if how == "single" else 2, how)
     assert done.rows[-1]["step"] == 12 and hub.commits == []
     assert said in done.out
     for name in ("best .", "model . --revision last"):

@@ -4,7 +4,7 @@
 |---|---|---|
 | After SIGKILL to all processes or one, a whole checkpoint is there and the end is the same | DDP on 2 (nightly) | test_a_kill_of_all_processes, test_three_hundred_kills |
 | The same where another layout resumes each time | one process, all on 2 and 3 (nightly) | test_whatever_is_killed_goes_on_anywhere |
-| A job that its launcher starts again resumes by itself | DDP on 2 under torchrun; all, accelerate launch, rendezvous (nightly) | test_a_job_that_is_started_again_ends_as_one_that_nobody_broke |
+| A job that its launcher starts again resumes by itself | all on 2 under torchrun, DDP under accelerate launch (nightly) | test_a_job_that_is_started_again_ends_as_one_that_nobody_broke |
 | On another number of processes it keeps its global batch | DDP from 2 to one process; to 3 (nightly) | test_a_job_that_is_started_again_on_other_processes_keeps_its_batch |
 
 ``KILLS=1000 pytest tests/jobs/test_kill.py -k goes_on_anywhere`` is the long form; docs/faults.md
@@ -248,17 +248,14 @@ def assert_went_on(job: Job, processes: int) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "strategy", "rendezvous"),
     [
-        ("torchrun", "ddp", []),
-        *(
-            pytest.param("torchrun", one, [], marks=pytest.mark.slow)
-            for one in ("fsdp", "zero1", "zero2", "zero3")
-        ),
-        pytest.param("torchrun", "fsdp", ["--standalone"], marks=pytest.mark.slow),
-        pytest.param("torchrun", "zero2", ["--rdzv_backend", "c10d"], marks=pytest.mark.slow),
-        pytest.param("accelerate", "ddp", [], marks=pytest.mark.slow),
+        *(("torchrun", one, []) for one in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
+        ("torchrun", "fsdp", ["--standalone"]),
+        ("torchrun", "zero2", ["--rdzv_backend", "c10d"]),
+        ("accelerate", "ddp", []),
     ],
 )
 def test_a_job_that_is_started_again_ends_as_one_that_nobody_broke(

@@ -129,6 +129,7 @@ def plain_losses(folder: Path) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_model_in_4_bits_learns_as_in_a_plain_loop_and_leaves_an_adapter(folder: Path) -> None:
     from peft import PeftModel
 

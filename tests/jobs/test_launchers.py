@@ -3,7 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | python, torchrun and accelerate launch are told apart | one process, 2 | test_real_launchers |
-| Ranks that mpirun starts train together | DDP on 2; ZeRO-2 (nightly) | test_ranks_of_mpirun_train_together |
+| Ranks that mpirun starts train together | DDP and ZeRO-2 on 2 (nightly) | test_ranks_of_mpirun_train_together |
 | So do those of Accelerate's debug_launcher and notebook_launcher | DDP on 2 (nightly) | test_accelerates_own_launchers_connect_the_processes |
 | The deepspeed launcher starts the command without a script | ZeRO-2 on 2 (nightly) | test_deepspeeds_launcher_starts_the_command |
 | The cells of a notebook have the same curve on two processes | one process, DDP on 2 (nightly) | test_a_notebook_learns_the_same_on_two_processes |
@@ -69,7 +69,8 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
     assert all(one["arguments"] == typed for one in found)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     """As Open MPI starts them: two processes that have only its own variables."""
     words = [

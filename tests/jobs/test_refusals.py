@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| A misspelt key of a launch file is named with its line | ZeRO on 2, accelerate launch; torchrun, deepspeed (nightly) | test_nested_typos, test_a_typo_in_a_deepspeed_json |
+| A misspelt key of a launch file is named with its line | ZeRO on 2, all launchers (nightly) | test_nested_typos, test_a_typo_in_a_deepspeed_json |
 | No launcher starts another number of processes than was asked for | python beside a file for 2; accelerate launch, torchrun (nightly) | test_plain_python_beside_a_file_for_two, test_multi_cpu_would_be_one_process, test_the_cpu_flag_would_be_one_process, test_torchrun_starts_more_than_the_file_asks_for |
 | use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2 | test_use_cpu_runs_the_strategy_that_was_asked_for |
 | A launch file that is missing, or one too many, is named | deepspeed, accelerate launch | test_the_deepspeed_launcher_without_a_json, test_a_second_file_beside_accelerate_launchs_own |
@@ -62,9 +62,8 @@ def answered(job: Job, *lines: str) -> None:
 # Files that a launcher takes without a word
 
 
-@pytest.mark.parametrize(
-    "launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_nested_typos(launcher: str, tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", TYPOS)
     job = run([*command(launcher, yaml), *DIGITS], tmp_path / "run")

@@ -6,7 +6,7 @@
 | A folder named by placeholders is the same on all ranks, and found again | DDP on 2; nightly the others | test_a_folder_named_by_placeholders_is_found_again |
 | The page's search with optuna, which ends trials early | one process (nightly) | test_the_search_of_the_page |
 | What a W&B agent starts is the run of its sweep | one process | test_the_command_of_a_wandb_agent |
-| Another run's id in a used folder is refused | one process | test_another_runs_id_is_refused |
+| Another run's id in a used folder is refused | one process (nightly) | test_another_runs_id_is_refused |
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def test_the_command_of_a_wandb_agent(folder: Path) -> None:
     assert again.plan["run_name"] == "digits-w8-lr0.003-s1"
 
 
+@pytest.mark.slow
 def test_another_runs_id_is_refused(tmp_path: Path) -> None:
     words = [*command("python", "single"), *DIGITS, "--trackers=[wandb]"]
     environment = quiet(tmp_path, WANDB_API_KEY="", WANDB_RUN_ID="first")

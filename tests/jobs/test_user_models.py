@@ -95,6 +95,7 @@ MORE = (
     ),
     *("masked_rows_bf16", "blank_bert", "blank_head", "bert_masked", "generating"),
     *("reports", "tensor_summary", "edges", "shape_one", "empty", "frozen_in_optimizer"),
+    *("teacher_bf16", "penalty_in_blocks", "encoder", "graph", "later_unsaid"),
 )
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
