@@ -15,13 +15,14 @@ from ..text import listed
 
 # In the folder of the model and not beside it: both are replaced at once, and are copied together.
 FILE = "best.json"
+STATE = ("metric", "best", "waited", "best_step")  # attributes that a checkpoint keeps
 
 
 class Best(Callback):
     """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without it.
 
-    ``best/best.json`` has its value, its step and what else was measured at it. Evaluations of
-    other sets than the metric's do not count.
+    ``best/best.json`` has its value, its step and all other values of that evaluation. Evaluations
+    of other sets than the metric's do not count.
 
     Args:
         metric: for example ``eval/loss``. The same number on every rank, so all decide the same.
@@ -34,6 +35,9 @@ class Best(Callback):
         self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
         self.patience = patience
+        self._forget()
+
+    def _forget(self) -> None:
         self.best = math.inf  # the value times the sign
         self.best_step: int | None = None
         self.waited = 0
@@ -46,41 +50,37 @@ class Best(Callback):
                 f"note: best/, of step {self.best_step}, is not in this output_dir: "
                 f"{self.metric} starts anew"
             )
-            self.best, self.best_step, self.waited = math.inf, None, 0
+            self._forget()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if info.evaluation is None:
             return
         if self.metric not in info.evaluation:
-            own_set = set_of_metric(self.metric, run.evaluation_sets)
-            sets = {set_of_metric(metric, run.evaluation_sets) for metric in info.evaluation}
-            if own_set is not None and own_set not in sets:
-                return
-            known = listed(list(info.evaluation))
-            raise TrainerError(f"best_metric: {self.metric!r}: was not measured; known: {known}")
+            names = (self.metric, *info.evaluation)
+            own, *others = [set_of_metric(name, run.evaluation_sets) for name in names]
+            if own is None or own in others:
+                known = listed(names[1:])
+                rule = f"best_metric: {self.metric!r}: was not measured; known: {known}"
+                raise TrainerError(rule)
+            return
 
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
             self.best, self.best_step, self.waited = value, info.step, 0
-            run.export(run.directory.path / "best", beside={FILE: json_text(self._about(info))})
+            about = {
+                **self.summary()["best"],
+                "mode": self.mode,
+                "epoch": info.epoch,
+                "samples": info.samples,
+                "evaluation": info.evaluation,
+            }
+            run.export(run.directory.path / "best", beside={FILE: json_text(about)})
             return
 
         self.waited += 1
         if self.waited == self.patience:
             # The next step is the last, and may evaluate once more.
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
-
-    def _about(self, info: StepInfo) -> dict[str, Any]:
-        """Return the facts of the best model: its value, its step, and its other values."""
-        return {
-            "metric": self.metric,
-            "mode": self.mode,
-            "value": self.sign * self.best,
-            "step": info.step,
-            "epoch": info.epoch,
-            "samples": info.samples,
-            "evaluation": info.evaluation,
-        }
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)
@@ -92,15 +92,10 @@ class Best(Callback):
         return {"best": {"metric": self.metric, "value": value, "step": self.best_step}}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {
-            "metric": self.metric,
-            "best": self.best,
-            "waited": self.waited,
-            "best_step": self.best_step,
-        }
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back the state. The state of another metric is left alone."""
         if state["metric"] == self.metric:
-            self.best, self.waited = state["best"], state["waited"]
-            self.best_step = state["best_step"]
+            for name in STATE:
+                setattr(self, name, state[name])

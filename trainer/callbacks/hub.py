@@ -1,7 +1,7 @@
 """The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
 Uploads run beside the training, by the thread of ``HfApi.run_as_future``. A server that is slow,
-refuses or does not answer holds up no step and ends no run. What is uploaded is a copy of hard
+refuses or does not answer holds up no step and ends no run. The thread uploads a copy of hard
 links, so that the next best model can replace the folder meanwhile.
 """
 
@@ -14,12 +14,14 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
 from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
 from ..text import is_secret
 from .best import Best
 
-LAST = "last"  # the branch of the last model, if the main branch has the best
 _FOLDER = ".hub"  # of copies, in the run's folder
 _SIGNAL_SECONDS = 10.0  # for an upload that runs when a signal ends the training
 _LEAST_SECRET = 8  # characters: shorter secrets are found in every text
@@ -39,101 +41,83 @@ class HubPush(Callback):
     """
 
     def __init__(self, repo: str, *, private: bool, best: Best | None) -> None:
+        disable_progress_bars()
         self.repo = repo
         self.private = private
         self._best = best
-        self._api: Any = None
-        self._copies = 0
-        self._uploads: dict[str, Future[Any]] = {}  # the newest of each folder
+        self._branch = None if best is None else "last"  # of the last model
+        self._api = HfApi()
+        self._uploads: dict[str, Future[Any]] = {}  # the newest by the command for its folder
 
     def on_launch(self, run: Unfinished) -> None:
-        """Say what will be pushed. No server is asked."""
-        branches = "the last model"
-        if self._best is not None:
-            branches = f"each best model, and the last one in its branch {LAST!r}"
-        run.note(
-            f"push_to_hub: {branches}: {self.repo} ({'private' if self.private else 'public'})"
-        )
+        """Say that models will be pushed. No server is asked."""
+        run.note(f"push_to_hub: {self.repo} ({'private' if self.private else 'public'})")
 
     def on_start(self, run: Run) -> None:
-        """Create the repository, beside the first steps."""
+        """Delete the copies of an attempt that was killed."""
         if run.is_main:
-            from huggingface_hub import HfApi
-            from huggingface_hub.utils.tqdm import disable_progress_bars
-
-            disable_progress_bars()
-            self._api = HfApi()
             shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
-            self._api.run_as_future(
-                self._api.create_repo, self.repo, private=self.private, exist_ok=True
-            )
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Push a new best model."""
-        is_best = self._best is not None and self._best.best_step == info.step
-        if run.is_main and is_best and info.evaluation is not None:
-            self._push(run, "best", None, info.step)
+        if run.is_main and self._best is not None and self._best.best_step == info.step:
+            self._push(run, "best", None)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         """Push the last model, and wait for the uploads, for half of ``timeout_minutes``."""
         if not run.is_main:
             return
-        self._push(run, "model", None if self._best is None else LAST, run.step)
+        self._push(run, "model", self._branch)
 
         seconds = _SIGNAL_SECONDS if run.stop_signal else 30 * run.config.timeout_minutes
         run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
-        wait(self._uploads.values(), timeout=seconds)
-        for name, upload in self._uploads.items():
-            reason = f"has not arrived after {seconds:.0f} s"
-            if upload.done():
-                reason = str(upload.exception() or "").partition("\n")[0]
-            branch = f" --revision {LAST}" if name == "model" and self._best is not None else ""
-            command = f"hf upload {self.repo} {run.directory.path / name} .{branch}"
-            if reason:
-                run.say(f"push_to_hub: {name}/ {reason}; upload it by: {command}")
+        ended, _ = wait(self._uploads.values(), timeout=seconds)
+        for command, upload in self._uploads.items():
+            reason: object = f"no answer after {seconds:.0f} s"
+            if upload in ended:
+                reason = upload.exception()
+            if reason is not None:
+                line, _, _ = str(reason).partition("\n")
+                run.say(f"push_to_hub: {line}; upload the folder by: {command}")
         shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
 
-    def _push(self, run: Run, name: str, branch: str | None, step: int) -> None:
+    def _push(self, run: Run, name: str, branch: str | None) -> None:
         """Upload a folder of the run, once the uploads before have ended."""
-        self._copies += 1
-        copy = run.directory.path / _FOLDER / str(self._copies)
-        shutil.copytree(run.directory.path / name, copy, copy_function=os.link)
-        secrets = secrets_of(run.config.task_settings)
-        message = f"Step {step}"
-        self._uploads[name] = self._api.run_as_future(self._upload, copy, branch, message, secrets)
+        folder = run.directory.path / name
+        copy = run.directory.path / _FOLDER / name / str(run.step)
+        shutil.copytree(folder, copy, copy_function=os.link)
+        command = f"hf upload {self.repo} {folder} ."
+        if branch is not None:
+            command += f" --revision {branch}"
+        settings = run.config.task_settings
+        self._uploads[command] = self._api.run_as_future(self._upload, copy, branch, settings)
 
-    def _upload(
-        self, copy: Path, branch: str | None, message: str, secrets: Mapping[str, str]
-    ) -> None:
-        secret = secret_in(copy, secrets)
+    def _upload(self, copy: Path, branch: str | None, settings: Mapping[str, Any]) -> None:
+        secret = secret_in(copy, settings)
         if secret:
-            raise ValueError(f"was not uploaded: it holds the secret {secret}")
+            raise ValueError(f"{copy.parent.name}/ holds the secret {secret}")
+        self._api.create_repo(self.repo, private=self.private, exist_ok=True)
         if branch is not None:
             self._api.create_branch(self.repo, branch=branch, exist_ok=True)
         self._api.upload_folder(
-            repo_id=self.repo, folder_path=copy, revision=branch, commit_message=message
+            repo_id=self.repo,
+            folder_path=copy,
+            revision=branch,
+            commit_message=f"Step {copy.name}",
         )
 
 
-def secrets_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the secrets of the environment, the Hub's token and those among a task's settings."""
-    from huggingface_hub import get_token
+def secret_in(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Return the name of a secret whose value stands in a text of a folder, or "".
 
-    named = {**os.environ, **settings, "hub_token": get_token()}
-    return {
-        name: value
-        for name, value in named.items()
-        if is_secret(name) and isinstance(value, str) and len(value) >= _LEAST_SECRET
-    }
-
-
-def secret_in(folder: Path, secrets: Mapping[str, str]) -> str:
-    """Return the name of a secret whose value stands in a text of the folder, or ""."""
-    for path in folder.rglob("*"):
-        if not path.is_file() or path.stat().st_size > _LARGEST_TEXT:
+    Args:
+        settings: of a task. Secrets are those of the environment, too, and the Hub's token.
+    """
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    texts = [path.read_bytes() for path in paths if path.stat().st_size <= _LARGEST_TEXT]
+    for name, value in {**os.environ, **settings, "hub_token": get_token()}.items():
+        if not is_secret(name) or not isinstance(value, str) or len(value) < _LEAST_SECRET:
             continue
-        text = path.read_bytes()
-        for name, value in secrets.items():
-            if value.encode() in text:
-                return name
+        if any(value.encode() in text for text in texts):
+            return name
     return ""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import torch
-from accelerate import ProfileKwargs
 
 from ..hooks import Callback, StepInfo
 from ..run import Run
-
-ROWS = 25
 
 
 class Profile(Callback):
     """Traces the main process from the end of one step to the end of another.
 
     Writes ``profile/trace.json.gz`` (for chrome://tracing or ui.perfetto.dev) and
-    ``profile/operations.txt``. What surrounds a step (logging, evaluation) is in the trace as well.
+    ``profile/operations.txt``. Logging and evaluation after a step are in the trace as well.
     The first step is never traced: it warms up.
 
     Args:
@@ -33,19 +30,14 @@ class Profile(Callback):
 
         if self.profiler is None:
             if info.step == self.first - 1 and not info.is_last:
-                self._start(run)
+                # Not by accelerator.profile(), which waits for all ranks at the end: only the main
+                # process profiles.
+                self.profiler = torch.profiler.profile(profile_memory=True)
+                self.profiler.start()
         elif info.step >= self.last or info.is_last:
             with run.meter.paused("profile"):
                 self._write(run, self.profiler)
                 self.profiler = None
-
-    def _start(self, run: Run) -> None:
-        on_gpu = run.accelerator.device.type == "cuda"
-        activities = ["cpu", "cuda"] if on_gpu else ["cpu"]
-        # Not by accelerator.profile(), which writes the trace under another name and then waits
-        # for all ranks: only the main process profiles.
-        self.profiler = ProfileKwargs(activities=activities, profile_memory=True).build()
-        self.profiler.start()
 
     def _write(self, run: Run, profiler: torch.profiler.profile) -> None:
         """Stop the profiler, and write the trace and the table."""
@@ -62,8 +54,8 @@ class Profile(Callback):
         folder.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json.gz"))
 
-        sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         costs = profiler.key_averages()
-        table = costs.table(sort_by=sort_by, row_limit=ROWS, max_name_column_width=60)
+        sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        table = costs.table(sort_by=sort_by, row_limit=25, max_name_column_width=60)
         (folder / "operations.txt").write_text(table + "\n", encoding="utf-8")
         run.say(f"profile of steps {self.first} to {self.last}: {folder}")

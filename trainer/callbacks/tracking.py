@@ -2,8 +2,7 @@
 
 A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
 configuration, without secrets. A tracker that fails while the run trains is a notice, since
-metrics.jsonl has every value. What is special to W&B is in
-``wandb_run.py``.
+metrics.jsonl has every value. ``wandb_run.py`` has the parts that only W&B needs.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from ..distributed.exit import when_failing
 from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
-from ..text import did_you_mean, hidden
-from .wandb_run import WandbRun, check_run_id
+from ..text import hidden, listed
+from .wandb_run import WandbRun, run_id
 
-_AXES = ("step", "epoch", "samples")
 # The argument of a tracker's class that takes the name of a run.
 _NAME_ARGUMENTS = {
     "trackio": "name",
@@ -47,17 +45,21 @@ class Tracking(Callback):
     """
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
-        check_names(names, origin)
-        self.names = list(names)
+        installed = [str(name) for name in get_available_trackers()]
+        known = listed(installed, 12)
+        rule = f"no tracker of Accelerate whose package is installed; there are {known}"
+        wrong = [name for name in names if name not in installed]
+        if wrong:
+            raise ConfigError([Problem(origin=origin, value=name, rule=rule) for name in wrong])
+        self.names = names
         self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
-        self._has_started = False
         # A client may try for minutes to reach its server: one that failed gets no more steps.
         self._failed: set[str] = set()
 
     def on_data(self, run: Unfinished) -> None:
         """Look at the variable of W&B's run, once the folder is this run's."""
         if "wandb" in self.names and not run.finished:
-            run.agreement.run_on_main(lambda: check_run_id(run.directory))
+            run.agreement.run_on_main(lambda: run_id(run.directory))
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
@@ -66,16 +68,20 @@ class Tracking(Callback):
 
         # The other ranks wait in the next step for as long as a client tries to reach its server.
         with run.meter.paused("trackers"):
-            if not self._has_started:
+            if not self._undo:
                 self._start(run)
             for tracker in run.accelerator.trackers:
-                if tracker.name not in self._failed:
-                    self._log(run, tracker, info)
+                if tracker.name in self._failed:
+                    continue
+                try:
+                    tracker.log(tracked_values(info), step=info.step)
+                except Exception as error:  # each client raises its own
+                    self._failed.add(tracker.name)
+                    reason = f"did not take step {info.step} ({_first_line(error)})"
+                    rest = "the tracker gets no more steps, metrics.jsonl has every value"
+                    run.say(f"{tracker.name}: {reason}; {rest}")
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        if not self._has_started:
-            return
-
         for undo in self._undo:
             undo()
         # Not by end_training, which destroys the process group as well.
@@ -102,15 +108,6 @@ class Tracking(Callback):
             run.accelerator.trackers.append(tracker)
             failed = getattr(tracker, "finish_as_failed", tracker.finish)
             self._undo.append(when_failing(failed))
-        self._has_started = True
-
-    def _log(self, run: Run, tracker: GeneralTracker, info: StepInfo) -> None:
-        try:
-            tracker.log(tracked_values(info), step=info.step)
-        except Exception as error:  # each client raises its own
-            self._failed.add(tracker.name)
-            reason = f"did not take step {info.step} ({_first_line(error)})"
-            run.say(f"{tracker.name}: {reason}; it gets no more, metrics.jsonl has every value")
 
 
 def new_tracker(name: str, run: Run) -> GeneralTracker:
@@ -121,7 +118,7 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
     project = run.config.project
     settings: dict[str, Any] = {}
     if name in _NAME_ARGUMENTS:
-        settings[_NAME_ARGUMENTS[name]] = run.name
+        settings = {_NAME_ARGUMENTS[name]: run.name}
     if name == "trackio":
         settings["embed"] = False
     if name == "tensorboard" and run.config.run_name is not None:
@@ -133,37 +130,11 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
     return tracker_class(project, **settings)
 
 
-def check_names(names: Sequence[str], origin: Origin) -> None:
-    """Check that Accelerate has trackers of these names, and that their packages are installed.
-
-    Raises:
-        ConfigError: with a line for each name that is wrong.
-    """
-    known = list(LOGGER_TYPE_TO_CLASS)
-    installed = [str(name) for name in get_available_trackers()]
-
-    problems = []
-    for name in names:
-        if name not in known:
-            rule = f"no tracker of Accelerate; {did_you_mean(name, known)}"
-            problems.append(Problem(origin=origin, value=name, rule=rule))
-        elif name not in installed:
-            rule = f"its package is not installed: pip install {name.replace('_', '-')}"
-            problems.append(Problem(origin=origin, value=name, rule=rule))
-    if problems:
-        raise ConfigError(problems)
-
-
 def tracked_values(info: StepInfo) -> dict[str, float]:
     """Return the numbers of a step: the axes, ``train/...`` and ``eval/...``."""
-    values: dict[str, float] = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
-    if info.evaluation is not None:
-        values.update(info.evaluation)
-    if info.metrics is not None:
-        for name, value in info.metrics.items():
-            if name not in _AXES:
-                values[f"train/{name}"] = value
-    return values
+    axes = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
+    training = {f"train/{k}": v for k, v in (info.metrics or {}).items() if k not in axes}
+    return {**axes, **(info.evaluation or {}), **training}
 
 
 def configuration(run: Run, tracker: str) -> dict[str, Any]:

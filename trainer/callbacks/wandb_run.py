@@ -42,13 +42,11 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         import wandb
 
         config, plan = training.config, training.plan
-        project, group = config.project, experiment_of(config)
+        project = config.project
         if project == DEFAULTS["project"]:
             project = os.environ.get("WANDB_PROJECT") or project
-        if config.experiment is None:
-            group = os.environ.get("WANDB_RUN_GROUP") or group
-        own = [tag.strip() for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag.strip()]
-        layout = [plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device]
+        tags = [plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device]
+        tags += os.environ.get("WANDB_TAGS", "").split(",")
 
         # The terminal's lines are in log.txt already, and may hold what should not leave this
         # machine: console="off". W&B's own description of the process would keep a secret of the
@@ -63,11 +61,11 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         )
         super().__init__(
             project,
-            id=_run_id(training.directory),
+            id=run_id(training.directory),
             resume="allow",
-            group=group,
+            group=config.experiment or os.environ.get("WANDB_RUN_GROUP") or experiment_of(config),
             name=training.name,
-            tags=list(dict.fromkeys([*layout, *own])),
+            tags=sorted({tag.strip() for tag in tags} - {""}),
             dir=str(training.directory.path),
             mode=os.environ.get("WANDB_MODE", "online"),
             settings=settings,
@@ -90,8 +88,8 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             super().start()
 
         # Every curve is drawn over optimizer steps.
-        for axis in ("step", "samples", "epoch"):
-            self.run.define_metric(axis, hidden=axis != "step")
+        for axis in ("samples", "epoch"):
+            self.run.define_metric(axis, hidden=True)
         for group in ("train/*", "eval/*"):
             self.run.define_metric(group, step_metric="step")
         config = self._training.config
@@ -122,30 +120,20 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         self._training.say(f"wandb: offline ({reason}); upload later with: {command}")
 
 
-def _run_id(directory: RunDirectory) -> str:
-    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id."""
-    path = directory.path / FILE
-    if path.exists():
-        return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
-
-    new_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-    directory.write(FILE, json.dumps({"wandb": new_id}) + "\n")
-    return new_id
-
-
-def check_run_id(directory: RunDirectory) -> None:
-    """Check that WANDB_RUN_ID names the run that the folder continues, if it has one.
+def run_id(directory: RunDirectory) -> str:
+    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id.
 
     Raises:
-        ConfigError: it names another run.
+        ConfigError: WANDB_RUN_ID names another run than the folder continues.
     """
-    requested = os.environ.get("WANDB_RUN_ID")
-    if not requested or not (directory.path / FILE).exists() or requested == _run_id(directory):
-        return
+    path = directory.path / FILE
+    wanted = os.environ.get("WANDB_RUN_ID")
+    if not path.exists():
+        directory.write(FILE, json.dumps({"wandb": wanted or secrets.token_hex(4)}) + "\n")
 
-    rule = (
-        f"{directory.path / FILE} continues the run {_run_id(directory)!r}; unset the variable, or "
-        "give another output_dir for a run of its own"
-    )
-    origin = Origin("environment", key="WANDB_RUN_ID")
-    raise ConfigError(Problem(origin=origin, value=requested, rule=rule))
+    kept = json.loads(path.read_text(encoding="utf-8"))["wandb"]
+    if wanted and wanted != kept:
+        rule = f"{path} continues the run {kept!r}; unset the variable, or give another output_dir"
+        origin = Origin("environment", key="WANDB_RUN_ID")
+        raise ConfigError(Problem(origin=origin, value=wanted, rule=rule))
+    return str(kept)

@@ -20,18 +20,12 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.row import row_of
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("wandbb", "no tracker of Accelerate; did you mean 'wandb'?"),
-        ("comet_ml", "its package is not installed: pip install comet-ml"),
-    ],
-)
-def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str, rule: str) -> None:
+@pytest.mark.parametrize("name", ["wandbb", "comet_ml"])
+def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str) -> None:
     origins = {"trackers": origin("train.yaml:3 (trackers)")}
-    with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
+    rule = f"train.yaml:3: trackers: '{name}': no tracker of Accelerate whose package is installed"
+    with pytest.raises(ConfigError, match=f"{rule}; there are .*wandb"):
         row_of(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
-    assert rule in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +123,8 @@ def test_a_tracker_that_fails_is_a_notice_and_gets_no_more_steps(tracked: Any) -
     client.fails = "log"
     log(hook, run, 2, 3)
     assert run.said == [
-        "mlflow: did not take step 2 (ConnectionError: refused); it gets no more, metrics.jsonl has "
-        "every value"
+        "mlflow: did not take step 2 (ConnectionError: refused); the tracker gets no more steps, "
+        "metrics.jsonl has every value"
     ]
     assert client.steps == [1, 2]
     assert client.configuration["task_settings"] == "{'nested': {'a': 1}}", "text, but for W&B"

@@ -124,10 +124,10 @@ def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(
 ) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     directory = RunDirectory(str(tmp_path), main=True)
-    first = wandb_run._run_id(directory)
-    assert wandb_run._run_id(directory) == first
+    first = wandb_run.run_id(directory)
+    assert wandb_run.run_id(directory) == first
     (tmp_path / wandb_run.FILE).unlink()
-    assert wandb_run._run_id(directory) != first
+    assert wandb_run.run_id(directory) != first
 
 
 def test_the_variable_is_the_id_of_a_fresh_folder_and_refused_in_that_of_another_run(
@@ -135,15 +135,14 @@ def test_the_variable_is_the_id_of_a_fresh_folder_and_refused_in_that_of_another
 ) -> None:
     directory = RunDirectory(str(tmp_path), main=True)
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    wandb_run.check_run_id(directory)
-    assert wandb_run._run_id(directory) == "mine"
+    assert wandb_run.run_id(directory) == "mine"
     assert json.loads((tmp_path / wandb_run.FILE).read_text()) == {"wandb": "mine"}
 
-    wandb_run.check_run_id(directory)  # an agent starts it again
+    assert wandb_run.run_id(directory) == "mine", "an agent starts the run again"
     monkeypatch.setenv("WANDB_RUN_ID", "other")
     with pytest.raises(ConfigError) as caught:
-        wandb_run.check_run_id(directory)
+        wandb_run.run_id(directory)
     assert str(caught.value) == (
         f"environment: WANDB_RUN_ID: 'other': {tmp_path}/tracking.json continues the run 'mine'; "
-        "unset the variable, or give another output_dir for a run of its own"
+        "unset the variable, or give another output_dir"
     )
