@@ -115,7 +115,7 @@ CHATS = [
 def encoder(template: str, **columns: Any) -> Encoder:
     return Encoder(
         tokenizer(),
-        Columns(**{"messages": "messages", **columns}),
+        Columns(**{"kind": "messages", "names": ("messages",), **columns}),
         ChatTemplate(text=template, origin="test"),
     )
 

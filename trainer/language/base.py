@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,11 +17,11 @@ from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .columns import Columns
 from .loss import loss_of_logits, mean_loss
-from .meta_model import StoredWeights, build_on_meta
+from .meta_model import build_on_meta
 from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
-from .sources import Row, Source, find_sources, held_out
+from .sources import Row, find_sources
 from .templates import ChatTemplate
 from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
 
@@ -30,12 +31,20 @@ if TYPE_CHECKING:
 # Values of attention for which transformers keeps packed documents apart by a mask. The others are
 # flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
-LARGEST_EXPONENT = 700.0  # exp(710) is larger than any float
 
 
-def as_evaluation(sets: Mapping[str, Any]) -> Any:
-    """Return evaluation sets as ``Data.evaluation`` has them: none, a single set, or several."""
-    return sets.get("", sets) if sets else None
+class Part(NamedTuple):
+    """Data that are trained or evaluated on.
+
+    Args:
+        key: of the setting that names them.
+        items: documents or examples, of which these are a part.
+        chosen: the items of the part, by number.
+    """
+
+    key: str
+    items: Any
+    chosen: Int64Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +97,33 @@ class LanguageTask(Task):
 
     # -- data -------------------------------------------------------------------------------------
 
-    def evaluation_sources(self) -> dict[str, str]:
-        """Return the source of each evaluation set by its name, which is "" for a single set.
+    def parts(
+        self, read: Callable[[str, Any], Part], make: Callable[[Part], Any]
+    ) -> tuple[Part, Any]:
+        """Return the data to train on, and those to evaluate on as ``Data.evaluation`` has them.
 
-        A share of ``data`` has no source.
+        Args:
+            read: returns all items that a setting names, by the key of the setting and its value.
+            make: returns the evaluation set of a part.
+
+        Raises:
+            ConfigError: the share of ``data`` for evaluation is all of the items, or none.
         """
-        given = self.evaluation
-        if given is None or isinstance(given, float):
-            return {}
-        return dict(given) if isinstance(given, Mapping) else {"": given}
+        train, given = read("data", self.data), self.evaluation
+        if isinstance(given, Mapping):
+            sets = {name: make(read("evaluation", source)) for name, source in given.items()}
+            return train, sets or None
+        if not isinstance(given, float):
+            return train, None if given is None else make(read("evaluation", given))
+
+        # Every n-th item is kept for evaluation.
+        count = len(train.chosen)
+        kept = np.diff(np.floor(np.arange(count + 1) * given)) > 0
+        if kept.all() or not kept.any():
+            rule = f"keeps {kept.sum()} of {count} documents; both parts must hold one"
+            raise setting_error("evaluation", given, rule)
+        measured = train._replace(chosen=train.chosen[kept])
+        return train._replace(chosen=train.chosen[~kept]), make(measured)
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
@@ -125,14 +152,12 @@ class LanguageTask(Task):
             auto_class: of transformers.
             options: of the model's configuration.
         """
-        given = self.ignore_tensors or []
-        ignored = [given] if isinstance(given, str) else given
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
             self.attention,
             self.cache_dir,
             auto_class,
-            ignored,
+            self.ignore_tensors or (),
             None if self.adapter is None else self.adapter.quantize,
             **options,
         )
@@ -151,8 +176,8 @@ class LanguageTask(Task):
         return add_adapter(model, self.adapter, task_type)
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
-        stored: StoredWeights | None = self.memory.get("stored")
-        return None if stored is None else stored.for_model(model)
+        stored = self.memory.get("stored")
+        return stored and stored(model)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return None if self.adapter is None else adapter_part(model)
@@ -183,20 +208,6 @@ class LanguageTask(Task):
         self.load_tokenizer().save_pretrained(directory)
 
 
-class Documents(NamedTuple):
-    """Documents that are trained or evaluated on.
-
-    Args:
-        key: of the setting that names them.
-        corpus: of which they are a part.
-        chosen: the documents of the corpus, by number.
-    """
-
-    key: str
-    corpus: Corpus
-    chosen: Int64Array
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenTask(LanguageTask):
     """A task that predicts tokens of documents.
@@ -219,47 +230,34 @@ class TokenTask(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.model is None) == (self.config is None):
+        if (self.model is None) == (self.config is None) or (self.config and not self.tokenizer):
             raise ValueError(
-                "give one of model (a folder or a name) and config (model_type and sizes)"
+                "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
-        if self.config is not None and self.tokenizer is None:
-            raise ValueError("a model from scratch needs a tokenizer: a folder or a tokenizer.json")
-        if self.model is None and self.adapter is not None and self.adapter.quantize is not None:
+        if self.config and self.adapter is not None and self.adapter.quantize is not None:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
-    def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
+    def columns(self, row: Row) -> tuple[Columns, ChatTemplate | None]:
         """Return the columns to train on, and the template if rows are conversations.
 
         Args:
-            row: the first row of the data, or None if the data is empty.
+            row: the first row of the data. Empty if the data is empty.
         """
-        return Columns(text=self.text_column), None
+        return Columns(names=(self.text_column,)), None
 
-    def documents(self) -> tuple[Documents, dict[str, Documents]]:
-        """Return the documents to train on and those to evaluate on, by set, as tokens."""
-        train = self._tokenized("data", self.data)
-        sets = {}
-        for name, source in self.evaluation_sources().items():
-            sets[name] = self._tokenized("evaluation", source)
-        if isinstance(self.evaluation, float):
-            kept = np.array(held_out(len(train.chosen), self.evaluation))
-            sets[""] = Documents("evaluation", train.corpus, train.chosen[kept])
-            train = Documents(train.key, train.corpus, train.chosen[~kept])
-        return train, sets
-
-    def _tokenized(self, key: str, names: str | list[str]) -> Documents:
+    def tokenized(self, key: str, names: str | list[str]) -> Part:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
-        columns, template = self.columns(_first_row(sources))
+        rows = chain.from_iterable(source.read() for source in sources)
+        _, first = next(rows, ("", {}))
+        columns, template = self.columns(first)
         corpus = Corpus.prepare(
             sources, columns, self.load_tokenizer(), template, self.cache_dir, key, self.bad_rows
         )
-
-        if columns != Columns(text=self.text_column):
-            self.note(f"{key}: {columns}")
+        if columns.kind != "text":
+            self.note(f"{key}: columns {', '.join(columns.names)}")
         self.note(*corpus.notices)
-        return Documents(key, corpus, np.arange(len(corpus.ends)))
+        return Part(key, corpus, np.arange(len(corpus.ends)))
 
     def build(self, auto_class: str, **defaults: Any) -> Any:
         """Build the model of the files or of the configuration, without values.
@@ -312,13 +310,5 @@ class TokenTask(LanguageTask):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how
         # documents are cut into batches.
-        perplexity = math.exp(min(metrics["loss"], LARGEST_EXPONENT))
-        return {**metrics, "perplexity": perplexity}
-
-
-def _first_row(sources: Sequence[Source]) -> Row | None:
-    """Return the first row of some sources, or None if they are empty."""
-    for source in sources:
-        for _, row in source.read():
-            return row
-    return None
+        # exp(710) is larger than any float.
+        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}

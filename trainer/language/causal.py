@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import nn
 
 from ..task import Data
-from .base import DENSE, Documents, TokenTask, as_evaluation
+from .base import DENSE, Part, TokenTask
 from .card import model_card
 from .chat import ChatWriter
-from .columns import Columns
+from .columns import USUAL, Columns, Kind
 from .ends import end_with, with_end
 from .loss import FusedHead, why_not_fusible
 from .meta_model import CAUSAL, small_copy
@@ -94,32 +94,31 @@ class CausalLM(TokenTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        documents, evaluation = self.documents()
-        train = self._rows(documents)
+        part, evaluation = self.parts(self.tokenized, self._rows)
+        train = self._rows(part)
         tokenizer = self.load_tokenizer()
         collate = Collate(
             length=None if self.packing == "none" else self.sequence_length,
             padding=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
         )
-        return Data(
-            train=train,
-            evaluation=as_evaluation({name: self._rows(part) for name, part in evaluation.items()}),
-            collate=collate,
-            version=train.version,
-        )
+        return Data(train=train, evaluation=evaluation, collate=collate, version=train.version)
 
-    def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
-        named = Columns(
-            text=self.text_column,
-            messages=self.messages_column,
-            prompt=self.prompt_column,
-            completion=self.completion_column,
+    def columns(self, row: Row) -> tuple[Columns, ChatTemplate | None]:
+        usual: list[tuple[Kind, tuple[str, ...]]] = [("text", (self.text_column,)), *USUAL]
+        if self.messages_column:
+            usual = [("messages", (self.messages_column,))]
+        elif self.prompt_column:
+            usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
+        found = [(kind, names) for kind, names in usual if None not in map(row.get, names)]
+        kind, names = (found or usual)[0]
+        columns = Columns(
+            kind=kind,
+            names=names,
             each_turn=self.turns == "each",
             settings=self.chat_template_kwargs,
         )
-        columns = named.found_in(row)
-        tokenizer = self.load_tokenizer()
 
+        tokenizer = self.load_tokenizer()
         if not columns.are_chats(row):
             end = tokenizer.eos_token_id
             self.memory.setdefault("ends", [] if end is None else [end])
@@ -132,15 +131,15 @@ class CausalLM(TokenTask):
             self.note("template: no token ends a turn of the assistant")
         return columns, template
 
-    def _rows(self, documents: Documents) -> Rows:
+    def _rows(self, part: Part) -> Rows:
         return Rows(
-            documents.corpus,
-            documents.chosen,
+            part.items,
+            part.chosen,
             length=self.sequence_length,
             packing=self.packing,
             long_documents=self.long_documents,
             cache=self.cache_dir,
-            key=documents.key,
+            key=part.key,
         )
 
     # -- model ------------------------------------------------------------------------------------
@@ -162,27 +161,21 @@ class CausalLM(TokenTask):
         if self.packing == "best_fit":
             check_separation(probe, self.inputs)
         adapted = self.adapted(model, "CAUSAL_LM")
-        if self.loss != "plain":
-            why_not = why_not_fusible(probe, self.inputs(small_batch(probe)))
-            self._fuse(adapted.get_output_embeddings(), why_not)
-        return adapted  # type: ignore[no-any-return]
+        if self.loss == "plain":
+            return adapted  # type: ignore[no-any-return]
 
-    def _fuse(self, head: Any, why_not: str) -> None:
-        """Let a model's last layer compute the loss, or say why this is impossible.
-
-        Args:
-            head: the last layer, changed in place.
-            why_not: the reason, if the model's class does not allow it.
-        """
-        is_plain = type(head) is nn.Linear
-        if is_plain and not why_not:
+        head = adapted.get_output_embeddings()
+        reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
+        if type(head) is not nn.Linear:
+            reason = reason or "the last layer has an adapter"
+        if not reason:
             head.__class__ = FusedHead
             head.always = self.loss == "fused"
-            return
-        reason = why_not or "the last layer has an adapter"
-        if self.loss == "fused":
+        elif self.loss == "fused":
             raise setting_error("loss", self.loss, f"{reason}; set plain")
-        self.note(f"loss: all logits at once, since {reason}")
+        else:
+            self.note(f"loss: all logits at once, since {reason}")
+        return adapted  # type: ignore[no-any-return]
 
     def load_model(self, vocabulary: int) -> Any:
         """Build the transformers model. A subclass may override this method.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_hexdigest
 
 from ..task import Data
-from .base import LanguageTask, as_evaluation
+from .base import LanguageTask, Part
 from .card import model_card
-from .columns import take_column, take_text
-from .sources import find_sources, held_out
+from .columns import take
+from .sources import find_sources
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,22 +52,11 @@ class SequenceClassifier(LanguageTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        train = self._examples("data", self.data)
-        # Shorter labels first: 2 before 10.
-        labels = {label for _, label in train}
-        self.memory["labels"] = sorted(labels, key=lambda label: (len(label), label))
-
-        sets = {}
-        for name, source in self.evaluation_sources().items():
-            sets[name] = self._examples("evaluation", source)
-        if isinstance(self.evaluation, float):
-            kept = held_out(len(train), self.evaluation)
-            sets[""] = list(compress(train, kept))
-            train = list(compress(train, [not is_kept for is_kept in kept]))
-
+        part, evaluation = self.parts(self._examples, _chosen)
+        train = _chosen(part)
         return Data(
             train=train,
-            evaluation=as_evaluation(sets),
+            evaluation=evaluation,
             collate=self._collate,
             version=xxh3_128_hexdigest(json.dumps(train).encode()),
         )
@@ -77,15 +66,20 @@ class SequenceClassifier(LanguageTask):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return tokenizer
 
-    def _examples(self, key: str, names: str | list[str]) -> list[Example]:
+    def _examples(self, key: str, names: str | list[str]) -> Part:
         """Return the text and the label of each row that the setting ``key`` names."""
         examples = []
         for source in find_sources(names, key):
             for origin, row in source.read():
-                text = take_text(row, origin, self.text_column, "text_column")
-                label = take_column(row, origin, self.label_column, "label_column")
+                text = take(row, origin, self.text_column, "text_column", str)
+                label = take(row, origin, self.label_column, "label_column")
                 examples.append((text, str(label)))
-        return examples
+
+        # The labels of the data to train on, shorter labels first: 2 before 10.
+        labels = {label for _, label in examples}
+        by_length = sorted(labels, key=lambda label: (len(label), label))
+        self.memory.setdefault("labels", by_length)
+        return Part(key, examples, np.arange(len(examples)))
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest text, with the number of each label."""
@@ -138,6 +132,10 @@ class SequenceClassifier(LanguageTask):
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
+
+
+def _chosen(part: Part) -> list[Example]:
+    return [part.items[number] for number in part.chosen]
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:

@@ -1,101 +1,71 @@
-"""The columns of a row that are trained on: named by settings, else found by their usual names."""
+"""The columns of a row that are trained on, and the conversation or the tokens in them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import compress
+from typing import Any, Literal
 
 from .messages import Chat, read_chat, read_json
 from .problems import setting_error
 from .sources import Row
 
-INSTRUCTION = ("instruction", "input", "output")  # the input may be missing
-FOUND: dict[tuple[str, ...], dict[str, Any]] = {  # the columns of a row, and how they are taken
-    ("messages",): {"messages": "messages"},
-    ("conversations",): {"messages": "conversations"},
-    ("conversation",): {"messages": "conversation"},
-    ("prompt", "completion"): {"prompt": "prompt", "completion": "completion"},
-    ("instruction", "output"): {"instruction": True},
-    ("input_ids",): {"ids": "input_ids"},
-}
+Kind = Literal["text", "messages", "prompt", "instruction", "ids"]
+USUAL: tuple[tuple[Kind, tuple[str, ...]], ...] = (  # names that data sets have
+    ("messages", ("messages",)),
+    ("messages", ("conversations",)),
+    ("messages", ("conversation",)),
+    ("prompt", ("prompt", "completion")),
+    ("instruction", ("instruction", "output")),
+    ("ids", ("input_ids",)),
+)
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
-def take_column(row: Row, origin: str, column: str, key: str) -> Any:
-    """Return a column of a row.
+def take(row: Row, origin: str, column: str, key: str, kind: type = object) -> Any:
+    """Return the value of a column of a row.
 
     Args:
         origin: of the row, for messages.
         key: of the setting that names the column.
+        kind: of the value.
 
     Raises:
-        ConfigError: there is no such column, or it holds nothing.
+        ConfigError: the column is missing, or holds a value of another kind.
     """
-    if row.get(column) is None:
-        rule = f"holds nothing in {origin}, which has {', '.join(row)}"
+    value = row.get(column)
+    if value is None or not isinstance(value, kind):
+        rule = f"is a {type(value).__name__} in {origin}, which has {', '.join(row)}"
         raise setting_error(key, column, rule)
-    return row[column]
-
-
-def take_text(row: Row, origin: str, column: str, key: str) -> str:
-    """Return a column of a row as ``take_column``. ConfigError if it is not text."""
-    text = take_column(row, origin, column, key)
-    if not isinstance(text, str):
-        rule = f"must hold text, not a {type(text).__name__}, in {origin}"
-        raise setting_error(key, column, rule)
-    return text
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns of a row to train on: a text, a conversation, a prompt and its answer, or tokens.
+    """The columns of a row to train on.
 
     Args:
-        text: with plain text, if no other column is given.
-        messages: with a conversation.
-        prompt, completion: with a question and its answer, as text or as messages.
-        instruction: a row is Alpaca's: ``instruction`` and ``input`` are what the user says,
-            ``output`` is the answer.
-        ids: with tokens. ``labels`` beside them if the row has them.
-        each_turn: a conversation is trained on turn by turn: each as the template writes it while
-            it is the last one.
-        settings: what each conversation's template gets, beside what its row says.
+        kind: of their contents. ``messages`` is a conversation, ``prompt`` a question and its
+            answer as text or as messages, ``ids`` are tokens, with ``labels`` beside them if the
+            row has them. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``,
+            the answer is ``output``.
+        names: of the columns.
+        each_turn: a conversation is trained on turn by turn: each as the template writes the turn
+            while it is the last.
+        settings: of the template, for all conversations. Those of a row come first.
     """
 
-    text: str = "text"
-    messages: str | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    instruction: bool = False
-    ids: str | None = None
+    kind: Kind = "text"
+    names: tuple[str, ...] = ("text",)
     each_turn: bool = False
     settings: Mapping[str, Any] | None = None
 
-    def found_in(self, row: Row | None) -> Columns:
-        """Return the columns to take, found by their names in a row.
-
-        A column that a setting names and the column of text go before all others.
-        """
-        columns = {name for name, value in (row or {}).items() if value is not None}
-        if self.messages or self.prompt or self.text in columns:
-            return self
-
-        for names, found in FOUND.items():
-            if columns.issuperset(names):
-                return replace(self, **found)
-        return self
-
-    def are_chats(self, row: Row | None) -> bool:
+    def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""
-        if self.prompt is not None:
-            return isinstance((row or {}).get(self.prompt), list)
-        return self.messages is not None or self.instruction
-
-    def __str__(self) -> str:
-        named = (self.messages, self.prompt, self.completion, self.ids)
-        names = INSTRUCTION if self.instruction else [name for name in named if name]
-        return f"columns {', '.join(names)}"
+        if self.kind == "prompt":
+            return isinstance(row.get(self.names[0]), list)
+        return self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
         """Return the conversations of a row to train on: one, or one for each turn.
@@ -111,30 +81,25 @@ class Columns:
         if row.get("tools"):
             settings["tools"] = read_json(origin, "tools", row["tools"], list)
 
+        key = f"{'completion' if self.kind == 'prompt' else 'messages'}_column"
         prompt = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        key = "data"
-        if self.instruction:
-            question = take_text(row, origin, "instruction", key)
+        messages = take(row, origin, self.names[-1], key)
+        if self.kind == "prompt":
+            prompt = take(row, origin, self.names[0], "prompt_column")
+        elif self.kind == "instruction":
+            question = take(row, origin, "instruction", "data", str)
             if row.get("input"):
-                question += "\n\n" + take_text(row, origin, "input", key)
+                question += f"\n\n{row['input']}"
             prompt.append({"role": "user", "content": question})
-            messages = [{"role": "assistant", "content": take_text(row, origin, "output", key)}]
-        elif self.prompt is not None:
-            prompt = take_column(row, origin, self.prompt, "prompt_column")
-            key = "completion_column"
-            messages = take_column(row, origin, str(self.completion), key)
-        else:
-            key = "messages_column"
-            messages = take_column(row, origin, str(self.messages), key)
+            messages = [{"role": "assistant", "content": messages}]
 
         chat = read_chat(origin, key, prompt, messages, settings)
         if not self.each_turn:
             return [chat]
         turns = []
-        for number, trained in enumerate(chat.trained):
-            if trained:
-                only = [False] * number + [True]
-                turns.append(replace(chat, messages=chat.messages[: number + 1], trained=only))
+        for number in compress(range(len(chat.trained)), chat.trained):
+            only = [False] * number + [True]
+            turns.append(replace(chat, messages=chat.messages[: number + 1], trained=only))
         return turns
 
 
@@ -147,14 +112,14 @@ def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[
         ConfigError: a label is another token than the token at its place, or a token is no number
             below ``vocabulary``.
     """
-    ids = take_column(row, origin, column, "data")
+    ids = take(row, origin, column, "data", list)
+    labels = ids if row.get("labels") is None else row["labels"]
     if not all(isinstance(id, int) and 0 <= id < vocabulary for id in ids):
         rule = f"{column}: must be tokens from 0 to {vocabulary - 1:,}"
         raise setting_error("data", origin, rule)
-    labels = ids if row.get("labels") is None else row["labels"]
-    if len(labels) != len(ids) or any(
-        label not in (-100, id) for label, id in zip(labels, ids, strict=True)
-    ):
+    targets = [int(label != -100) for label in labels]
+    kept = [id if target else -100 for id, target in zip(ids, targets, strict=False)]
+    if len(labels) != len(ids) or labels != kept:
         rule = f"labels: each must be -100 or the token of {column} at its place"
         raise setting_error("data", origin, rule)
-    return ids, [int(label != -100) for label in labels]
+    return ids, targets

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from ..data.seeds import generator_of
 from ..task import Data
-from .base import Documents, TokenTask, as_evaluation
+from .base import Part, TokenTask
 from .card import model_card
 from .packing import IGNORED
 from .problems import setting_error
@@ -23,7 +23,6 @@ from .tokens import TARGET
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
-AUTO_CLASS = "AutoModelForMaskedLM"
 # Of the tokens that are to be predicted. The others are left as they are.
 HIDDEN_SHARE = 0.8
 REPLACED_SHARE = 0.1
@@ -52,19 +51,19 @@ class MaskedLM(TokenTask):
             raise setting_error("tokenizer", self.tokenizer or self.model, rule)
 
         mask = Mask(tokenizer, self.vocabulary(), self.mask_probability)
-        documents, evaluation = self.documents()
-        train = Pieces(documents, self.sequence_length)
-        sets = {name: Pieces(part, self.sequence_length, mask) for name, part in evaluation.items()}
+        length = self.sequence_length
+        part, evaluation = self.parts(self.tokenized, lambda part: Pieces(part, length, mask))
+        train = Pieces(part, length)
         return Data(
             train=train,
-            evaluation=as_evaluation(sets),
+            evaluation=evaluation,
             collate=mask.collate,
             augment=mask,
             version=train.version,
         )
 
     def build_model(self) -> nn.Module:
-        model = self.build(AUTO_CLASS, pad_token_id=self.load_tokenizer().pad_token_id)
+        model = self.build("AutoModelForMaskedLM", pad_token_id=self.load_tokenizer().pad_token_id)
         return self.adapted(model, None)  # type: ignore[no-any-return]
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -82,8 +81,8 @@ class Pieces(Dataset[Any]):
             pieces are plain tokens.
     """
 
-    def __init__(self, documents: Documents, length: int, mask: Mask | None = None) -> None:
-        corpus, chosen = documents.corpus, documents.chosen
+    def __init__(self, part: Part, length: int, mask: Mask | None = None) -> None:
+        corpus, chosen = part.items, part.chosen
         self.tokens = corpus.tokens
         self.mask = mask
         self.version = corpus.version(chosen)
@@ -117,7 +116,9 @@ class Mask:
     probability: float
 
     def __call__(self, ids: Tensor, generator: Generator) -> dict[str, Tensor]:
-        """Return input_ids with hidden tokens, and labels: the tokens to predict, or ``IGNORED``.
+        """Return input_ids with hidden tokens, labels, and an attention_mask of ones.
+
+        Each is (tokens,). A label is the token to predict, or ``IGNORED``.
 
         Args:
             ids: (tokens,).
@@ -136,18 +137,17 @@ class Mask:
         hidden = self.tokenizer.mask_token_id
         values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
         values = torch.where(draw < HIDDEN_SHARE, hidden, values)
-        labels = torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen])
-        return {"input_ids": ids.scatter(0, chosen, values), "labels": labels}
+        return {
+            "input_ids": ids.scatter(0, chosen, values),
+            "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),
+            "attention_mask": torch.ones_like(ids),
+        }
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""
-        fillers = {
-            "input_ids": self.tokenizer.pad_token_id or 0,
-            "labels": IGNORED,
-            "attention_mask": 0,
+        padding = self.tokenizer.pad_token_id or 0
+        fillers = {"input_ids": padding, "labels": IGNORED, "attention_mask": 0}
+        return {
+            name: pad_sequence([row[name] for row in rows], True, filler)
+            for name, filler in fillers.items()
         }
-        batch = {}
-        for name, filler in fillers.items():
-            parts = [row.get(name, torch.ones_like(row["labels"])) for row in rows]
-            batch[name] = pad_sequence(parts, batch_first=True, padding_value=filler)
-        return batch

@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fnmatch import translate
+from collections.abc import Callable, Collection, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from ..checkpoint.ranges import Ranges, of_model_folder
+from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..errors import ConfigError
 from ..private.transformers import converts_files, model_from_config
@@ -32,36 +32,28 @@ from .quantized import follow_autocast, placement_in_4_bits
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+Stored = Callable[[Any], Pretrained]  # of a model: which of its tensors are in the files
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredWeights:
-    """The files with the values of a model.
+def stored_part(folder: Path, names: Collection[str], model: Any) -> Pretrained:
+    """Return which tensors of a model are in the files of a folder, and which are new.
+
+    New are the adapters that the model got since it was built.
 
     Args:
-        folder: with safetensors files.
-        names: of the tensors in the files that the model has as well.
+        names: of the tensors of the files that the model had then.
+
+    Raises:
+        KeyError: the model has lost a tensor of the files since then.
     """
-
-    folder: Path
-    names: frozenset[str]
-
-    def for_model(self, model: Any) -> Pretrained:
-        """Return which tensors of a model are in the files, and which are new.
-
-        New are the adapters that the model got since it was built.
-
-        Raises:
-            KeyError: the model has lost a tensor of the files since then.
-        """
-        tensors = dict(canonical_state(model))
-        name_now = {bare_name(name): name for name in tensors}
-        names = {name: name_now[name] for name in self.names}
-        # By identity, because a tensor may have several names in the model.
-        in_files = {id(tensors[name]) for name in names.values()}
-        new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
-        return Pretrained(folder=self.folder, names=names, new=new)
+    tensors = dict(canonical_state(model))
+    name_now = {bare_name(name): name for name in tensors}
+    in_model = {name: name_now[name] for name in names}
+    # By identity, because a tensor may have several names in the model.
+    in_files = {id(tensors[name]) for name in in_model.values()}
+    new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
+    return Pretrained(folder=folder, names=in_model, new=new)
 
 
 def bare_name(name: str) -> str:
@@ -74,10 +66,10 @@ def build_on_meta(
     attention: str | None,
     cache_dir: str,
     auto_class: str = CAUSAL,
-    ignored: Sequence[str] = (),
+    ignored: str | Sequence[str] = (),
     quantize: str | None = None,
     **options: Any,
-) -> tuple[Any, StoredWeights | None]:
+) -> tuple[Any, Stored | None]:
     """Build a pretrained model without its values, and find the files that hold them.
 
     Args:
@@ -95,6 +87,7 @@ def build_on_meta(
             the files do not hold exactly this model.
     """
     import transformers
+    from huggingface_hub import snapshot_download
 
     logging: Any = transformers.logging
     logging.disable_progress_bar()  # each rank would draw a bar
@@ -102,26 +95,25 @@ def build_on_meta(
     # An adapter names its base by this path, which is to be found from any working directory.
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
-
-    def load(**placement: Any) -> Any:
-        build = getattr(transformers, auto_class).from_pretrained
-        how = {"attn_implementation": attention, "ignore_mismatched_sizes": True, **options}
-        return build(source, output_loading_info=True, **how, **placement)
+    load = partial(
+        getattr(transformers, auto_class).from_pretrained,
+        source,
+        output_loading_info=True,
+        attn_implementation=attention,
+        **options,
+    )
 
     try:
         if not folder.is_dir():
-            from huggingface_hub import snapshot_download
-
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
             raise ValueError("it holds an adapter; merge the adapter into its model first")
-        ranges, _ = of_model_folder(folder)
         model, info = load(device_map="meta")
-        if _rounds(model, ranges):
+        if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)
         if hasattr(model, "hf_quantizer"):
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
-        missing = _check_tensors(name, model, info, auto_class, ignored)
+        missing = _new_tensors(name, model, info, auto_class, ignored)
 
         if quantize is not None:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
@@ -132,10 +124,10 @@ def build_on_meta(
         # the model in evaluation mode.
         model.tie_weights()
         model.train()
-        stored = _stored_in(folder, model, ranges, missing)
-        if converts_files(model) or set(stored.for_model(model).new) - missing:
+        stored = _stored_in(folder, model, missing)
+        if converts_files(model) or set(stored(model).new) - missing:
             folder = _converted_folder(folder, load, model, missing, cache_dir)
-            stored = _stored_in(folder, model, of_model_folder(folder)[0], missing)
+            stored = _stored_in(folder, model, missing)
         return model, stored
     except ConfigError:
         raise
@@ -143,37 +135,39 @@ def build_on_meta(
         raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
 
 
-def _stored_in(folder: Path, model: Any, ranges: Ranges, missing: set[str]) -> StoredWeights:
-    """Return which tensors of a model are in a folder, by the names that the model has for them.
+def _stored_in(folder: Path, model: Any, missing: set[str]) -> Stored:
+    """Find the tensors of a model in a folder, by the names that the model has for them.
 
     Raises:
         ConfigError: the files hold different values for a tensor that has two names in the model.
     """
-    names = {name for name, _ in canonical_state(model)} & set(ranges.names("parameter")) - missing
-    for name, other in model.all_tied_weights_keys.items():
-        if not {name, other} <= names:
+    ranges, shapes = of_model_folder(folder)
+    names = {name for name, _ in canonical_state(model)} & shapes.keys() - missing
+    for pair in model.all_tied_weights_keys.items():
+        if not names.issuperset(pair):
             continue
-        if not torch.equal(ranges.whole("parameter", name), ranges.whole("parameter", other)):
+        if not torch.equal(*(ranges.whole("parameter", name) for name in pair)):
             rule = (
-                f"its files hold different values for {name} and {other}, which its configuration "
-                "makes one tensor; set tie_word_embeddings: false in its config.json"
+                f"its files hold different values for {' and '.join(pair)}, which its "
+                "config.json ties; set tie_word_embeddings: false there"
             )
             raise setting_error("model", str(folder), rule)
-    return StoredWeights(folder=folder, names=frozenset(names))
+    return partial(stored_part, folder, names)
 
 
-def _rounds(model: Any, ranges: Ranges) -> bool:
+def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of its files."""
-    dtypes = {name: tensor.dtype for name, tensor in canonical_state(model)}
-    for name in ranges.names("parameter"):
-        own = dtypes.get(name, model.dtype)
-        if torch.promote_types(ranges.dtype("parameter", name), own) != own:
+    ranges, shapes = of_model_folder(folder)
+    tensors = dict(canonical_state(model))
+    for name in shapes:
+        dtype = tensors.get(name, model).dtype
+        if torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype:
             return True
     return False
 
 
-def _check_tensors(
-    name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: Sequence[str]
+def _new_tensors(
+    name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: str | Sequence[str]
 ) -> set[str]:
     """Check that model and files have the same tensors, and return the names of new tensors.
 
@@ -181,22 +175,22 @@ def _check_tensors(
     are left out, and a classifier's are new.
 
     Raises:
-        ConfigError: another tensor is missing, unused, or of another shape.
+        ConfigError: another tensor is missing or unused.
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     missing: set[str] = set(info["missing_keys"])
     lost = sorted(key for key in missing if auto_class != CLASSIFIER or body.match(key))
-    if info["mismatched_keys"]:
-        key, stored, own = min(info["mismatched_keys"])
-        rule = f"its files hold {key} as {[*stored]}, and its config.json says {[*own]}"
-        raise setting_error("model", name, rule)
     if lost:
         rule = f"its files lack {listed(lost)}, which would begin as random numbers"
         raise setting_error("model", name, rule)
 
-    left_out = re.compile("|".join(map(translate, ignored)) or "(?!)")
-    unused = [key for key in sorted(info["unexpected_keys"]) if not left_out.match(key)]
-    unused = [key for key in unused if auto_class == CAUSAL or body.match(key)]
+    patterns = [ignored] if isinstance(ignored, str) else ignored
+    unused = [
+        key
+        for key in sorted(info["unexpected_keys"])
+        if (auto_class == CAUSAL or body.match(key))
+        and not any(fnmatchcase(key, pattern) for pattern in patterns)
+    ]
     if unused:
         rule = (
             f"its files hold {listed(unused)}, which {type(model).__name__} does not know; name "
@@ -219,20 +213,18 @@ def _converted_folder(
     """
     import transformers
 
-    # save_pretrained looks on the disk for all tensors of a model that stays there.
-    place = "cpu" if missing else "disk"
-
     def write(into: Path) -> None:
         with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # save_pretrained warns of its use of memory
-            whole, _ = load(device_map={"": place}, offload_folder=offloaded, dtype=model.dtype)
+            # save_pretrained looks on the disk for all tensors of a model that stays there.
+            place = {"": "cpu" if missing else "disk"}
+            whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
             whole.save_pretrained(into, save_original_format=False, max_shard_size="2GB")
 
-    facts = []
-    for path in sorted(folder.glob("*.safetensors")):
-        facts.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
-    how = [type(model).__name__, str(model.dtype), transformers.__version__]
-    return prepare_once(cache_dir, ["saved again", *how, str(folder.resolve()), facts], write)
+    how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
+    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    facts = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
+    return prepare_once(cache_dir, ["saved again", *how, facts], write)
 
 
 def small_copy(model: Any) -> Any:

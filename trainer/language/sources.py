@@ -85,67 +85,44 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
     return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
 
 
-def held_out(count: int, share: float) -> list[bool]:
-    """Return whether each of ``count`` documents is kept for evaluation: every n-th document is.
-
-    Args:
-        share: to be kept, between 0 and 1.
-
-    Raises:
-        ConfigError: all are kept, or none.
-    """
-    kept = [int((number + 1) * share) > int(number * share) for number in range(count)]
-    if not any(kept) or all(kept):
-        rule = f"keeps {sum(kept)} of {count} documents; both parts must hold one"
-        raise setting_error("evaluation", share, rule)
-    return kept
-
-
 def _find(name: str, key: str) -> Source:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
-    files = _files(name)
+    given = str(Path(name).expanduser())
+    matches = [Path(match) for match in sorted(glob.glob(given, recursive=True)) or [given]]
+    files = [str(match) for match in matches if match.is_file()]
     kinds = [KINDS.get(Path(file.removesuffix(".gz")).suffix.lower(), AS_TEXT) for file in files]
     if any(kind != kinds[0] for kind in kinds):
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
+    split = "train"
     if files:
         path, options = kinds[0]
-        options = {**options, "data_files": files, "split": "train", "streaming": True}
+        options = {**options, "data_files": files, "streaming": True}
     else:
-        path, _, split = name.rpartition("@") if "@" in name else (name, "", "")
-        options = {"split": split or "train"}
+        path, _, named = given.partition("@")
+        split, options = named or split, {}
         if path.startswith("hf:"):
             path, _, subset = path.removeprefix("hf:").partition(":")
             options["name"] = subset or None
-        elif not (folder := Path(path).expanduser()).is_dir():
+        elif not Path(path).is_dir():
             rule = "no such file, folder or match of a pattern; hf:NAME is on the Hub"
             raise setting_error(key, name, rule)
-        else:
-            path = str(folder)
 
     try:
         if any((Path(path) / file).is_file() for file in SAVED):
             dataset = load_from_disk(path)
-            if isinstance(dataset, DatasetDict):
-                dataset = dataset[options["split"]]
+            dataset = dataset[split] if isinstance(dataset, DatasetDict) else dataset
         else:
-            dataset = load_dataset(path, **options)
+            dataset = load_dataset(path, split=split, **options)
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
         rule = f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
         raise setting_error(key, name, rule)
 
-    digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
+    digest = " ".join(hash_file(Path(file)) for file in files) or fingerprint(dataset)
     return Source(name=name, key=key, digest=digest, dataset=dataset)
-
-
-def _files(name: str) -> list[str]:
-    """Return the file of this name, or the files that it matches as a pattern."""
-    path = Path(name).expanduser()
-    names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
-    return [name for name in names if Path(name).is_file()]
 
 
 def _unreadable(name: str, key: str, error: Exception) -> Exception:

@@ -20,7 +20,7 @@ import xxhash
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
 from .chat import ChatWriter, TrainingText
-from .columns import Columns, read_ids, take_text
+from .columns import Columns, read_ids, take
 from .problems import first_line, setting_error
 from .sources import Row, Source
 from .templates import ChatTemplate
@@ -96,10 +96,10 @@ class Encoder:
         texts: list[TrainingText] = []
         for origin, row in rows:
             try:
-                if self.columns.ids is None:
-                    texts += self._read(origin, row)
+                if self.columns.kind == "ids":
+                    yield read_ids(row, origin, self.columns.names[0], self.vocabulary)
                 else:
-                    yield read_ids(row, origin, self.columns.ids, self.vocabulary)
+                    texts += self._read(origin, row)
             except ConfigError as error:
                 if self.bad_rows is None:
                     raise
@@ -128,11 +128,11 @@ class Encoder:
         columns = self.columns
         if self.writer is not None:
             return [self.writer.write(origin, chat) for chat in columns.read_chats(row, origin)]
-        if columns.prompt is None or columns.completion is None:
-            return [TrainingText(take_text(row, origin, columns.text, "text_column"))]
+        if columns.kind == "text":
+            return [TrainingText(take(row, origin, columns.names[0], "text_column", str))]
 
-        prompt = take_text(row, origin, columns.prompt, "prompt_column")
-        text = prompt + take_text(row, origin, columns.completion, "completion_column")
+        prompt = take(row, origin, columns.names[0], "prompt_column", str)
+        text = prompt + take(row, origin, columns.names[1], "completion_column", str)
         return [TrainingText(text, [(len(prompt), len(text))])]
 
     def _with_ends(self, ids: list[int], targets: Any) -> Encoded:

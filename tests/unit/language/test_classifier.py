@@ -82,7 +82,7 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
 def test_a_missing_column_is_refused(folder: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"label_column: 'lable': holds nothing in .* row 1, which has text, label",
+        match=r"label_column: 'lable': is a NoneType in .* row 1, which has text, label",
     ):
         task(folder, "bert", label_column="lable").build_data()
 

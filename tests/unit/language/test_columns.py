@@ -19,8 +19,8 @@ from trainer.language.tokens import Encoder
 
 def test_rows_of_instructions_are_conversations() -> None:
     row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
-    columns = Columns().found_in(row)
-    assert columns.instruction and columns.are_chats(row)
+    columns = Columns(kind="instruction", names=("instruction", "output"))
+    assert columns.are_chats(row)
     found = Encoder(tokenizer(), columns, ChatTemplate(text=ALPACA, origin="alpaca"))
     [(ids, flags)] = found.encode([("row", row)])
     assert (
@@ -38,14 +38,14 @@ def test_rows_of_instructions_are_conversations() -> None:
         (
             {"text_column": "txt"},
             [{"text": "a"}],
-            r"text_column: 'txt': holds nothing in .* row 1, which has text",
+            r"text_column: 'txt': is a NoneType in .* row 1, which has text",
         ),
         (
             {},
             [{"chosen": "a"}],
-            r"text_column: 'text': holds nothing in .* row 1, which has chosen",
+            r"text_column: 'text': is a NoneType in .* row 1, which has chosen",
         ),
-        ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .* row 1"),
+        ({}, [{"text": 3}], r"text_column: 'text': is a int in .* row 1"),
         (
             {"messages_column": "text"},
             [{"text": "hello"}],
@@ -74,7 +74,7 @@ def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path
     (tmp_path / "a.txt").write_text("some text")
     with pytest.raises(
         ConfigError,
-        match=r"messages_column: 'messages': holds nothing in .*a.txt row 1, which has text",
+        match=r"messages_column: 'messages': is a NoneType in .*a.txt row 1, which has text",
     ):
         task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
 
@@ -114,7 +114,7 @@ def test_tokens_of_rows_are_taken_as_they_are(
         ({"prompt": "Hi", "completion": " Good day"}, "data: columns prompt, completion"),
         (
             {"instruction": "Hi", "input": "", "output": "Good day"},
-            "data: columns instruction, input, output",
+            "data: columns instruction, output",
         ),
         ({"text": "Good day", "messages": 3}, ""),
     ],

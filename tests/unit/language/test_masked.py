@@ -131,7 +131,7 @@ def test_masked_model_from_scratch_and_wrong_settings_are_refused(
     ):
         task(tmp_path / "headless", texts, tokenizer=str(bert)).build_model()
     empty = save_rows(tmp_path / "empty.jsonl", [{"other": "x"}])
-    with pytest.raises(ConfigError, match="text_column: 'text': holds nothing in"):
+    with pytest.raises(ConfigError, match="text_column: 'text': is a NoneType in"):
         task(bert, empty).build_data()
 
 

@@ -35,7 +35,7 @@ def test_messages_of_weight_0_and_those_of_a_prompt_are_not_trained_on() -> None
     assert trained_spans(MARKED, row) == ["second<|im_end|>"]
     messages = conversation("a", "first", "c", "second")["messages"]
     pair = {"prompt": messages[:3], "completion": messages[3:]}
-    assert trained_spans(CHATML, pair, messages=None, prompt="prompt", completion="completion") == [
+    assert trained_spans(CHATML, pair, kind="prompt", names=("prompt", "completion")) == [
         "second<|im_end|>\n"
     ]
 

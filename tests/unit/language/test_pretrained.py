@@ -207,8 +207,7 @@ def test_other_sizes_and_an_adapter_are_refused(
     folder = save_model(tmp_path / "narrow")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
-    rule = r"its files hold .*down_proj.weight as \[32, 48\], and its config.json says \[32, 40\]"
-    with pytest.raises(ConfigError, match=rule):
+    with pytest.raises(ConfigError, match="cannot be loaded: You set `ignore_mismatched_sizes`"):
         task(model=str(folder)).build_model()
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="it holds an adapter; merge the adapter"):

@@ -86,7 +86,7 @@ def joined_words() -> Any:
 
 def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
     """All tokens of a prompt and its completion, and those that are targets."""
-    encoder = Encoder(tokenizer, Columns(prompt="p", completion="c"), None)
+    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")), None)
     [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
