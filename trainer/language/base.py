@@ -122,8 +122,8 @@ class LanguageTask(Task):
         if kept.all() or not kept.any():
             rule = f"keeps {kept.sum()} of {count} documents; both parts must hold one"
             raise setting_error("evaluation", given, rule)
-        measured = train._replace(chosen=train.chosen[kept])
-        return train._replace(chosen=train.chosen[~kept]), make(measured)
+        measured = Part(train.key, train.items, train.chosen[kept])
+        return Part(train.key, train.items, train.chosen[~kept]), make(measured)
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
