@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.metadata
 import platform
 import re
-import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-WIDTH = 80  # of a terminal
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 # Names of settings whose text is a secret. The tokens of a tokenizer are none (eos_token).
@@ -56,15 +54,11 @@ def printable(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for a wrong name, or else which names are known."""
-    near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else f"known: {listed(sorted(known), 12) or 'none'}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that ``name`` is a misspelling of, in any case, or None."""
     by_lower_case = {other.lower(): other for other in known}
-    similar = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-    return by_lower_case[similar[0]] if similar else None
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    if near:
+        return f"did you mean {by_lower_case[near[0]]!r}?"
+    return f"known: {listed(sorted(known), 12) or 'none'}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
@@ -106,20 +100,10 @@ def seconds_of(duration: str) -> int:
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 
 
-def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
-    """Return rows as lines with aligned columns.
-
-    Args:
-        left: how many columns are aligned to the left, the others to the right. None for all.
-    """
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        if left is not None:
-            cells[left:] = [cell.strip().rjust(len(cell)) for cell in cells[left:]]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def is_headline(name: str) -> bool:
@@ -134,42 +118,16 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
     """Return names and values between two rules of 80 columns, with notices below them."""
-    width = 2 + max(len(name) for name, _ in rows)
-    lines = []
-    for name, value in rows:
-        begin = name.ljust(width)
-        lines += textwrap.wrap(
-            value,
-            WIDTH,
-            initial_indent=begin,
-            subsequent_indent=" " * width,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    rule = "-" * WIDTH
-    return "\n".join([rule, *lines, *(f"note: {notice}" for notice in notices), rule])
-
-
-def versions(*, installed: bool = False) -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide what runs, if imported.
-
-    A checkout that is on PYTHONPATH, and not installed, has no version.
-
-    Args:
-        installed: also of packages that are installed and not imported.
-    """
-    found = {"samecurve": _version("samecurve") or "not installed"}
-    for name in ("torch", "accelerate", "deepspeed", "transformers"):
-        version = _version(name) if installed or name in sys.modules else None
-        if version is not None:
-            found[name] = version
-    return found | {"python": platform.python_version()}
+    rule = "-" * 80
+    return "\n".join([rule, *columns(rows), *(f"note: {notice}" for notice in notices), rule])
 
 
 @functools.cache
-def _version(package: str) -> str | None:
-    """Return the version of an installed package, which is read from a file. None without it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that decide what runs."""
+    # A checkout that is on PYTHONPATH, and not installed, has no version.
+    found = {"samecurve": "not installed"}
+    for name in ("samecurve", "torch", "accelerate", "deepspeed", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"python": platform.python_version()}

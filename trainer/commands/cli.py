@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         code = 0
         if args.version:
-            print("\n".join(map(" ".join, versions(installed=True).items())))
+            print("\n".join(map(" ".join, versions().items())))
         elif args.command is None:
             parser.print_help()
         else:

@@ -119,7 +119,7 @@ def _table(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str
     return [
         f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; "
         f"of each of {args.gpus} GPUs (buffers are an upper bound):",
-        *columns(cells, left=1),
+        *columns(cells),
     ]
 
 

@@ -16,28 +16,33 @@ def broken_rules(
     error: ValidationError, data: object, known: Collection[str]
 ) -> dict[str, tuple[str, Any]]:
     """Return the rules that ``data`` breaks and the wrong values, by dotted key."""
-    found: dict[str, list[Any]] = {}
+    problems: dict[str, tuple[str, Any]] = {}
     for details in error.errors(include_url=False):
-        found.setdefault(_key_of(details, data), []).append(details)
+        key = _key_of(details, data)
+        rule = _rule_of(details, known)
+        before, _ = problems.get(key, (rule, None))
+        if rule not in before:  # each member of a union has an error of its own
+            rule = f"{before} or {rule}"
+        problems[key] = (rule, None if details["type"] == "missing" else details["input"])
 
-    problems = {}
-    for key, several in found.items():
-        # If a value fits no member of a union, a mistake inside of it says the most.
-        if not any(other.startswith(f"{key}.") for other in found):
-            rules = dict.fromkeys(_rule_of(details, known) for details in several)
-            value = None if several[0]["type"] == "missing" else several[0]["input"]
-            problems[key] = (" or ".join(rules), value)
-    return problems
+    # If a value fits no member of a union, a mistake inside of it says the most.
+    return {
+        key: problem
+        for key, problem in problems.items()
+        if not any(other.startswith(f"{key}.") for other in problems)
+    }
 
 
 def _key_of(details: Any, data: Any) -> str:
     """Return the dotted key of an error. pydantic's location also names the members of unions."""
-    key = ""
+    key: list[str] = []
     for part in details["loc"]:
         with contextlib.suppress(KeyError, IndexError, TypeError):
             data = data[part]
-            key = _joined(key, str(part))
-    return _joined(key, str(details["loc"][-1])) if details["type"] == "missing" else key
+            key.append(str(part))
+    if details["type"] == "missing":
+        key.append(str(details["loc"][-1]))
+    return ".".join(key)
 
 
 def _rule_of(details: Any, known: Collection[str]) -> str:
@@ -49,7 +54,3 @@ def _rule_of(details: Any, known: Collection[str]) -> str:
         return "is required"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])
     return re.sub("^(Input|String) should", "must", rule)
-
-
-def _joined(*keys: str) -> str:
-    return ".".join(filter(None, keys))

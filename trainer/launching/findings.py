@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
+from ..config.broken_rules import broken_rules
 from ..errors import ConfigError, Origin, Problem, Sourced
-from ..text import nearest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,11 +25,6 @@ class Findings:
         """Record a problem. Only the first problem of a value counts."""
         if all(problem.origin != found.origin for problem in self.problems):
             self.problems.append(found.problem(rule))
-
-    def unknown(self, found: Sourced[Any], known: Collection[str]) -> None:
-        """Record an unknown key, with the nearest known key if there is any."""
-        right = nearest(found.origin.key.rpartition(".")[2], known)
-        self.refuse(found, f"unknown key; did you mean {right!r}?" if right else "unknown key")
 
     def end(self) -> None:
         """Raise ConfigError if there are problems."""
@@ -54,14 +49,8 @@ class Findings:
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:
-            for problem in error.errors():
-                path = tuple(map(str, problem["loc"]))
-                found = Sourced(problem["input"], origin(".".join(path)))
-                if problem["type"] == "extra_forbidden":
-                    self.unknown(found, () if path[1:] else keys_of(model))
-                else:
-                    rule = problem["msg"].removeprefix("Value error, ")
-                    self.refuse(found, rule.replace("Input should be", "must be"))
+            for key, (rule, value) in broken_rules(error, values, keys_of(model)).items():
+                self.refuse(Sourced(value, origin(key)), rule)
             raise ConfigError(self.problems) from None
 
 

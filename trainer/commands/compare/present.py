@@ -43,7 +43,7 @@ def as_table(report: Mapping[str, Any]) -> str:
                 "" if loss is None else f"{loss:.4f}",
             ]
         )
-    lines = columns(rows, left=2)
+    lines = columns(rows)
 
     for run in report["runs"]:
         if run["state"]:

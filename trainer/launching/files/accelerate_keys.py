@@ -13,6 +13,7 @@ from typing import Any
 from ...config.documents import Document
 from ...errors import Sourced
 from ...private.accelerate import launch_arguments
+from ...text import did_you_mean
 from ..findings import Findings, M, keys_of
 
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
@@ -51,7 +52,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
         found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
         argument = key if key in known else _PREFIXES.get(section, "") + key
         if argument not in known:
-            check.unknown(found, known)
+            check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
         elif argument in entries:
             check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
         else:

@@ -24,7 +24,7 @@ def test_table_page_and_json_of_two_runs(
     )
     assert main(["compare", str(ddp), str(fsdp), "--json", "c.json", "--title", "A & B"]) == 0
     out = capsys.readouterr().out
-    assert "ddp   ddp           2         90  1000 B  1.5000" in out
+    assert "ddp   ddp       2      90         1000 B  1.5000" in out
     assert "beside ddp, fsdp: the same curve: at most 1.0e-07 apart (bound 1e-05)" in out
     assert max(map(len, out.splitlines())) <= 80
     told = json.loads((tmp_path / "c.json").read_text())

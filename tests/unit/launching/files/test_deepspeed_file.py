@@ -219,7 +219,7 @@ OTHER_MISTAKES = [
         "bf16.enabled: 'bf16': disagrees with ds.json:1 (fp16.enabled); enable one of them",
     ),
     ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be an object"),
-    ('{"optimizer": {"params": {}}}', "optimizer.type: {'params': {}}: Field required"),
+    ('{"optimizer": {"params": {}}}', "optimizer.type: is required"),
     ('{"train_batch_size": 1,}', "ds.json:1: the DeepSpeed config file cannot be read"),
     ("", "ds.json:1: the DeepSpeed config file cannot be read"),
 ]
