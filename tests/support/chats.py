@@ -8,11 +8,11 @@ from typing import Any
 
 from tiny_language import conversation, tokenizer
 
-from trainer import ConfigError
 from trainer.language import CausalLM
+from trainer.language.chat import ChatWriter
 from trainer.language.columns import Columns
 from trainer.language.packing import IGNORED
-from trainer.language.templates import CHATML, ChatTemplate
+from trainer.language.templates import CHATML
 from trainer.language.tokens import Encoder
 
 # Thoughts of earlier turns are dropped; the last one always has some, if empty (Qwen3).
@@ -116,7 +116,7 @@ def encoder(template: str, **columns: Any) -> Encoder:
     return Encoder(
         tokenizer(),
         Columns(**{"kind": "messages", "names": ("messages",), **columns}),
-        ChatTemplate(text=template, origin="test"),
+        ChatWriter(tokenizer(), template),
     )
 
 
@@ -124,8 +124,6 @@ def trained_spans(template: str, row: dict[str, Any], **columns: Any) -> list[st
     """The text of each stretch of tokens of a row that are targets; a ConfigError is raised."""
     spans = []
     for document in encoder(template, **columns).encode([("row", row)]):
-        if isinstance(document, ConfigError):
-            raise document
         ids, targets = document
         spans += _stretches(
             [token if target else None for token, target in zip(ids, targets, strict=True)]

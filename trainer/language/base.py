@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
-from .templates import ChatTemplate
-from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
+from .tokens import Corpus, Encoder, Int64Array, load_tokenizer, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
 # Values of attention for which transformers keeps packed documents apart by a mask. The others are
 # flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
-
-
-class Part(NamedTuple):
-    """Data that are trained or evaluated on.
-
-    Args:
-        key: of the setting that names them.
-        items: documents or examples, of which these are a part.
-        chosen: the items of the part, by number.
-    """
-
-    key: str
-    items: Any
-    chosen: Int64Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,32 +83,38 @@ class LanguageTask(Task):
     # -- data -------------------------------------------------------------------------------------
 
     def parts(
-        self, read: Callable[[str, Any], Part], make: Callable[[Part], Any]
-    ) -> tuple[Part, Any]:
+        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
+    ) -> tuple[Any, Any]:
         """Return the data to train on, and those to evaluate on as ``Data.evaluation`` has them.
 
         Args:
             read: returns all items that a setting names, by the key of the setting and its value.
-            make: returns the evaluation set of a part.
+            make: returns the data that some of the items are, chosen by number.
 
         Raises:
             ConfigError: the share of ``data`` for evaluation is all of the items, or none.
         """
-        train, given = read("data", self.data), self.evaluation
+
+        def whole(value: Any) -> Any:
+            items = read("evaluation", value)
+            return make(items, np.arange(len(items)))
+
+        items, given = read("data", self.data), self.evaluation
+        chosen = np.arange(len(items))
+        if given is None:
+            return make(items, chosen), None
         if isinstance(given, Mapping):
-            sets = {name: make(read("evaluation", source)) for name, source in given.items()}
-            return train, sets or None
+            sets = {name: whole(value) for name, value in given.items()}
+            return make(items, chosen), sets or None
         if not isinstance(given, float):
-            return train, None if given is None else make(read("evaluation", given))
+            return make(items, chosen), whole(given)
 
         # Every n-th item is kept for evaluation.
-        count = len(train.chosen)
-        kept = np.diff(np.floor(np.arange(count + 1) * given)) > 0
+        kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
         if kept.all() or not kept.any():
-            rule = f"keeps {kept.sum()} of {count} documents; both parts must hold one"
+            rule = f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one"
             raise setting_error("evaluation", given, rule)
-        measured = Part(train.key, train.items, train.chosen[kept])
-        return Part(train.key, train.items, train.chosen[~kept]), make(measured)
+        return make(items, chosen[~kept]), make(items, chosen[kept])
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
@@ -131,10 +122,6 @@ class LanguageTask(Task):
             key = "tokenizer" if self.tokenizer else "model"
             self.memory["tokenizer"] = load_tokenizer(str(self.tokenizer or self.model), key)
         return self.memory["tokenizer"]
-
-    def vocabulary(self) -> int:
-        """Return the largest token plus 1."""
-        return 1 + int(max(self.load_tokenizer().get_vocab().values()))
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner, each once."""
@@ -218,15 +205,12 @@ class TokenTask(LanguageTask):
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
         text_column: the column to train on, of rows with columns.
-        bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
-            first bad row ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
 
     config: dict[str, Any] | None = None
     text_column: str = "text"
-    bad_rows: BadRows = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,27 +221,26 @@ class TokenTask(LanguageTask):
         if self.config and self.adapter is not None and self.adapter.quantize is not None:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
-    def columns(self, row: Row) -> tuple[Columns, ChatTemplate | None]:
-        """Return the columns to train on, and the template if rows are conversations.
+    def encoder(self, row: Row) -> Encoder:
+        """Return the encoder of rows.
 
         Args:
             row: the first row of the data. Empty if the data is empty.
         """
-        return Columns(names=(self.text_column,)), None
+        return Encoder(self.load_tokenizer(), Columns(names=(self.text_column,)))
 
-    def tokenized(self, key: str, names: str | list[str]) -> Part:
+    def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
         rows = chain.from_iterable(source.read() for source in sources)
         _, first = next(rows, ("", {}))
-        columns, template = self.columns(first)
-        corpus = Corpus.prepare(
-            sources, columns, self.load_tokenizer(), template, self.cache_dir, key, self.bad_rows
-        )
-        if columns.kind != "text":
-            self.note(f"{key}: columns {', '.join(columns.names)}")
-        self.note(*corpus.notices)
-        return Part(key, corpus, np.arange(len(corpus.ends)))
+        encoder = self.encoder(first)
+        corpus = Corpus.prepare(sources, encoder, self.cache_dir, key)
+        if encoder.columns.kind != "text":
+            self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
+        if corpus.left_out:
+            self.note(f"{corpus.left_out:,} documents without a token to train on are left out")
+        return corpus
 
     def build(self, auto_class: str, **defaults: Any) -> Any:
         """Build the model of the files or of the configuration, without values.
@@ -270,7 +253,7 @@ class TokenTask(LanguageTask):
             ConfigError: the model has no embedding for some tokens: a GPU would stop without a
                 reason.
         """
-        vocabulary = self.vocabulary()
+        vocabulary = vocabulary_of(self.load_tokenizer())
         if self.config is None:
             model = self.build_pretrained(auto_class)
         else:

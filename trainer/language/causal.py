@@ -12,20 +12,21 @@ from pydantic import Field
 from torch import nn
 
 from ..task import Data
-from .base import DENSE, Part, TokenTask
+from .base import DENSE, TokenTask
 from .card import model_card
 from .chat import ChatWriter
 from .columns import USUAL, Columns, Kind
 from .ends import end_with, with_end
 from .loss import FusedHead, why_not_fusible
 from .meta_model import CAUSAL, small_copy
-from .packing import Collate, LongDocuments, Packing, Rows
+from .packing import Collate, Packing, Rows
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
-from .templates import ChatTemplate, read_template
+from .templates import read_template
+from .tokens import Corpus, Encoder, Int64Array, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +55,9 @@ class CausalLM(TokenTask):
             the tokenizer's templates). By default the tokenizer's chat template.
         chat_template_kwargs: arguments of the template beside the messages. Those of a row come
             first.
-        turns: ``each`` trains on each turn of a conversation as the template writes the turn while
-            it is the last. By default a conversation is trained on once, as it is at its end.
         sequence_length: positions of a row.
         packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
-            each document a row.
-        long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
-            behind the first piece, or ``refuse``d.
+            each document a row. A document that is longer than a row is split.
         adapter: low-rank adapters, which alone are trained. {} for the defaults.
         attention: transformers' name: sdpa, eager, flash_attention_2 (on GPUs). By default the
             choice of the model's class.
@@ -79,10 +76,8 @@ class CausalLM(TokenTask):
     completion_column: str | None = None
     template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    turns: Literal["each"] | None = None
     sequence_length: Annotated[int, Field(ge=2)] = 1024
     packing: Packing = "best_fit"
-    long_documents: LongDocuments = "split"
     activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
 
@@ -94,8 +89,11 @@ class CausalLM(TokenTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        part, evaluation = self.parts(self.tokenized, self._rows)
-        train = self._rows(part)
+        def rows(corpus: Corpus, chosen: Int64Array) -> Rows:
+            length, cache = self.sequence_length, self.cache_dir
+            return Rows(corpus, chosen, length=length, packing=self.packing, cache=cache)
+
+        train, evaluation = self.parts(self.tokenized, rows)
         tokenizer = self.load_tokenizer()
         collate = Collate(
             length=None if self.packing == "none" else self.sequence_length,
@@ -103,7 +101,7 @@ class CausalLM(TokenTask):
         )
         return Data(train=train, evaluation=evaluation, collate=collate, version=train.version)
 
-    def columns(self, row: Row) -> tuple[Columns, ChatTemplate | None]:
+    def encoder(self, row: Row) -> Encoder:
         usual: list[tuple[Kind, tuple[str, ...]]] = [("text", (self.text_column,)), *USUAL]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
@@ -111,36 +109,21 @@ class CausalLM(TokenTask):
             usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
         found = [(kind, names) for kind, names in usual if None not in map(row.get, names)]
         kind, names = (found or usual)[0]
-        columns = Columns(
-            kind=kind,
-            names=names,
-            each_turn=self.turns == "each",
-            settings=self.chat_template_kwargs,
-        )
+        columns = Columns(kind=kind, names=names, settings=self.chat_template_kwargs)
 
         tokenizer = self.load_tokenizer()
         if not columns.are_chats(row):
             end = tokenizer.eos_token_id
             self.memory.setdefault("ends", [] if end is None else [end])
-            return columns, None
+            return Encoder(tokenizer, columns)
 
         template = read_template(tokenizer, self.template)
-        ends = self.memory.setdefault("ends", ChatWriter(tokenizer, template).turn_ends())
-        self.note(f"template: {template}")
+        writer = ChatWriter(tokenizer, template.text)
+        ends = self.memory.setdefault("ends", writer.turn_ends())
+        self.note(f"template: {template.origin}")
         if not ends:
             self.note("template: no token ends a turn of the assistant")
-        return columns, template
-
-    def _rows(self, part: Part) -> Rows:
-        return Rows(
-            part.items,
-            part.chosen,
-            length=self.sequence_length,
-            packing=self.packing,
-            long_documents=self.long_documents,
-            cache=self.cache_dir,
-            key=part.key,
-        )
+        return Encoder(tokenizer, columns, writer)
 
     # -- model ------------------------------------------------------------------------------------
 
@@ -149,7 +132,7 @@ class CausalLM(TokenTask):
         if deterministic and self.attention not in (*DENSE, "flash_attention_2"):
             rule = "is not known to be deterministic; set flash_attention_2 or sdpa"
             raise setting_error("attention", self.attention, rule)
-        model = self.load_model(self.vocabulary())
+        model = self.load_model(vocabulary_of(self.load_tokenizer()))
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
-from .messages import FORMS, Chat, Form, Message, in_form, spoken_text, thoughts_of
+from .messages import FORMS, Chat, Form, Message, in_form, spoken_text
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
-from .templates import GENERATION, ChatTemplate
+from .templates import GENERATION
 
 # Templates are tried with these: words and names that no template writes by itself.
 WORDS = "forty two words"
@@ -46,16 +45,8 @@ class Part(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class TrainingText:
-    """A text and the spans of it that are trained on.
-
-    Args:
-        spans: of characters. None: all of it.
-    """
-
-    text: str
-    spans: Sequence[tuple[int, int]] | None = None
+# A text, and the spans of its characters that are trained on. None: all of it.
+TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
 
 
 class ChatWriter:
@@ -63,18 +54,14 @@ class ChatWriter:
 
     Args:
         tokenizer: that knows the special tokens of the template.
-        template: of the run.
-
-    Attributes:
-        without_thoughts: how many of the assistant's turns the template wrote without their
-            thoughts, as many do with all turns but the last.
+        text: of the template.
     """
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Any, text: str) -> None:
         self.tokenizer = tokenizer
-        self.has_marks = GENERATION.search(template.text) is not None
-        self.watched = compile_watched(template.text)
-        self.without_thoughts = 0
+        self.text = text
+        self.has_marks = GENERATION.search(text) is not None
+        self.watched = compile_watched(text)
         self._forms: dict[bool, Form] = {}
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
@@ -95,19 +82,18 @@ class ChatWriter:
             rule = f"the template refuses this conversation: {first_line(error)}"
             raise setting_error("template", origin, rule) from None
 
-        writers = range(len(chat.messages)) if self.has_marks else {of for of, _, _ in parts}
         spans = [part for part in parts if part.message != NOBODY and chat.trained[part.message]]
+        trained = [""] * len(chat.messages)
+        for number, start, end in spans:
+            trained[number] += text[start:end]
         for number, message in enumerate(chat.messages):
-            written = text
-            if chat.trained[number]:
-                written = "".join(text[start:end] for of, start, end in spans if of == number)
-            words = [_name_of(call) for call in message.get("tool_calls") or ()]
-            is_right = all(word in written for word in words)
             said = spoken_text(message)
-            if message["role"] != "tool":
-                is_right &= said in written
-            elif said and number not in writers:  # who has a part may write the answer as JSON
-                is_right = not any(said in text[start:end] for _, start, end in spans)
+            words = [said, *map(_name_of, message.get("tool_calls") or ())]
+            written = trained[number] if chat.trained[number] else text
+            is_right = all(word in written for word in words)
+            if message["role"] == "tool":  # if it has a part, its answer may be JSON there
+                has_part = self.has_marks or any(of == number for of, _, _ in parts)
+                is_right = has_part or not said or not any(said in words for words in trained)
             if not is_right:
                 rule = (
                     f"the template leaves out words of the {message['role']}, or does not show "
@@ -115,12 +101,11 @@ class ChatWriter:
                     "{% generation %} around them"
                 )
                 raise setting_error("template", f"{origin} message {number + 1}", rule)
-            self.without_thoughts += chat.trained[number] and thoughts_of(message) not in written
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             rule = "the template leaves the row's tools out; give another template"
             raise setting_error("template", origin, rule)
-        return TrainingText(text, [(start, end) for _, start, end in spans])
+        return text, [(start, end) for _, start, end in spans]
 
     def turn_ends(self) -> list[int]:
         """Return the tokens that end a turn of the assistant: an answer, then a call of a tool.
@@ -132,7 +117,7 @@ class ChatWriter:
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
             chat = Chat(messages=[QUESTION, turn], trained=[False, True], settings={})
             with suppress(ConfigError):
-                _, _, behind = self.write("", chat).text.rpartition(word)
+                _, _, behind = self.write("", chat)[0].rpartition(word)
                 tokens = self.tokenizer(behind, add_special_tokens=False)["input_ids"]
                 known = self.tokenizer.added_tokens_decoder
                 found += [token for token in tokens if token in known][-1:]
@@ -175,9 +160,11 @@ class ChatWriter:
                 for start, end in marks
                 if end > start
             ]
-        changes = [n for n in range(1, len(writers)) if writers[n - 1] != writers[n]]
-        borders = pairwise([0, *changes, len(writers)])
-        return "".join(pieces), [Part(writers[start], start, end) for start, end in borders]
+        parts: list[Part] = []
+        for writer, stretch in groupby(writers):
+            start = parts[-1].end if parts else 0
+            parts.append(Part(writer, start, start + len(list(stretch))))
+        return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:
         """Return the parts of messages without the text that makes the assistant speak.

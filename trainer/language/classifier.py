@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_hexdigest
 
 from ..task import Data
-from .base import LanguageTask, Part
+from .base import LanguageTask
 from .card import model_card
 from .columns import take
 from .sources import find_sources
@@ -52,8 +51,9 @@ class SequenceClassifier(LanguageTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        part, evaluation = self.parts(self._examples, _chosen)
-        train = _chosen(part)
+        train, evaluation = self.parts(
+            self._examples, lambda examples, chosen: [examples[number] for number in chosen]
+        )
         return Data(
             train=train,
             evaluation=evaluation,
@@ -66,7 +66,7 @@ class SequenceClassifier(LanguageTask):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return tokenizer
 
-    def _examples(self, key: str, names: str | list[str]) -> Part:
+    def _examples(self, key: str, names: str | list[str]) -> list[Example]:
         """Return the text and the label of each row that the setting ``key`` names."""
         examples = []
         for source in find_sources(names, key):
@@ -79,7 +79,7 @@ class SequenceClassifier(LanguageTask):
         labels = {label for _, label in examples}
         by_length = sorted(labels, key=lambda label: (len(label), label))
         self.memory.setdefault("labels", by_length)
-        return Part(key, examples, np.arange(len(examples)))
+        return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest text, with the number of each label."""
@@ -132,10 +132,6 @@ class SequenceClassifier(LanguageTask):
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
-
-
-def _chosen(part: Part) -> list[Example]:
-    return [part.items[number] for number in part.chosen]
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import compress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from .messages import Chat, read_chat, read_json
@@ -51,14 +50,11 @@ class Columns:
             row has them. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``,
             the answer is ``output``.
         names: of the columns.
-        each_turn: a conversation is trained on turn by turn: each as the template writes the turn
-            while it is the last.
         settings: of the template, for all conversations. Those of a row come first.
     """
 
     kind: Kind = "text"
     names: tuple[str, ...] = ("text",)
-    each_turn: bool = False
     settings: Mapping[str, Any] | None = None
 
     def are_chats(self, row: Row) -> bool:
@@ -67,19 +63,19 @@ class Columns:
             return isinstance(row.get(self.names[0]), list)
         return self.kind in ("messages", "instruction")
 
-    def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row to train on: one, or one for each turn.
+    def read_chat(self, row: Row, origin: str) -> Chat:
+        """Return the conversation of a row to train on.
 
         Raises:
             ConfigError: the row has another form.
         """
-        if any(row.get(name) for name in MEDIA):
+        if any(map(row.get, MEDIA)):
             raise setting_error("data", origin, "has images or other media; only text is supported")
 
-        given = read_json(origin, "chat_template_kwargs", row.get("chat_template_kwargs"), dict)
-        settings = {**(self.settings or {}), **given}
-        if row.get("tools"):
-            settings["tools"] = read_json(origin, "tools", row["tools"], list)
+        settings = {**(self.settings or {}), **read_json(origin, "chat_template_kwargs", row, dict)}
+        tools = read_json(origin, "tools", row, list)
+        if tools:
+            settings["tools"] = tools
 
         key = f"{'completion' if self.kind == 'prompt' else 'messages'}_column"
         prompt = [{"role": "system", "content": row["system"]}] if row.get("system") else []
@@ -87,20 +83,10 @@ class Columns:
         if self.kind == "prompt":
             prompt = take(row, origin, self.names[0], "prompt_column")
         elif self.kind == "instruction":
-            question = take(row, origin, "instruction", "data", str)
-            if row.get("input"):
-                question += f"\n\n{row['input']}"
-            prompt.append({"role": "user", "content": question})
+            parts = take(row, origin, "instruction", "data", str), row.get("input")
+            prompt.append({"role": "user", "content": "\n\n".join(filter(None, parts))})
             messages = [{"role": "assistant", "content": messages}]
-
-        chat = read_chat(origin, key, prompt, messages, settings)
-        if not self.each_turn:
-            return [chat]
-        turns = []
-        for number in compress(range(len(chat.trained)), chat.trained):
-            only = [False] * number + [True]
-            turns.append(replace(chat, messages=chat.messages[: number + 1], trained=only))
-        return turns
+        return read_chat(origin, key, prompt, messages, settings)
 
 
 def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[int]]:
@@ -114,12 +100,9 @@ def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[
     """
     ids = take(row, origin, column, "data", list)
     labels = ids if row.get("labels") is None else row["labels"]
-    if not all(isinstance(id, int) and 0 <= id < vocabulary for id in ids):
-        rule = f"{column}: must be tokens from 0 to {vocabulary - 1:,}"
+    are_tokens = all(id in range(vocabulary) for id in ids)
+    kept = [-100 if label == -100 else id for id, label in zip(ids, labels, strict=False)]
+    if not are_tokens or len(labels) != len(ids) or labels != kept:
+        rule = f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token"
         raise setting_error("data", origin, rule)
-    targets = [int(label != -100) for label in labels]
-    kept = [id if target else -100 for id, target in zip(ids, targets, strict=False)]
-    if len(labels) != len(ids) or labels != kept:
-        rule = f"labels: each must be -100 or the token of {column} at its place"
-        raise setting_error("data", origin, rule)
-    return ids, targets
+    return ids, [int(label != -100) for label in labels]

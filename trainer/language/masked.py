@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 
 from ..data.seeds import generator_of
 from ..task import Data
-from .base import Part, TokenTask
+from .base import TokenTask
 from .card import model_card
 from .packing import IGNORED
 from .problems import setting_error
-from .tokens import TARGET
+from .tokens import TARGET, Corpus, Int64Array, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -50,10 +50,12 @@ class MaskedLM(TokenTask):
             rule = "has no token that hides another one; give an encoder's"
             raise setting_error("tokenizer", self.tokenizer or self.model, rule)
 
-        mask = Mask(tokenizer, self.vocabulary(), self.mask_probability)
+        mask = Mask(tokenizer, vocabulary_of(tokenizer), self.mask_probability)
         length = self.sequence_length
-        part, evaluation = self.parts(self.tokenized, lambda part: Pieces(part, length, mask))
-        train = Pieces(part, length)
+        train, evaluation = self.parts(
+            self.tokenized, lambda corpus, chosen: Pieces(corpus, chosen, length, mask)
+        )
+        train.mask = None  # drawn anew in each epoch, by ``augment``
         return Data(
             train=train,
             evaluation=evaluation,
@@ -77,19 +79,19 @@ class Pieces(Dataset[Any]):
     """Documents as tokens, each cut into pieces of at most ``length``.
 
     Args:
-        mask: for evaluation, to mask each piece in the same way every time. Without a mask the
-            pieces are plain tokens.
+        mask: for evaluation, to mask each piece in the same way every time. None: the pieces are
+            plain tokens.
     """
 
-    def __init__(self, part: Part, length: int, mask: Mask | None = None) -> None:
-        corpus, chosen = part.items, part.chosen
+    def __init__(self, corpus: Corpus, chosen: Int64Array, length: int, mask: Mask | None) -> None:
         self.tokens = corpus.tokens
         self.mask = mask
         self.version = corpus.version(chosen)
-        spans = []
-        for start, end in zip(corpus.starts[chosen], corpus.ends[chosen], strict=True):
-            spans += [(first, min(first + length, end)) for first in range(start, end, length)]
-        self.spans = np.array(spans, np.int64)
+        self.spans = [
+            (first, min(first + length, end))
+            for start, end in zip(corpus.starts[chosen], corpus.ends[chosen], strict=True)
+            for first in range(start, end, length)
+        ]
 
     def __len__(self) -> int:
         return len(self.spans)

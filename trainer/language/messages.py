@@ -105,32 +105,25 @@ def _read_message(given: Any) -> Message:
     return {**message, "content": content}
 
 
-def read_json(origin: str, column: str, value: Any, wanted: type) -> Any:
+def read_json(origin: str, column: str, row: Mapping[str, Any], wanted: type) -> Any:
     """Return the value of a column, which may be JSON text. An empty value if there is none.
 
     Raises:
         ConfigError: the value is not of the wanted type.
     """
+    value = row.get(column)
     if isinstance(value, str):
         with suppress(ValueError):
             value = json.loads(value or "null")
-    if value is not None and not isinstance(value, wanted):
-        rule = f"{column}: must be a {wanted.__name__}, or its JSON text"
-        raise setting_error("data", origin, rule)
-    return value or wanted()
+    if isinstance(value or wanted(), wanted):
+        return value or wanted()
+    raise setting_error("data", origin, f"{column}: must be a {wanted.__name__}, or its JSON text")
 
 
 def spoken_text(message: Message) -> str:
     """Return the text of a message's content, without the thoughts in it."""
     _, _, spoken = message.get("content", "").rpartition("</think>")
     return str(spoken.strip())
-
-
-def thoughts_of(message: Message) -> str:
-    """Return the thoughts of a message: of their own key, or in its content."""
-    content, _, _ = message.get("content", "").rpartition("</think>")
-    thoughts = message.get("reasoning_content") or content.replace("<think>", "")
-    return str(thoughts).strip()
 
 
 def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
@@ -153,9 +146,10 @@ def _call_in_form(form: Form, call: Any) -> Any:
         return {**call, "function": _call_in_form(form, call["function"])}
 
     arguments = call.get("arguments")
-    if form.arguments_as_text and not isinstance(arguments, str):
+    is_text = isinstance(arguments, str)
+    if form.arguments_as_text and not is_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not form.arguments_as_text and isinstance(arguments, str):
+    elif is_text and not form.arguments_as_text:
         with suppress(ValueError):
             arguments = json.loads(arguments)
     return {**call, "arguments": arguments}

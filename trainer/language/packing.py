@@ -7,7 +7,7 @@ piece predicts the first token of the next piece.
 
 from __future__ import annotations
 
-import hashlib
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,14 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from ..data.cache import prepare_once
-from ..errors import DataError
-from .problems import setting_error
 from .tokens import TARGET, Corpus, Int64Array, UInt32Array
 
 IGNORED = -100  # label of a position that has no loss
-FORMAT = 1  # raise it when the same documents become other rows
+FORMAT = 2  # raise it when the same documents become other rows
 Packing = Literal["best_fit", "none"]
-LongDocuments = Literal["split", "cut", "refuse"]
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -40,43 +37,18 @@ class Rows(Dataset[dict[str, Tensor]]):
         chosen: documents of the corpus, by number.
         length: positions of a row.
         packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
-        long_documents: what to do with a document that has more positions than a row.
         cache: folder in which the plan of the rows is kept.
-        key: of the setting that names the data, for messages.
-
-    Raises:
-        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
-        DataError: no row is left.
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        chosen: Int64Array,
-        *,
-        length: int,
-        packing: Packing,
-        long_documents: LongDocuments,
-        cache: str,
-        key: str,
+        self, corpus: Corpus, chosen: Int64Array, *, length: int, packing: Packing, cache: str
     ) -> None:
         self.tokens = corpus.tokens
-        self.starts = corpus.starts[chosen]
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
 
-        longest = int((self.ends - self.starts).max())
-        if longest - 1 > length and long_documents == "refuse":
-            rule = f"a document has {longest:,} tokens; raise it, or set long_documents"
-            raise setting_error("sequence_length", length, rule)
-
-        # The plan is made once per machine. Other content or other settings are another plan.
-        chosen_digest = hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()
-        content = [FORMAT, corpus.folder.name, chosen_digest, length, packing, long_documents]
-
         def write_plan(folder: Path) -> None:
-            keep_rest = long_documents == "split"
-            pieces = cut_documents(self.tokens, self.starts, self.ends, length, keep_rest=keep_rest)
+            pieces = cut_documents(self.tokens, corpus.starts[chosen], self.ends, length)
             rows = np.arange(len(pieces) + 1)
             if packing == "best_fit":
                 order, rows = best_fit(pieces[:, 1], length)
@@ -84,13 +56,11 @@ class Rows(Dataset[dict[str, Tensor]]):
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
+        # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        folder = prepare_once(cache, content, write_plan)
+        folder = prepare_once(cache, [FORMAT, self.version, length, packing], write_plan)
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
-        if len(self) == 0:
-            rule = f"no document has a token to train on in its first {length} positions"
-            raise DataError(f"task_settings.{key}: {rule}")
 
     def __len__(self) -> int:
         return len(self.rows) - 1
@@ -126,51 +96,47 @@ class Collate:
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return input_ids, labels and position_ids, each (rows, positions)."""
-        width = self.length or max(len(row["input_ids"]) for row in rows)
-        shape = len(rows), width
-        batch = {
-            "input_ids": torch.full(shape, self.padding),
-            "labels": torch.full(shape, IGNORED),
-            "position_ids": torch.zeros(shape, dtype=torch.int64),
-        }
-        for number, row in enumerate(rows):
-            size = len(row["labels"])
-            for name, tensor in batch.items():
-                tensor[number, :size] = row[name]
+        width = self.length or max(len(row["labels"]) for row in rows)
+        padded = []
+        for row in rows:
             # Padding counts from 0 again: a document of its own, which no other one attends to.
-            batch["position_ids"][number, size:] = torch.arange(width - size)
-        return batch
+            positions = torch.arange(width - len(row["labels"]))
+            padding = {
+                "input_ids": torch.full_like(positions, self.padding),
+                "labels": torch.full_like(positions, IGNORED),
+                "position_ids": positions,
+            }
+            padded.append({name: torch.cat([row[name], padding[name]]) for name in padding})
+        return default_collate(padded)  # type: ignore[no-any-return]
 
 
 def cut_documents(
-    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
+    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int
 ) -> Int64Array:
-    """Cut documents into pieces of at most ``length`` positions.
+    """Cut documents into pieces of at most ``length`` positions. Pieces without a target go out.
 
     Args:
         tokens: of all documents. The bit ``TARGET`` says which have a loss.
         starts, ends: of each document, in ``tokens``.
         length: positions of a row.
-        keep_rest: keep all pieces of a long document with a target. Else only its first piece.
 
     Returns:
         (first token, positions) of each piece, as (n, 2).
     """
     pieces = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        stop = end - 1 if keep_rest else start + 1
-        for first in range(start, stop, length):
+        for first in range(start, end - 1, length):
             size = min(length, end - 1 - first)
             if (tokens[first + 1 : first + size + 1] & TARGET).any():
                 pieces.append((first, size))
-    return np.array(pieces, np.int64).reshape(-1, 2)
+    return np.array(pieces, np.int64)
 
 
 def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array]:
     """Put pieces into rows: the longest first, each into the row where the least stays free.
 
-    The time is linear in the number of pieces, since rows are kept by how much of them is free,
-    and one large integer says by its bits for which amounts there is a row.
+    The time is almost linear in the number of pieces, since rows are kept by how much of them is
+    free.
 
     Args:
         lengths: of the pieces, each at least 1 and at most ``capacity``.
@@ -181,24 +147,26 @@ def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array
     """
     rows: list[list[int]] = []
     rows_by_free: list[list[list[int]]] = [[] for _ in range(capacity + 1)]
-    free_bits = 0  # bit n is set if rows_by_free[n] is not empty
+    amounts: list[int] = []  # those of which rows_by_free has a row, the smallest first
 
     for piece in np.argsort(-lengths, kind="stable").tolist():
         size = int(lengths[piece])
-        free = capacity
-        row: list[int] = []
-        if fitting := free_bits >> size:
-            # The lowest bit that is set: the row that this piece leaves fullest.
-            free = size + (fitting & -fitting).bit_length() - 1
-            row = rows_by_free[free].pop()
-            free_bits ^= 0 if rows_by_free[free] else 1 << free
-        else:
+        place = bisect_left(amounts, size)
+        if place == len(amounts):
+            free = capacity
+            row: list[int] = []
             rows.append(row)
+        else:
+            free = amounts[place]
+            row = rows_by_free[free].pop()
+            if not rows_by_free[free]:
+                del amounts[place]
 
         row.append(piece)
-        if free > size:
-            rows_by_free[free - size].append(row)
-            free_bits |= 1 << (free - size)
+        free -= size
+        if free and not rows_by_free[free]:
+            insort(amounts, free)
+        rows_by_free[free].append(row)
 
     order = np.array([piece for row in rows for piece in row], np.int64)
     return order, np.cumsum([0, *map(len, rows)])

@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from ..data.cache import prepare_once
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .chat import ChatWriter, TrainingText
 from .columns import Columns, read_ids, take
 from .problems import first_line, setting_error
 from .sources import Row, Source
-from .templates import ChatTemplate
 
-FORMAT = 3  # raise it when the same rows become other files
+FORMAT = 4  # raise it when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # that are encoded at once, by as many threads as the tokenizer uses
 
 Encoded = tuple[list[int], Any]  # tokens, and 1 for each that is a target, else 0
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
-BadRows = Literal["leave_out"] | None
 
 
 def load_tokenizer(name: str, key: str) -> Any:
@@ -59,96 +57,79 @@ def load_tokenizer(name: str, key: str) -> Any:
         raise setting_error(key, name, rule) from None
 
 
+def vocabulary_of(tokenizer: Any) -> int:
+    """Return the largest token of a tokenizer plus 1."""
+    return 1 + int(max(tokenizer.get_vocab().values()))
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Turns rows into tokens.
 
     Args:
         columns: of a row that are trained on.
-        template: that writes conversations. None: the rows are no conversations.
-        bad_rows: whether rows that cannot be trained on are left out. ``bad`` counts them, and
-            ``first_bad`` is the error of the first.
+        writer: of conversations. None: the rows are no conversations.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        columns: Columns,
-        template: ChatTemplate | None,
-        bad_rows: BadRows = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.columns = columns
-        self.writer = None if template is None else ChatWriter(tokenizer, template)
-        self.vocabulary = 1 + int(max(tokenizer.get_vocab().values()))
-        self.bad_rows = bad_rows
-        self.bad = 0
-        self.first_bad: ConfigError | None = None
+    tokenizer: Any
+    columns: Columns
+    writer: ChatWriter | None = None
 
-    def encode(self, rows: Iterable[tuple[str, Row]]) -> Iterator[Encoded]:
-        """Yield the tokens of each document of some rows, in order.
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[Encoded]:
+        """Yield the tokens of some rows, in order.
 
         Args:
-            rows: each with its origin, for messages.
+            rows: at least one row, each with its origin, for messages.
 
         Raises:
-            ConfigError: a row cannot be trained on, and such rows are not left out.
+            ConfigError: a row cannot be trained on.
         """
-        texts: list[TrainingText] = []
-        for origin, row in rows:
-            try:
-                if self.columns.kind == "ids":
-                    yield read_ids(row, origin, self.columns.names[0], self.vocabulary)
-                else:
-                    texts += self._read(origin, row)
-            except ConfigError as error:
-                if self.bad_rows is None:
-                    raise
-                self.bad += 1
-                self.first_bad = self.first_bad or error
-        if not texts:
+        if self.columns.kind == "ids":
+            known = vocabulary_of(self.tokenizer)
+            for origin, row in rows:
+                yield read_ids(row, origin, self.columns.names[0], known)
             return
 
         # All texts in one call: a fast tokenizer then uses several threads. A chat template writes
         # the special tokens itself.
+        texts, spans = zip(*[self._text(origin, row) for origin, row in rows], strict=True)
         coded = self.tokenizer(
-            [text.text for text in texts],
+            list(texts),
             add_special_tokens=self.writer is None,
-            return_offsets_mapping=texts[0].spans is not None,
+            return_offsets_mapping=spans[0] is not None,
             verbose=False,
         )
         for number, ids in enumerate(coded["input_ids"]):
             targets = np.ones(len(ids), np.uint32)
-            spans = texts[number].spans
-            if spans is not None:
-                targets = tokens_in_spans(coded["offset_mapping"][number], spans)
-            yield self._with_ends(ids, targets) if self.writer is None else (ids, targets)
+            if spans[number] is not None:
+                targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
+            yield (ids, targets) if self.writer else self._with_ends(ids, targets)
 
-    def _read(self, origin: str, row: Row) -> list[TrainingText]:
-        """Return the texts of a row."""
+    def _text(self, origin: str, row: Row) -> TrainingText:
+        """Return the text of a row, and the spans that are trained on."""
         columns = self.columns
         if self.writer is not None:
-            return [self.writer.write(origin, chat) for chat in columns.read_chats(row, origin)]
-        if columns.kind == "text":
-            return [TrainingText(take(row, origin, columns.names[0], "text_column", str))]
+            return self.writer.write(origin, columns.read_chat(row, origin))
 
-        prompt = take(row, origin, columns.names[0], "prompt_column", str)
-        text = prompt + take(row, origin, columns.names[1], "completion_column", str)
-        return [TrainingText(text, [(len(prompt), len(text))])]
+        text: str = take(row, origin, columns.names[0], f"{columns.kind}_column", str)
+        if columns.kind == "text":
+            return text, None
+        whole = text + take(row, origin, columns.names[1], "completion_column", str)
+        return whole, [(len(text), len(whole))]
 
     def _with_ends(self, ids: list[int], targets: Any) -> Encoded:
-        """Return a text with one token that ends it, which is a target, and not two that begin it.
+        """Drop a second token that begins the text, and add the token that ends it, a target.
 
-        There would be two if the row's own text begins with the token that the tokenizer adds.
+        There are two tokens that begin a text if the row has the token that the tokenizer adds.
         """
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if begin is not None and begin != end and ids[:2] == [begin, begin]:
             ids, targets = ids[1:], targets[1:]
 
-        if end is None:
-            return ids, targets
-        if ids[-1:] != [end]:
-            return [*ids, end], np.append(targets, np.uint32(1))
-        targets[-1] = 1
+        if end is not None:
+            if ids[-1:] != [end]:
+                ids, targets = [*ids, end], np.append(targets, 0)
+            targets[-1] = 1
         return ids, targets
 
 
@@ -183,68 +164,54 @@ class Corpus:
     Args:
         tokens: in uint32. The bit ``TARGET`` says which are targets.
         ends: where each document ends in ``tokens``.
-        folder: of the files. Its name changes with the content, with the settings and with how rows
-            are read.
         content: changes with the tokens and with which of them are targets, and with nothing else.
-        notices: about rows that are left out, for the banner.
+        left_out: number of documents without a target, which are left out.
     """
 
     tokens: UInt32Array
     ends: Int64Array
-    folder: Path
     content: str
-    notices: Sequence[str]
+    left_out: int = 0
 
     @classmethod
-    def prepare(
-        cls,
-        sources: Sequence[Source],
-        columns: Columns,
-        tokenizer: Any,
-        template: ChatTemplate | None,
-        cache: str,
-        key: str,
-        bad_rows: BadRows = None,
-    ) -> Corpus:
+    def prepare(cls, sources: Sequence[Source], encoder: Encoder, cache: str, key: str) -> Corpus:
         """Tokenise sources once per machine, or find the files made from the same content before.
 
         Args:
             sources: of the rows.
-            columns, template: as of ``Encoder``.
             cache: parent of the folder with the tokens.
             key: of the setting that names the sources, for messages.
-            bad_rows: what to do with rows that cannot be trained on.
 
         Raises:
             ConfigError: a row cannot be trained on.
             DataError: there is nothing to train on.
         """
+        tokenizer, writer = encoder.tokenizer, encoder.writer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
         content = [
             FORMAT,
             [source.digest for source in sources],
-            dataclasses.asdict(columns),
-            None if template is None else template.text,
-            bad_rows,
-            _identity(tokenizer),
+            dataclasses.asdict(encoder.columns),
+            writer and writer.text,
+            sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
+            str(tokenizer.special_tokens_map),
         ]
 
-        def make(folder: Path) -> None:
-            _write(folder, sources, Encoder(tokenizer, columns, template, bad_rows))
-
-        folder = prepare_once(cache, content, make)
+        folder = prepare_once(cache, content, lambda folder: _write(folder, sources, encoder))
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         ends = np.load(folder / "ends.npy")
-        if not len(ends):
+        if len(ends) == 0:
             names = ", ".join(source.name for source in sources)
             raise DataError(f"task_settings.{key}: {names}: no row has a token to train on")
-
-        tokens = np.memmap(folder / "tokens.bin", np.uint32, "r")
-        return cls(tokens=tokens, ends=ends, folder=folder, **about)
+        return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
     def starts(self) -> Int64Array:
         """Return where each document begins."""
         return np.concatenate([[0], self.ends[:-1]])
+
+    def __len__(self) -> int:
+        return len(self.ends)
 
     def version(self, chosen: Int64Array) -> str:
         """Return text that changes with the tokens of some documents, or which of them are targets.
@@ -255,19 +222,8 @@ class Corpus:
         return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.astype(np.int64).tobytes())
 
 
-def _identity(tokenizer: Any) -> list[Any]:
-    """Return all that decides which tokens a tokenizer makes of a text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    inner = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    return [inner, str(tokenizer.special_tokens_map)]
-
-
 def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
-    """Write the files of a corpus: tokens.bin, ends.npy, about.json.
-
-    Raises:
-        ConfigError: of the first row, if all rows are bad.
-    """
+    """Write the files of a corpus: tokens.bin, ends.npy, about.json."""
     from tqdm import tqdm
 
     rows = chain.from_iterable(source.read() for source in sources)
@@ -286,22 +242,8 @@ def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
                 content.update(tokens.tobytes())
                 lengths.append(len(ids))
 
-    notices = []
-    if encoder.first_bad is not None:
-        if not lengths:
-            raise encoder.first_bad
-        notices.append(f"{encoder.bad:,} bad rows are left out, the first: {encoder.first_bad}")
-    if left_out:
-        notices.append(f"{left_out:,} documents without a token to train on are left out")
-
-    if encoder.writer is not None and encoder.writer.without_thoughts:
-        notices.append(
-            f"the template leaves out the thoughts of {encoder.writer.without_thoughts:,} turns; "
-            "turns: each trains on each turn as the last of its conversation"
-        )
-
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.tobytes())
     np.save(folder / "ends.npy", ends)
-    about = {"content": content.hexdigest(), "notices": notices}
+    about = {"content": content.hexdigest(), "left_out": left_out}
     (folder / "about.json").write_text(json.dumps(about))

@@ -12,8 +12,9 @@ from tiny_language import conversation, save_rows, tokenizer
 
 from trainer import ConfigError
 from trainer.language import CausalLM
+from trainer.language.chat import ChatWriter
 from trainer.language.columns import Columns
-from trainer.language.templates import ALPACA, ChatTemplate
+from trainer.language.templates import ALPACA
 from trainer.language.tokens import Encoder
 
 
@@ -21,7 +22,7 @@ def test_rows_of_instructions_are_conversations() -> None:
     row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
     columns = Columns(kind="instruction", names=("instruction", "output"))
     assert columns.are_chats(row)
-    found = Encoder(tokenizer(), columns, ChatTemplate(text=ALPACA, origin="alpaca"))
+    found = Encoder(tokenizer(), columns, ChatWriter(tokenizer(), ALPACA))
     [(ids, flags)] = found.encode([("row", row)])
     assert (
         tokenizer().decode(ids) == "### Instruction:\nAdd.\n\n1, 2\n\n### Response:\n3<|end|>\n\n"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from tiny_language import (
     conversation,
@@ -18,27 +17,24 @@ from tiny_language import (
     tokenizer,
 )
 
-from trainer import ConfigError, DataError
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED, Collate, Rows, best_fit
 from trainer.language.tokens import TARGET, Corpus
 
 
-def corpus(folder: Path, *documents: list[int], is_target: Callable[[int], bool] = bool) -> Corpus:
+def corpus(*documents: list[int], is_target: Callable[[int], bool] = bool) -> Corpus:
     """A corpus of the given tokens, of which those are targets that ``is_target`` says."""
     tokens = []
     for token in chain(*documents):
         tokens.append(token | int(TARGET) if is_target(token) else token)
     ends = np.cumsum([len(document) for document in documents])
-    return Corpus(
-        tokens=np.array(tokens, np.uint32), ends=ends, folder=folder, content="", notices=[]
-    )
+    return Corpus(tokens=np.array(tokens, np.uint32), ends=ends, content=str(documents))
 
 
 def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
     chosen = np.arange(len(found.ends))
-    options: dict[str, Any] = {"packing": "best_fit", "long_documents": "split", **settings}
-    return Rows(found, chosen, length=length, cache=str(cache), key="data", **options)
+    options: dict[str, Any] = {"packing": "best_fit", **settings}
+    return Rows(found, chosen, length=length, cache=str(cache), **options)
 
 
 def predictions(rows: Rows) -> list[tuple[int, int]]:
@@ -54,24 +50,24 @@ def test_every_prediction_of_every_document_comes_once(tmp_path: Path) -> None:
     documents = [[1, 2, 3], list(range(10, 31)), [40, 41], list(range(50, 59))]
     wanted = sorted(chain(*map(pairwise, documents)))
     for packing in ("best_fit", "none"):
-        rows = rows_of(corpus(tmp_path, *documents), tmp_path, 8, packing=packing)
+        rows = rows_of(corpus(*documents), tmp_path, 8, packing=packing)
         assert predictions(rows) == wanted, "cut documents lose no prediction at the cut"
         assert all(len(rows[number]["input_ids"]) <= 8 for number in range(len(rows)))
     assert len(rows) == 1 + 3 + 1 + 1, "none: a row for each piece"
 
 
 def test_iteration_over_rows_ends_behind_the_last_one(tmp_path: Path) -> None:
-    rows = rows_of(corpus(tmp_path, [1, 2, 3], [4, 5, 6]), tmp_path, 4, packing="none")
+    rows = rows_of(corpus([1, 2, 3], [4, 5, 6]), tmp_path, 4, packing="none")
     assert [row["input_ids"].tolist() for row in rows] == [[1, 2], [4, 5]]
 
 
 def test_the_plan_of_the_rows_is_memory_mapped(tmp_path: Path) -> None:
-    rows = rows_of(corpus(tmp_path / "corpus", [1, 2, 3, 4]), tmp_path, 4)
+    rows = rows_of(corpus([1, 2, 3, 4]), tmp_path, 4)
     assert all(isinstance(part, np.memmap) for part in (rows.pieces, rows.rows))
 
 
 def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -> None:
-    rows = rows_of(corpus(tmp_path, [1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
+    rows = rows_of(corpus([1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
     batch = Collate(length=8, padding=9)([rows[0]])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
@@ -84,27 +80,10 @@ def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -
 def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_left_out(
     tmp_path: Path,
 ) -> None:
-    found = corpus(tmp_path, [*range(1, 10), 100, 101], is_target=lambda token: token >= 100)
+    found = corpus([*range(1, 10), 100, 101], is_target=lambda token: token >= 100)
     rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1
-    with pytest.raises(
-        DataError, match="no document has a token to train on in its first 4 positions"
-    ):
-        rows_of(found, tmp_path, 4, long_documents="cut")
-
-
-def test_long_documents_are_cut_or_refused_on_request(tmp_path: Path) -> None:
-    found = corpus(tmp_path, [1, 2], list(range(10, 25)))
-    rows = rows_of(found, tmp_path, 6, long_documents="cut")
-    assert predictions(rows)[-1] == (15, 16)
-    with pytest.raises(
-        ConfigError, match=r"sequence_length: 6: a document has 15 tokens; raise it"
-    ):
-        rows_of(found, tmp_path, 6, long_documents="refuse")
-    assert (
-        len(rows_of(corpus(tmp_path, list(range(7))), tmp_path, 6, long_documents="refuse")) == 1
-    ), "7 tokens fit in 6"
 
 
 def test_best_fit_fills_rows_and_keeps_to_their_length() -> None:

@@ -9,14 +9,13 @@ from tiny_language import UNMARKED, conversation, tokenizer
 
 from trainer.language.chat import ChatWriter
 from trainer.language.rendering import NOBODY
-from trainer.language.templates import ChatTemplate
 
 TALK = conversation("Hi", "Good", "And you?", "Fine")["messages"]
 
 
 def parts_of(template: str, messages: list[dict[str, Any]], **options: Any) -> list[Any]:
     """The text of each part, with the message that wrote it."""
-    writer = ChatWriter(tokenizer(), ChatTemplate(text=template, origin="test"))
+    writer = ChatWriter(tokenizer(), template)
     text, parts = writer._parts(messages, {}, **options)
     assert "".join(text[part.start : part.end] for part in parts) == text
     return [(part.message, text[part.start : part.end]) for part in parts]
