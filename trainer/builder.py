@@ -531,7 +531,7 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
         stop_at=data.stop_at,
         parameters=prepared.parameters,
         trainable_parameters=prepared.trainable,
-        state_bytes_per_rank=max(setup.agreement.gather(setup.strategy.state_bytes())),
+        state_bytes_per_rank=setup.strategy.state_bytes,
         output_dir=str(folder.directory.path),
         checkpoint_bytes=prepared.saver.bytes,
         notices=[*setup.plan.notices, *setup.notices],

@@ -175,9 +175,6 @@ def measured_bytes(how: str, precision: str, folder: Path) -> dict[str, list[flo
 )
 def test_live_bytes_are_those_of_the_formula(how: str, precision: str, folder: Path) -> None:
     told = measured_bytes(how, precision, folder)
-    for reported, predicted in zip(told["states"], told["predicted"], strict=True):
-        assert reported == pytest.approx(predicted, rel=0.01)
-
     measurements = [*zip(told["measured"], told["predicted"], strict=True)]
     if how == "zero1":  # lets gradients go as it exchanges them: they are whole before that only
         measurements = measurements[1:]

@@ -96,7 +96,6 @@ def measure(accel_config: str, how: str, steps: int) -> dict[str, float]:
     LARGEST[0] = before = live_bytes(model)
     strategy.prepare(model, optimizer)
     setting_up = LARGEST[0] - before
-    states = strategy.state_bytes()
     del model, optimizer, host
     for boundary in [*(number == steps for number in range(1, steps + 1)), steps == 1]:
         LARGEST[0] = 0
@@ -109,7 +108,7 @@ def measure(accel_config: str, how: str, steps: int) -> dict[str, float]:
         held = live_bytes(strategy.model) - empty - exchange_bytes(strategy)
         if boundary:
             strategy.finish_step()
-    mine = [held, states, setting_up]
+    mine = [held, setting_up]
     worst = [mine]
     if dist.is_initialized():
         worst = [[0]] * dist.get_world_size()
@@ -125,8 +124,7 @@ def measure(accel_config: str, how: str, steps: int) -> dict[str, float]:
         predicted += width * sum(size for size in sizes if size <= 100_000)
     return {
         "measured": most[0],
-        "states": most[1],
-        "setting up": most[2] / width,
+        "setting up": most[1] / width,
         "predicted": predicted,
         "largest": max(sizes),
         "elements": sum(sizes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Origin, Problem
 from ..hooks import Callback, Unfinished
 from ..task import own_optimizer
 
@@ -19,6 +19,9 @@ class DivisibleOptimizer(Callback):
         """Raise ``ConfigError`` if the optimizer cannot step parts of parameters. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
-            from ..strategies.optimizer_probe import refusal
-
-            raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))
+            built_by = own_optimizer(run.task)
+            in_config = run.plan.origin("optimizer").named("optimizer")
+            origin = Origin(built_by) if built_by else in_config
+            rule = f"{problem}; run it on replicas (DDP) or in one process, or take another one"
+            kind = type(optimizer).__qualname__
+            raise ConfigError(Problem(origin=origin, value=kind, rule=rule))

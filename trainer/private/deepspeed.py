@@ -166,19 +166,6 @@ def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
     )
 
 
-def has_part(parameter: Any) -> bool:
-    """Return whether this rank has a part of a parameter in stage 1 or 2 (``_hp_mapping``)."""
-    return parameter._hp_mapping is not None
-
-
-def offload_buffers(zero: Any) -> list[Tensor]:
-    """Return the buffers of stages 1 and 2 for the way back to the device, if the CPU steps.
-
-    ``param_buffer_of_bit16_for_cpu_offload_groups``, with offload only.
-    """
-    return list(getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", []))
-
-
 # -- gradients ------------------------------------------------------------------------------------
 
 

@@ -32,25 +32,24 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
+from ..private.torch import local_of
 from .buffers import sync
 from .compiled import remember_settings
 from .first_step import state_slots
+from .memory import states_of_run
 from .tensors import (
-    Divisions,
     canonical_names,
     canonical_state,
     clip,
-    divisions,
     full,
+    global_norm,
     is_on_meta,
-    local,
-    local_bytes,
-    norm_of_parts,
     unwrapped,
 )
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
 
     from ..plan import Plan
@@ -119,7 +118,9 @@ class Strategy(ABC):
         optimizer: torch's optimizer, which has the parameter groups.
         prepared_optimizer: Accelerate's wrapper of it.
         trainable: the trainable parameters of the prepared model.
-        slots: how many tensors the optimizer keeps beside each parameter.
+        state_bytes: this rank's bytes of parameters, gradients and optimizer state, by formula.
+        shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
+            the optimizer's parameters are ordinary tensors.
         fingerprint: of the gradients so far, in the order in which they were reduced. It must be
             the same on every rank. 0 if the engine makes sure of the order.
         writes: how often the engine itself has written to parameters, outside of its optimizer
@@ -139,7 +140,7 @@ class Strategy(ABC):
         self.fingerprint = 0
         self.writes = 0
         self.step_rule: Callable[..., None] = _step
-        self._divisions: Divisions | None = None  # of the gradients, from the first step on
+        self.shard_group: ProcessGroup | None = None
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -192,7 +193,9 @@ class Strategy(ABC):
 
         # Names, shapes and the optimizer's state are read before the engine changes them.
         self._names = canonical_names(model)
-        self.slots = state_slots(optimizer, self.step_device)
+        slots = state_slots(optimizer, self.step_device)
+        states = states_of_run(self.plan, model, slots, offloads=self.steps_on_cpu(self.plan))
+        self.state_bytes = states.total
 
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of
@@ -305,14 +308,12 @@ class Strategy(ABC):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-        if self._divisions is None:
-            self._divisions = divisions(gradients)
-        are_whole = self._divisions.keys() == {None}
-        parts = gradients if are_whole else [local(gradient) for gradient in gradients]
-        norm = norm_of_parts(parts, self._divisions)
+        if self.shard_group is not None:
+            gradients = [local_of(gradient) for gradient in gradients]
+        norm = global_norm(gradients, self.shard_group)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
-            clip(parts, limit, norm)
+            clip(gradients, limit, norm)
 
         skipped = False
         if scaler is None:
@@ -468,24 +469,6 @@ class Strategy(ABC):
         device = "cpu" if self.accelerator.is_main_process else tensor.device
         shape, _ = self._names[name]
         return tensor.detach().to(device).reshape(shape)
-
-    # -- memory ----------------------------------------------------------------------------
-
-    def state_bytes(self) -> int:
-        """Return the bytes of this rank's model states, on any device, as they are within a step.
-
-        Counts the prepared model's parameters, the optimizer's own full-precision copies of them,
-        ``slots`` tensors for each that it steps, and ``gradient_bytes``, but no buffers and no
-        activations.
-        """
-        stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
-        parameters = local_bytes(stepped.union(self.model.parameters()))
-        optimizer_state = round(self.slots * local_bytes(stepped))
-        return parameters + optimizer_state + self.gradient_bytes()
-
-    def gradient_bytes(self) -> int:
-        """Return the bytes of all gradients that this rank keeps at once within a step."""
-        return local_bytes(self.trainable)
 
     def close(self) -> None:
         """Free what would keep the process from ending. Called once, on every rank."""

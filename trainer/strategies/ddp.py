@@ -135,13 +135,6 @@ class DDP(Strategy):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter.data
 
-    def gradient_bytes(self) -> int:
-        # Gradients are views of the exchange buckets. Before the last micro-batch (no_sync) they
-        # are added up beside the buckets.
-        accumulates = self.plan.strategy == "ddp" and self.plan.accumulation_steps > 1
-        copies = 2 if accumulates else 1
-        return copies * super().gradient_bytes()
-
 
 def _arrange_buckets(model: torch_ddp.DistributedDataParallel) -> None:
     """Make DDP arrange its buckets before the first step. Collective: call on every rank.

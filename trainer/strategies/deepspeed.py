@@ -38,7 +38,6 @@ from .tensors import (
     hold_scalars_as_vectors,
     is_on_meta,
     keep_in_step,
-    local_bytes,
 )
 
 if TYPE_CHECKING:
@@ -353,32 +352,6 @@ class ZeRO(Strategy):
         scaler.cur_iter = int(state["good_steps"])
         scaler.last_overflow_iter = -1
         scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
-
-    # -- memory -----------------------------------------------------------------------------------
-
-    def state_bytes(self) -> int:
-        # Stage 3 has slices of all parameters, beside the small ones that stay whole.
-        parameters: list[Any] = list(self.model.parameters())
-        beside: list[Tensor] = [p.ds_tensor for p in parameters if private_deepspeed.is_sharded(p)]
-        # With offload the gradients that the optimizer steps with are there from the start, and in
-        # stages 1 and 2 the buffers for the way back to the device.
-        flat_groups = {shard.state_key for shard in self.shards()}
-        beside += [flat.grad for flat in flat_groups if flat is not None and flat.grad is not None]
-        beside += private_deepspeed.offload_buffers(self.zero)
-        return super().state_bytes() + local_bytes(beside)
-
-    def gradient_bytes(self) -> int:
-        precision = self.plan.precision
-        kept: list[Any] = self.trainable
-        if self._stage == 3:
-            kept = [parameter.ds_tensor for parameter in kept]
-        elif self._stage == 2 and precision["gradients"] != precision["compute"]:
-            kept = [shard.tensor for shard in self.shards()]  # this rank's part, in a buffer
-        elif self._stage == 2:
-            # Whole ones, also those that lie across the border between two ranks.
-            kept = [parameter for parameter in kept if private_deepspeed.has_part(parameter)]
-        elements: int = sum(tensor.numel() for tensor in kept)
-        return elements * DTYPES[precision["gradients"]].itemsize
 
     def close(self) -> None:
         self.engine.destroy()

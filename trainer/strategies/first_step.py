@@ -23,9 +23,8 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     copy: Any = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
     copy.state = defaultdict(dict)
-    copy.param_groups = []
-    for group, own in zip(optimizer.param_groups, parameters, strict=True):
-        copy.param_groups.append({**group, "params": list(own)})
+    pairs = zip(optimizer.param_groups, parameters, strict=True)
+    copy.param_groups = [{**group, "params": list(own)} for group, own in pairs]
     return copy
 
 
@@ -57,18 +56,14 @@ def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
     return copy
 
 
-def state_slots(optimizer: Optimizer, device: torch.device) -> float:
-    """Return how many tensors a fresh optimizer keeps beside each parameter: Adam 2, momentum 1.
+def state_slots(optimizer: Optimizer, device: torch.device) -> int:
+    """Return how many tensors a fresh optimizer keeps beside a parameter: Adam 2, momentum 1.
 
-    Counted in bytes, over small parameters of all kinds: state of half the parameter's bytes is
-    half a tensor. 0 if a step on small parameters fails.
+    0 if a step on small parameters fails.
     """
     try:
-        tried = stepped_copy(optimizer, device)
+        states = stepped_copy(optimizer, device).state.values()
     except Exception:  # (an optimizer's step may want anything)
-        return 0.0
-
-    small = [tensor for group in tried.param_groups for tensor in group["params"]]
-    values = [value for tensor in small for value in tried.state[tensor].values()]
-    kept = sum(value.nbytes for value in values if isinstance(value, Tensor) and value.dim())
-    return float(kept / sum(tensor.nbytes for tensor in small))
+        return 0
+    kept = [[v for v in state.values() if isinstance(v, Tensor) and v.dim()] for state in states]
+    return max(map(len, kept), default=0)

@@ -28,7 +28,7 @@ from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .gathered import carry_hooks, gathered_parameters
-from .local_step import LocalStep, steps_rows
+from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -99,7 +99,7 @@ class FSDP2(Strategy):
         super().prepare(model, optimizer)
         # The scaler of fp16 adds up over the ranks whether gradients are finite if they are
         # DTensors.
-        if self.accelerator.scaler is None and steps_rows(self.optimizer):
+        if self.accelerator.scaler is None and type(self.optimizer) in WITH_KNOWN_STATE:
             self._local_step = LocalStep(self.optimizer)
         if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
@@ -133,6 +133,7 @@ class FSDP2(Strategy):
         carry_hooks(model, hooks)
         keep_in_step(model)
 
+        self.shard_group = self._mesh.get_group("shard")
         self.model = model
         self.prepared_optimizer = self.accelerator.prepare_optimizer(optimizer)
         register_model(self.accelerator, model)
@@ -370,13 +371,6 @@ class FSDP2(Strategy):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         # The mesh gathers on its own device. Offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
-
-    def gradient_bytes(self) -> int:
-        # Before the window's last micro-batch (no_sync) gradients are neither averaged nor cut.
-        accumulates = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
-        if not accumulates:
-            return super().gradient_bytes()
-        return sum(parameter.nbytes for parameter in self.trainable)
 
 
 def _ignored_modules(pattern: str, model: nn.Module) -> list[nn.Module]:

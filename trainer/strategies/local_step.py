@@ -29,83 +29,66 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 # Their state is changed in place, and consists of tensors of the parameter's shape and of scalars.
-_WITH_KNOWN_STATE = (Adam, AdamW, SGD)
-
-
-def steps_rows(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer may step rows as ordinary tensors."""
-    return type(optimizer) in _WITH_KNOWN_STATE
+WITH_KNOWN_STATE = (Adam, AdamW, SGD)
 
 
 class LocalStep:
     """Lets an optimizer step this rank's rows as ordinary tensors.
 
     Args:
-        optimizer: has a sharded model's parameters, and ``steps_rows``.
+        optimizer: has a sharded model's parameters. Its class is of ``WITH_KNOWN_STATE``.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        # By the id of a DTensor: a parameter that shares the memory of its rows, and these rows.
-        self._rows: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        # For each DTensor a parameter that shares the memory of its rows, and these rows.
+        self._rows: dict[Tensor, tuple[nn.Parameter, Tensor]] = {}
 
     @contextlib.contextmanager
     def on_rows(self) -> Iterator[None]:
         """Give the optimizer ordinary tensors for the length of a block."""
         optimizer = self._optimizer
-        groups = optimizer.param_groups
-        whole_state: Any = optimizer.state
-        parameters: list[list[Tensor]] = [group["params"] for group in groups]
-        rows = [[self._row(parameter) for parameter in of_group] for of_group in parameters]
+        state = optimizer.state
+        groups = [(group, group["params"]) for group in optimizer.param_groups]
+        rows = {parameter: self._row(parameter) for _, own in groups for parameter in own}
+        of_rows: Any = defaultdict(dict)
+        for parameter, row in rows.items():
+            if parameter in state:
+                of_rows[row] = {
+                    key: local_of(value) if isinstance(value, DTensor) else value
+                    for key, value in state[parameter].items()
+                }
 
-        state: Any = defaultdict(dict)
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for group, of_group, own in zip(groups, parameters, rows, strict=True):
-            group["params"] = own
-            pairs += zip(of_group, own, strict=True)
-        for parameter, row in pairs:
-            if parameter in whole_state:
-                state[row] = _local(whole_state[parameter])
-
-        optimizer.state = state
+        for group, parameters in groups:
+            group["params"] = [rows[parameter] for parameter in parameters]
+        optimizer.state = of_rows
         try:
             yield
         finally:
-            optimizer.state = whole_state
-            for group, of_group in zip(groups, parameters, strict=True):
-                group["params"] = of_group
-            for parameter, row in pairs:
-                if row is not parameter:
-                    row.grad = None
-                if len(state[row]) > len(whole_state.get(parameter, ())):
-                    whole_state[parameter] = _divided(state[row], parameter)
+            optimizer.state = state
+            for group, parameters in groups:
+                group["params"] = parameters
+            for parameter, row in rows.items():
+                row.grad = None
+                if len(of_rows[row]) > len(state.get(parameter, ())):
+                    state[parameter] = _divided(of_rows[row], parameter)
 
     def _row(self, parameter: Tensor) -> Tensor:
         """Return a parameter's rows with their gradient, as an ordinary parameter."""
         if not isinstance(parameter, DTensor):
             return parameter
         tensor = local_of(parameter)
-        row, known = self._rows.get(id(parameter), (None, None))
+        row, known = self._rows.get(parameter, (None, None))
         if row is None or known is not tensor:  # FSDP2 moves rows before the first forward pass
             row = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-            self._rows[id(parameter)] = row, tensor
+            self._rows[parameter] = row, tensor
         if parameter.grad is not None:
             row.grad = local_of(parameter.grad)
         return row
 
 
-def _local(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter's state with its tensors' rows."""
-    return {
-        key: local_of(value) if isinstance(value, DTensor) else value
-        for key, value in state.items()
-    }
-
-
 def _divided(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
     """Return the state of rows as the parameter's own optimizer would keep it."""
-    if not isinstance(parameter, DTensor):
-        return state
     found = dict(state)
     for key, value in state.items():
         if isinstance(value, Tensor) and value.dim():

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..plan import Plan
 
 _BUCKET = 500_000_000  # DeepSpeed's default, in elements
 
@@ -106,3 +112,27 @@ def states_of(
     if stage == 0 and precision != "no":  # the 16-bit copies of autocast
         buffers += 2 * trainable
     return States(parameters, gradients, optimizer, buffers)
+
+
+def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -> States:
+    """Compute the bytes that one rank of a run holds.
+
+    Args:
+        plan: of the run.
+        model: not prepared yet.
+        slots: as in ``states_of``.
+        offloads: whether the optimizer steps in host memory.
+    """
+    layout = LAYOUTS.get(plan.strategy, Layout())
+    # DeepSpeed's engine casts frozen parameters too.
+    width = 2 if layout.is_zero and plan.mixed_precision != "no" else 8
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    return states_of(
+        replace(layout, offloads=layout.is_zero and offloads),
+        sum(p.numel() for p in model.parameters() if p.requires_grad),
+        plan.world_size // plan.fsdp.get("dp_replicate_size", 1),
+        frozen_bytes=sum(p.numel() * min(width, p.itemsize) for p in frozen),
+        precision=plan.mixed_precision,
+        slots=slots,
+        accumulates=plan.accumulation_steps > 1 and not plan.sync_each_batch,
+    )

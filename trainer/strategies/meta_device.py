@@ -46,15 +46,14 @@ def allocate(
     Returns:
         ``replaced`` with the new parameters added.
     """
-    if replaced is None:
-        replaced = {}
+    replaced = {} if replaced is None else replaced
     for module in modules:
-        _replace(
-            module,
-            lambda parameter: parameter.is_meta,
-            lambda parameter: torch.empty_like(parameter, device=device),
-            replaced,
-        )
+        for parameter in module.parameters(recurse=False):
+            if parameter.is_meta and parameter not in replaced:
+                values = torch.empty_like(parameter, device=device)
+                replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
+                share_gradient_hooks(replaced[parameter], parameter)
+        _put(module, replaced)
     return replaced
 
 
@@ -110,12 +109,11 @@ class InitialValues:
         for masks and counts as well, which have no NaN.
         """
         on_meta = {k: b for k, b in own_buffers(module).items() if b is not None and b.is_meta}
-        results: list[dict[str, Tensor]] = []
+        results = []
         for filler in (0, 1) if on_meta else ():
-            filled = {}
-            for key, buffer in on_meta.items():
-                filled[key] = torch.full_like(buffer, filler, device="cpu")
-                set_buffer(module, key, filled[key])
+            filled = {k: torch.full_like(b, filler, device="cpu") for k, b in on_meta.items()}
+            for key, buffer in filled.items():
+                set_buffer(module, key, buffer)
             # The parameters are on the meta device, where nothing happens.
             self._initialize_all(model, {path: module})
             results.append(filled)
@@ -150,19 +148,20 @@ class InitialValues:
         self, modules: dict[str, nn.Module], names: dict[nn.Parameter, str]
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield initial values of parameters of these modules, and free their memory afterwards."""
-        replaced: Replaced = {}
+        # Elements that nothing sets stay NaN.
+        drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in names}
         for module in modules.values():
-            _replace(module, names.__contains__, _marked_empty, replaced)
+            _put(module, drawn)
         self._initialize_all(self._model, modules)
         for parameter, name in names.items():
-            values = replaced[parameter].detach()
+            values = drawn[parameter].detach()
             if values.is_floating_point() and bool(values.isnan().any()):
                 raise _without_values(name)
             yield name, values
 
-        back = {new: old for old, new in replaced.items()}
+        back = {new: old for old, new in drawn.items()}
         for module in modules.values():
-            _replace(module, back.__contains__, _marked_empty, back)
+            _put(module, back)
 
     @torch.no_grad()
     def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
@@ -193,40 +192,21 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}".strip(".")
 
 
-def _replace(
-    module: nn.Module,
-    is_chosen: Callable[[nn.Parameter], bool],
-    make: Callable[[nn.Parameter], Tensor],
-    replaced: Replaced,
-) -> None:
-    """Replace a module's own parameters by new ones.
+def _put(module: nn.Module, replaced: Replaced) -> None:
+    """Put new parameters into a module in place of those of its own that they replace.
 
     Swapping the data inside of the parameters would be simpler, but torch forbids it if a module
     has weak references to them (nn.LSTM).
-
-    Args:
-        module: the module.
-        is_chosen: whether to replace a parameter.
-        make: returns the data of a new parameter.
-        replaced: the parameters that were replaced already. More are added.
     """
     for key, parameter in list(own_parameters(module).items()):
-        if parameter is None or not is_chosen(parameter):
-            continue
-        if parameter not in replaced:
-            new = nn.Parameter(make(parameter), parameter.requires_grad)
-            share_gradient_hooks(new, parameter)
-            replaced[parameter] = new
-        # By setattr: some modules keep a list of their parameters up to date in it.
-        setattr(module, key, replaced[parameter])
+        if parameter in replaced:
+            # By setattr: some modules keep a list of their parameters up to date in it.
+            setattr(module, key, replaced[parameter])
 
 
-def _marked_empty(tensor: Tensor) -> Tensor:
-    """Return memory on the CPU in which elements that nothing sets can be found later: NaN."""
-    empty = torch.zeros_like(tensor, device="cpu")
-    if empty.is_floating_point():
-        empty.fill_(float("nan"))
-    return empty
+def _nan_like(tensor: Tensor) -> Tensor:
+    """Return a tensor of NaN on the CPU, of zeros if its dtype has no NaN."""
+    return torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 0, device="cpu")
 
 
 def _without_values(name: str) -> LaunchError:

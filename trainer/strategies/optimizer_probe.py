@@ -6,18 +6,16 @@ they would silently take another norm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, optim
 
-from ..errors import Origin, Problem
 from .first_step import fresh_copy, small
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from ..plan import Plan
 
 # Optimizers of torch that compute element by element.
 _ELEMENTWISE = (
@@ -54,33 +52,39 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
         return ""
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
+    try:
+        return _trial(optimizer, device)
+    except Exception as error:  # (an optimizer's step may want anything)
+        return f"a trial step fails ({type(error).__name__}: {error})"
 
+
+def _trial(optimizer: Optimizer, device: torch.device) -> str:
+    """Step small random tensors with one copy of an optimizer, and flat halves with another."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(tensors: list[list[Tensor]], scale: float) -> list[list[Tensor]]:
-        """Draw random tensors of the same forms."""
-        return [
-            [torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t) * scale for t in group]
-            for group in tensors
-        ]
+    def drawn(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor)
 
-    whole = draw([small(group["params"], device) for group in optimizer.param_groups], 1.0)
-    halves = _halves(whole)
-    copies = fresh_copy(optimizer, whole), fresh_copy(optimizer, halves)
+    forms = [small(group["params"], device) for group in optimizer.param_groups]
+    whole = [[drawn(tensor) for tensor in group] for group in forms]
+    divided = [[half for tensor in group for half in _halves(tensor)] for group in whole]
+    copies = fresh_copy(optimizer, whole), fresh_copy(optimizer, divided)
     for copy in copies:
         for group in copy.param_groups:
             group["lr"] = group["lr"] * 0 + 0.1  # at a small rate a step is lost in rounding
 
+    tensors = list(chain.from_iterable(whole))
+    halves = list(chain.from_iterable(divided))
     for scale in _SCALES:
-        gradients = draw(whole, scale)
-        try:
-            _step(copies[1], _halves(gradients))
-            _step(copies[0], gradients)
-        except Exception as error:  # (an optimizer's step may want anything)
-            return f"a trial step fails ({type(error).__name__}: {error})"
+        gradients = [drawn(tensor) * scale for tensor in tensors]
+        of_halves = chain.from_iterable(map(_halves, gradients))
+        for tensor, gradient in zip((*tensors, *halves), (*gradients, *of_halves), strict=True):
+            tensor.grad = gradient
+        for copy in copies:
+            copy.step()
 
-        expected = _flat(_halves(whole))
-        difference = float((_flat(halves) - expected).abs().max())
+        expected = torch.cat([tensor.view(-1) for tensor in tensors])
+        difference = float((torch.cat(halves) - expected).abs().max())
         largest = float(expected.abs().max())
         if not difference <= _BOUND * largest:  # also if it is NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
@@ -88,33 +92,6 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     return ""
 
 
-def _step(optimizer: Any, gradients: list[list[Tensor]]) -> None:
-    for group, of_group in zip(optimizer.param_groups, gradients, strict=True):
-        for tensor, gradient in zip(group["params"], of_group, strict=True):
-            tensor.grad = gradient
-    optimizer.step()
-
-
-def _halves(groups: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Cut each tensor into two flat halves, in copies."""
-    return [[half.clone() for t in group for half in t.view(-1).chunk(2)] for group in groups]
-
-
-def _flat(groups: list[list[Tensor]]) -> Tensor:
-    return torch.cat([tensor.view(-1) for group in groups for tensor in group])
-
-
-def refusal(problem: str, optimizer: Optimizer, plan: Plan, built_by: str | None) -> Problem:
-    """Return the problem of an optimizer that cannot step parts of parameters.
-
-    Args:
-        problem: what ``Strategy.optimizer_problem`` returned.
-        optimizer: the optimizer.
-        plan: names the optimizer if the config does.
-        built_by: the method that built the optimizer. None if the config names it.
-    """
-    in_config = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
-    origin = Origin(built_by) if built_by else in_config
-    kind = type(optimizer).__qualname__ if built_by else plan.optimizer
-    rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
-    return Problem(origin=origin, value=kind, rule=rule)
+def _halves(tensor: Tensor) -> list[Tensor]:
+    """Cut a tensor into two flat halves, in copies."""
+    return [half.clone() for half in tensor.view(-1).chunk(2)]

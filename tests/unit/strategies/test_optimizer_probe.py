@@ -15,10 +15,7 @@ from torch.optim import SGD
 from trainer import Task
 from trainer.strategies import strategy_class
 from trainer.strategies.first_step import fresh_copy, state_slots
-from trainer.strategies.optimizer_probe import (
-    divided_step_problem,
-    refusal,
-)
+from trainer.strategies.optimizer_probe import divided_step_problem
 
 CPU = torch.device("cpu")
 OFF = "a step on them is not that on the whole: in a trial it is off by"
@@ -113,12 +110,3 @@ def test_a_failing_step_and_no_number_are_refused() -> None:
     problem = divided_step_problem(Failing(parameters(), lr=0.1), CPU)
     assert problem == "a trial step fails (ValueError: not today)"
     assert "off by nan" in divided_step_problem(Lost(parameters(), lr=0.1), CPU)
-
-
-def test_the_refusal_names_who_chose_the_optimizer() -> None:
-    made = plan(optimizer="torch.optim.SGD")
-    optimizer = SGD(parameters(), lr=0.1)
-    by_config = str(refusal("it fails", optimizer, made, None))
-    assert by_config.startswith("train.yaml:7: optimizer: 'torch.optim.SGD': it fails; run it on")
-    by_task = str(refusal("it fails", optimizer, made, "Mine.build_optimizer"))
-    assert by_task.startswith("Mine.build_optimizer") and "'SGD'" in by_task
