@@ -73,14 +73,14 @@ def digest(trainer_: Trainer) -> str:
 
 
 def one(file: str, folder: Path, *, rows: bool, settings: dict[str, Any]) -> tuple[Any, str]:
-    allowed = fsdp.steps_rows
+    allowed = fsdp.WITH_KNOWN_STATE
     if not rows:
-        fsdp.steps_rows = lambda optimizer: False
+        fsdp.WITH_KNOWN_STATE = ()
     config = TrainConfig(
         output_dir=str(folder), save_every=STEPS // 2, ema_decay=0.9, **SETTINGS, **settings
     )
     made = Trainer(Small(), config, launch(config, accel_config=file))
-    fsdp.steps_rows = allowed
+    fsdp.WITH_KNOWN_STATE = allowed
     strategy: Any = made.run.strategy
     assert (strategy._local_step is not None) == rows
     losses = [info.metrics["loss"] for info in made.steps() if info.metrics]
