@@ -59,14 +59,3 @@ def odd_runs() -> list[Run]:
         replace(unmeasured, plan=unmeasured.plan | {"strategy": "fsdp"}),
         sparse,
     ]
-
-
-def with_speeds(name: str, *readings: float, **plan: object) -> Run:
-    """A run whose rows have these speeds, after a slow first one."""
-    run = made(name, **plan)
-    rows = [
-        {"step": at, "samples": 64 * at, "seconds": 0.1 * at, "loss": 1.0, "samples_per_second": speed,
-         "tokens_per_second": 10 * speed}
-        for at, speed in enumerate((readings[0] / 9, *readings), 1)
-    ]  # fmt: skip
-    return replace(run, rows=rows)

@@ -26,7 +26,6 @@ COMMANDS = {
     "plan": "the memory of a GPU under each launch file, and which file to take",
     "compare": "runs beside each other: curves, speed, memory",
 }
-_MODULES = {"compare": "compare.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command is None:
             parser.print_help()
         else:
-            name = _MODULES.get(args.command, args.command)
-            code = int(importlib.import_module(f".{name}", __package__).run(args.words))
+            module = importlib.import_module(f".{args.command}", __package__)
+            code = int(module.run(args.words))
         sys.stdout.flush()  # a reader of a pipe that has closed it shows up here
         return code
     except TrainerError as error:

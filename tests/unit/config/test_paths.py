@@ -99,7 +99,6 @@ def test_in_the_settings_of_a_language_task() -> None:
         "export s3://a/b --to x",
         "export a --to s3://a/b",
         "compare s3://a/b",
-        "compare a --html s3://a/b",
         "compare a --json s3://a/b",
         "checkpoints s3://a/b",
         "new s3://a/b",
