@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -18,7 +17,7 @@ from ..config.fingerprint import fingerprint
 from ..errors import ConfigError, Origin, Problem
 from ..reporting.directory import json_text
 from ..reporting.speed import steady_speed
-from ..text import WIDTH, columns, metrics_text, printable, size
+from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
 from .nudged import is_nudged
 from .runs import Run, read_run
@@ -119,10 +118,7 @@ def _entry(name: str, run: Run) -> dict[str, Any]:
 
 
 def as_table(report: Mapping[str, Any]) -> str:
-    """Return the report for a terminal of 80 columns.
-
-    Escape sequences in names are shown, so that the terminal does not obey them.
-    """
+    """Return the report as text. Escape sequences are shown: the terminal does not obey them."""
     formats = {"samples/s": "{:.0f}".format, "memory": size, "loss": "{:.4f}".format}
     head = ("run", "strategy", "world", *formats)
     rows: list[Sequence[str]] = [head]
@@ -132,6 +128,4 @@ def as_table(report: Mapping[str, Any]) -> str:
         rows.append(["" if cell is None else formats.get(key, str)(cell) for key, cell in cells])
         texts = (run["state"], metrics_text(run["evaluation"]))
         lines += [f"{run['run']}: {text}" for text in texts if text]
-    lines += report["notes"]
-    wrapped = [textwrap.wrap(line, WIDTH, subsequent_indent="  ") for line in lines]
-    return printable("\n".join([*columns(rows), *chain(*wrapped)]))
+    return printable("\n".join([*columns(rows), *lines, *report["notes"]]))

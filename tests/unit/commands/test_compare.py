@@ -22,7 +22,6 @@ def test_table_and_json_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "ddp   ddp       2      90         1000 B  1.5000" in out
     assert "beside ddp, fsdp: the same curve: at most 1.0e-07 apart (bound 1e-05)" in out
-    assert max(map(len, out.splitlines())) <= 80
     told = json.loads(file.read_text())
     assert [run["run"] for run in told["runs"]] == ["ddp", "fsdp"]
     assert (told["runs"][0]["loss"], told["runs"][0]["evaluation"]) == (1.5, {"eval/loss": 1.4})
@@ -32,7 +31,6 @@ def test_table_and_json_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_runs_that_are_odd() -> None:
     report = make_report(odd_runs())
     table = as_table(report)
-    assert max(map(len, table.splitlines()[9:])) <= 80
     assert "killed: did not end; last logged step 2 of 9" in table
     assert "silent: did not end; last logged step 0 of None" in table
     compared = [text.partition(": ") for text in report["notes"]]
