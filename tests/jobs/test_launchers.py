@@ -4,7 +4,7 @@
 |---|---|---|
 | python, torchrun and accelerate launch are told apart | one process, 2 | test_real_launchers |
 | Ranks that mpirun starts train together | DDP and ZeRO-2 on 2 (nightly) | test_ranks_of_mpirun_train_together |
-| So do those of Accelerate's debug_launcher and notebook_launcher | DDP on 2 (nightly) | test_accelerates_own_launchers_connect_the_processes |
+| So do those of Accelerate's notebook_launcher | DDP on 2 (nightly) | test_accelerates_own_launcher_connects_the_processes |
 | The deepspeed launcher starts the command without a script | ZeRO-2 on 2 (nightly) | test_deepspeeds_launcher_starts_the_command |
 | The cells of a notebook have the same curve on two processes | one process, DDP on 2 (nightly) | test_a_notebook_learns_the_same_on_two_processes |
 
@@ -111,21 +111,20 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None:
-    """Both in one process, one after the other."""
-    code = "import accelerate; from from_launcher import from_debug_launcher as work\n"
-    for name in ("debug_launcher", "notebook_launcher"):
-        code += f"accelerate.{name}(work, ({str(tmp_path / name)!r},), num_processes=2)\n"
+def test_accelerates_own_launcher_connects_the_processes(tmp_path: Path) -> None:
+    code = (
+        "import accelerate; from from_launcher import work\n"
+        f"accelerate.notebook_launcher(work, ({str(tmp_path / 'run')!r},), num_processes=2)\n"
+    )
     environment = clean_environment(
         {"PYTHONPATH": f"{ROOT / 'tests' / 'workers'}:{os.environ.get('PYTHONPATH', '')}"}
     )
     subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=200, check=True
     )
-    for name in ("debug_launcher", "notebook_launcher"):
-        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == [
-            "DistributedDataParallel"
-        ] * 2
+    assert [(tmp_path / f"run-{rank}").read_text() for rank in (0, 1)] == [
+        "DistributedDataParallel"
+    ] * 2
 
 
 # Without a script

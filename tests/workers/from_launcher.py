@@ -1,4 +1,4 @@
-"""Started by Accelerate's own launchers: a small training."""
+"""Started by Accelerate's own launcher: a small training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def configured(folder: Path) -> TrainConfig:
     return TrainConfig(task="brought_tasks:Plain", output_dir=str(folder), max_steps=2, log_every=1)
 
 
-def from_debug_launcher(folder: str) -> None:
+def work(folder: str) -> None:
     run = Trainer(Plain(), configured(Path(folder)))
     run.fit()
     assert run.run.accelerator.num_processes == 2

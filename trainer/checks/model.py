@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
 from ..errors import LaunchError
 from ..hooks import Callback, Unfinished
-from ..private.torch import has_accumulation_hooks
 from ..strategies.tensors import WRAPPERS
 
 
@@ -20,11 +21,6 @@ class SupportedModel(Callback):
             refuse_wrapper(name, module)
             if run.plan.world_size > 1:
                 refuse_max_norm(name, module)
-            if has_extra_state(module):
-                run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
-
-        for name, parameter in model.named_parameters():
-            refuse_accumulation_hooks(name, parameter)
         refuse_shared_memory(model)
 
 
@@ -48,25 +44,6 @@ def refuse_max_norm(name: str, module: nn.Module) -> None:
         )
 
 
-def has_extra_state(module: nn.Module) -> bool:
-    """Return whether a module has state beside its tensors (Transformer Engine's fp8 scales)."""
-    if type(module).get_extra_state is nn.Module.get_extra_state:
-        return False
-    state = module.get_extra_state()
-    empty = state is None or (hasattr(state, "numel") and state.numel() == 0)
-    return not empty
-
-
-def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
-    """Raise ``LaunchError`` for hooks that would see a gradient before it is averaged."""
-    if has_accumulation_hooks(parameter):
-        raise LaunchError(
-            f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
-            "would run before the gradient is averaged over micro-batches and ranks; "
-            "build an optimizer that does it in its step"
-        )
-
-
 def refuse_shared_memory(model: nn.Module) -> None:
     """Raise ``LaunchError`` for two parameters in one memory.
 
@@ -75,14 +52,11 @@ def refuse_shared_memory(model: nn.Module) -> None:
     ranges = []
     for name, parameter in model.named_parameters():
         if not parameter.is_meta and parameter.numel() and parameter.is_contiguous():
-            begin = parameter.data_ptr()
-            ranges.append((begin, begin + parameter.nbytes, name))
+            ranges.append((parameter.data_ptr(), parameter.nbytes, name))
 
-    end, holder = 0, ""
-    for begin, next_end, name in sorted(ranges):
-        if begin < end:
+    for (begin, size, name), (next_begin, _, other) in pairwise(sorted(ranges)):
+        if next_begin < begin + size:
             raise LaunchError(
-                f"{holder} and {name} are two parameters in one memory, which stays one only if "
+                f"{name} and {other} are two parameters in one memory, which stays one only if "
                 "nothing is divided: use one parameter in both places, or give each its own (clone)"
             )
-        end, holder = next_end, name

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..errors import TrainerError
@@ -135,11 +135,10 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
 
 def _code_of(leaving: SystemExit) -> int:
     """Return the exit code of ``sys.exit(...)``, and print its text as Python would."""
-    if isinstance(leaving.code, int):
-        return leaving.code
-    if isinstance(leaving.code, str):
-        print(leaving.code, file=sys.stderr)
-    return 0 if leaving.code is None else 1
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    print(leaving.code, file=sys.stderr)
+    return 1
 
 
 def end_at_once(message: str, *, before: Callable[[], object], code: int = 1) -> NoReturn:
@@ -168,8 +167,8 @@ def _flush_and_exit(code: int) -> NoReturn:
 
 
 def _close_groups() -> None:
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    dist = _connected()
+    if dist is None:
         return
     # A group that has gloo as well as NCCL meets on the CPU.
     devices = None
@@ -184,6 +183,12 @@ def _close_groups() -> None:
         work()
     if has_all:
         dist.destroy_process_group()
+
+
+def _connected() -> Any:
+    """Return ``torch.distributed`` if this process is connected to others. None otherwise."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
 def _do_last_work() -> None:
@@ -217,12 +222,8 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     # are connected, when every rank reads the same files and finds the same fault.
     owner = claim_first_error()
     another_prints = owner is not None and owner != os.environ.get("RANK")
-    another_may_print = False
-    if owner is None:
-        is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-        another_may_print = lost_peer or (from_everyone and not is_first_here)
-
-    if another_prints or another_may_print:
+    is_second_here = from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
+    if another_prints or (owner is None and (lost_peer or is_second_here)):
         # The launcher ends this process meanwhile, by a signal that training turned into a request.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_PATIENCE_SECONDS)
@@ -245,8 +246,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
 def _print(message: str) -> None:
     _write_error_file(message)
     rank = os.environ.get("RANK")
-    is_one_of_several = rank is not None and os.environ.get("WORLD_SIZE", "1") != "1"
-    prefix = f"rank {rank}: " if is_one_of_several else ""
+    prefix = f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
     print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
 
 
@@ -255,59 +255,34 @@ def _write_error_file(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
-    report = {"message": {"message": message, "extraInfo": extra}}
+    report = {"message": message, "timestamp": int(time.time())}
     # A folder that is not there must not put its own error in the place of this error.
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
 
 
-def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
-    """Return the rank whose error came first. None if no store answers.
+def claim_first_error(store: Any = None) -> str | None:
+    """Claim the first error for this rank. Return the rank that has it, None if no store answers.
 
     Args:
         store: a connection of the caller's own. By default that of the process group.
-        take: claim the error for this rank where nobody has. Else "" is returned then.
     """
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    dist = _connected()
+    if dist is None:
         return None
     from ..private.torch import default_store  # imports torch, which is there
 
     answers: list[str] = []
 
     def ask() -> None:
-        shared = store or default_store()
-        if take:
-            answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
-        elif shared.check([_CLAIM]):
-            answers.append(shared.get(_CLAIM).decode())
-        else:
-            answers.append("")
-
-    def ask_if_there() -> None:
         # If the rank that held the store is gone, its error was the first.
         with contextlib.suppress(Exception):
-            ask()
+            shared = store or default_store()
+            answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
 
     # If a machine is cut off no answer comes, and the store's own time-out does not end the
     # call: a thread is left behind in it.
-    with _stderr_dropped():
-        asking = threading.Thread(target=ask_if_there, daemon=True)
-        asking.start()
-        asking.join(_STORE_SECONDS)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_STORE_SECONDS)
     return answers[0] if answers else None
-
-
-@contextlib.contextmanager
-def _stderr_dropped() -> Iterator[None]:
-    """Drop what is written to stderr: torch prints a C++ stack there for a store that is gone."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -52,7 +52,6 @@ from .exit import (
 
 LOOK_SECONDS = 1.0
 BEAT_SECONDS = 2.0
-STOPPED_SECONDS = 8.0  # somebody may continue a stopped process in a moment
 GONE_SECONDS = 3.0  # the error of a rank that ends, or its broken connection, says more
 NAMED_SECONDS = 10.0
 LONG_SECONDS = 60.0  # of silence, or of standing still
@@ -67,6 +66,11 @@ _GONE = (
     "is gone: killed, out of memory, or aborted in C++ (as if ranks use different parameters in "
     "one step without find_unused_parameters: true)"
 )
+
+# How long a process of this machine may be in a state. Somebody may continue a stopped process in a
+# moment.
+_PATIENCE = {"stopped": (8.0, "is stopped"), "gone": (GONE_SECONDS, _GONE)}
+_LIBRARIES = (os.path.dirname(os.__file__), sys.prefix, "<")
 
 Position = tuple[int, str, int]
 
@@ -181,12 +185,12 @@ class Heartbeat:
         self._neighbours = behind[:_NEIGHBOURS]
         self._heard: dict[int, float] = {}  # when the newest row of a rank was seen first
         self._moved: dict[int, float] = {}  # when a rank was seen to move last
-        self._found: dict[tuple[int, str], float] = {}  # since when a process is in a state
+        self._found: dict[int, float] = {}  # since when a process is stopped or gone
         self._told: set[object] = set()
         self._answered = time.monotonic()  # when the store answered last
         self._store_is_gone = False
         self._must_end = False  # another rank has ended the job
-        self._cpu = (0.0, 0.0)
+        self._cpu = 0.0
         self._exchange = threading.Thread()
         self._has_left = threading.Event()
         self._ending = threading.Lock()  # who holds this lock ends the process
@@ -197,11 +201,11 @@ class Heartbeat:
         Collective: each rank waits for the others, since a store that stops tells nothing more.
         """
         self.processes[self.rank] = Process.own()
-        self._store.set(f"process/{self.rank}", json.dumps(self.processes[self.rank]))
+        self._store.set(f"heartbeat/process/{self.rank}", json.dumps(self.processes[self.rank]))
         self._note_own()
         self._send()
         self._store.set_timeout(timedelta(seconds=self.timeout))
-        self._store.wait([f"row/{rank}" for rank in self._neighbours])
+        self._store.wait([f"heartbeat/row/{rank}" for rank in self._neighbours])
         self._store.set_timeout(timedelta(seconds=BEAT_SECONDS))
         self._read(self._neighbours)
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
@@ -239,16 +243,15 @@ class Heartbeat:
     def _meet_others(self) -> None:
         """Send a heartbeat and read those of the others."""
         self._send()
-        self._must_end = self._must_end or self._store.check(["end"])
+        self._must_end = self._must_end or self._store.check(["heartbeat/end"])
         self._read(self._neighbours)
         self._answered = time.monotonic()
 
     def _note_own(self) -> None:
         job = self.job
         place: Position = (0, "", 0) if job is None else job.position()
-        since, spent_before = self._cpu
-        self._cpu = (time.monotonic(), time.process_time())
-        share = (self._cpu[1] - spent_before) / max(self._cpu[0] - since, LOOK_SECONDS)
+        spent_before, self._cpu = self._cpu, time.process_time()
+        share = (self._cpu - spent_before) / BEAT_SECONDS
         is_new = job is None or place[0] <= job.first_step
         works = share > _WORKING or is_new or "pydevd" in sys.modules
 
@@ -258,15 +261,17 @@ class Heartbeat:
         self._note(self.rank, row)
 
     def _send(self) -> None:
-        self._store.set(f"row/{self.rank}", json.dumps(self.rows[self.rank]))
+        self._store.set(f"heartbeat/row/{self.rank}", json.dumps(self.rows[self.rank]))
 
     def _read(self, ranks: Any) -> None:
         """Read the heartbeats of ranks. One question serves all ranks that have come."""
         for rank in ranks:
-            if rank not in self.processes and self._store.check([f"row/{rank}"]):
-                self.processes[rank] = Process(*json.loads(self._store.get(f"process/{rank}")))
+            if rank not in self.processes and self._store.check([f"heartbeat/row/{rank}"]):
+                self.processes[rank] = Process(
+                    *json.loads(self._store.get(f"heartbeat/process/{rank}"))
+                )
         come = [rank for rank in ranks if rank in self.processes and rank != self.rank]
-        texts = self._store.multi_get([f"row/{rank}" for rank in come]) if come else []
+        texts = self._store.multi_get([f"heartbeat/row/{rank}" for rank in come]) if come else []
         for rank, text in zip(come, texts, strict=True):
             self._note(rank, Row(*json.loads(text)))
 
@@ -310,18 +315,15 @@ class Heartbeat:
     def _judge_process(self, rank: int, now: float) -> None:
         """End the job if a process of this machine is stopped or gone."""
         state = self.processes[rank].state
-        if state != "stopped":
-            self._found.pop((rank, "stopped"), None)
-        if state == "gone" and self.job is None and not is_written():
-            return  # a user's own script, in which this rank waits for nobody
-        if state not in ("stopped", "gone"):
+        # In a user's own script a rank that is gone keeps nobody waiting.
+        may_be_gone = self.job is None and not is_written()
+        if state not in _PATIENCE or (state == "gone" and may_be_gone):
+            self._found.pop(rank, None)
             return
 
-        seconds = now - self._found.setdefault((rank, state), now)
-        if state == "stopped" and seconds >= STOPPED_SECONDS:
-            self._end(f"{self._name(rank)} is stopped")
-        elif state == "gone" and seconds >= GONE_SECONDS:
-            self._end(f"{self._name(rank)} {_GONE}")
+        seconds, text = _PATIENCE[state]
+        if now - self._found.setdefault(rank, now) >= seconds:
+            self._end(f"{self._name(rank)} {text}")
 
     def _judge_silence(self, rank: int) -> None:
         """Tell that a rank sends no heartbeat. End the job if that lasts."""
@@ -331,20 +333,22 @@ class Heartbeat:
             self._told.discard(rank)
             return
 
-        row = self.rows[rank]
-        limit = self.timeout if row.place[1] == BUILDING else LONG_SECONDS
-        text = f"{self._name(rank)} has sent no heartbeat for {silent:.0f} s: {row.text}"
+        limit = self._limit(rank)
+        text = (
+            f"{self._name(rank)} has sent no heartbeat for {silent:.0f} s: {self.rows[rank].text}"
+        )
         if silent >= limit:
             self._end(text)
         else:
             self._say(rank, f"{text}. The job ends after {limit:.0f} s")
 
+    def _limit(self, rank: int) -> float:
+        """Return the seconds for which a rank may be silent."""
+        return self.timeout if self.rows[rank].place[1] == BUILDING else LONG_SECONDS
+
     def _judge_store(self, now: float) -> None:
         """End the job if the store does not answer, and this rank does not move either."""
-        is_building = self.rows[self.rank].place[1] == BUILDING
-        limit = self.timeout if is_building else LONG_SECONDS
-        if self._store_is_gone:
-            limit = NAMED_SECONDS
+        limit = NAMED_SECONDS if self._store_is_gone else self._limit(self.rank)
         seconds = now - max(self._answered, self._moved[self.rank])
         if self.job is not None and seconds >= limit:
             word = "is gone" if self._store_is_gone else "does not answer"
@@ -355,17 +359,18 @@ class Heartbeat:
         if not self._stands_still(now):
             self._told.discard("still")
             return
-        text = f"no rank has moved for {now - max(self._moved.values()):.0f} s"
+        seconds = now - max(self._moved.values())
+        text = f"no rank has moved for {seconds:.0f} s"
         works = any(row.works for row in self.rows.values())
-        if works or now - max(self._moved.values()) < self.timeout - 2 * BEAT_SECONDS:
+        if works or seconds < self.timeout - 2 * BEAT_SECONDS:
             self._say("still", f"{text}, the job goes on: {self._table()}")
         else:
             self._end(f"{text} (timeout_minutes)", stacks=True)
 
     def _stands_still(self, now: float) -> bool:
         """Return whether all ranks that were read are in a job, and none has moved for long."""
-        seconds = min(LONG_SECONDS, self.timeout / 2)
-        is_long = all(now - moved >= seconds for moved in self._moved.values())
+        seconds = now - max(self._moved.values())
+        is_long = seconds >= min(LONG_SECONDS, self.timeout / 2)
         return is_long and all(row.place[1] for row in self.rows.values())
 
     # -- messages and the end ---------------------------------------------------------------------
@@ -434,17 +439,14 @@ class Heartbeat:
     def _kill_stopped(self) -> None:
         """Kill the stopped ranks of this machine. They take no other signal."""
         for rank, process in self.processes.items():
-            if process.state != "stopped":
-                continue
-            if _holds_store(rank):
-                self._store_is_gone = True
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch prints C++ stacks for its end
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+            if process.state == "stopped":
+                self._store_is_gone = self._store_is_gone or _holds_store(rank)
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     def _tell_the_end(self) -> None:
         """Tell the other ranks to end, and keep the store until they have read so."""
-        self._ask_briefly(lambda: self._store.set("end", ""))
+        self._ask_briefly(lambda: self._store.set("heartbeat/end", ""))
         if not self._store_is_gone:
             time.sleep(1.5 * BEAT_SECONDS)
 
@@ -459,18 +461,13 @@ class Heartbeat:
             self._tell_the_end()
 
     def explain(self) -> str:
-        """Return which rank is gone, after a connection broke. It is "" if no rank is known to be.
-
-        It is also "" if another rank prints the reason.
-        """
+        """Return which rank is gone, after a connection broke. "" if no rank is known to be."""
         self._ending.acquire()  # for good: the thread ends nothing any more
-        end = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < end:
+        for _ in range(15):
             for rank, process in list(self.processes.items()):
                 if process.state == "gone" and not self.rows[rank].left:
-                    has_owner = claim_first_error(self._store, take=False)
-                    return "" if has_owner else self._message(f"{self._name(rank)} {_GONE}")
-            time.sleep(LOOK_SECONDS / 5)
+                    return self._message(f"{self._name(rank)} {_GONE}")
+            time.sleep(GONE_SECONDS / 15)
         return ""
 
 
@@ -483,8 +480,7 @@ def _line_of_main_thread() -> str:
     """Return file and line of the main thread: the innermost line that is not of a package."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     frame = innermost
-    library = os.path.dirname(os.__file__)
-    while frame is not None and frame.f_code.co_filename.startswith((library, sys.prefix, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -500,14 +496,13 @@ def start(timeout: timedelta) -> None:
     """Watch the ranks of this job from now on, if this process has others. Collective."""
     global _watch
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
 
     from ..private.torch import default_store
 
     if _watch is not None or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     # A connection of its own: the wait of another thread must not hold it up.
-    store = PrefixStore("samecurve/heartbeat", default_store().clone())
+    store = default_store().clone()
     _watch = Heartbeat(dist.get_rank(), dist.get_world_size(), store, timeout.total_seconds())
     _watch.start()
     after_last_barrier(_watch.leave)

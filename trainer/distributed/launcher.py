@@ -16,7 +16,8 @@ from pathlib import PurePath
 
 import psutil
 
-from .names import RANKS, Name
+from .names import Name
+from .starters import by_starter
 
 # Programs whose first argument says what they do.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
@@ -66,44 +67,35 @@ def detect(
         LaunchError: several processes were started, and their variables do not say how they
             find each other.
     """
-    is_own = environment is None
     env = dict(os.environ if environment is None else environment)
     if ancestors is None:
         ancestors = [line for _, line in _parents()]
     name, arguments = _nearest(ancestors)
-    if name == "python" or "RANK" not in env or "WORLD_SIZE" not in env:
-        from .starters import by_starter, check
-
-        starter, ranks = by_starter(env, is_own=is_own)
+    if name == "python":
+        name, ranks = by_starter(env)
         env = {**ranks, **env}
-        check(env, starter, is_own=is_own)
-        if name == "python" and "RANK" in env and "WORLD_SIZE" in env:
-            name = starter
-            env.setdefault("LOCAL_RANK", "0")
-        if is_own:
-            os.environ.update({key: env[key] for key in (*ranks, *RANKS) if key in env})
+        if environment is None:
+            os.environ.update(env)
 
-    world_size = _number(env, "WORLD_SIZE") or 1
-    local_world_size = _number(env, "LOCAL_WORLD_SIZE") or _number(env, "LOCAL_SIZE")
+    def number(variable: str) -> int:
+        return int(env.get(variable) or 0)
+
+    world_size = number("WORLD_SIZE") or 1
+    local_world_size = number("LOCAL_WORLD_SIZE") or number("LOCAL_SIZE")
     if world_size == 1:
         local_world_size = 1
-    num_machines = _number(env, "GROUP_WORLD_SIZE") or _number(env, "CROSS_SIZE")
+    num_machines = number("GROUP_WORLD_SIZE") or number("CROSS_SIZE")
     if not num_machines and local_world_size:
         num_machines = math.ceil(world_size / local_world_size)
     return Launcher(
         name=name,
         arguments=tuple(arguments),
         world_size=world_size,
-        rank=_number(env, "RANK"),
-        local_rank=_number(env, "LOCAL_RANK"),
+        rank=number("RANK"),
+        local_rank=number("LOCAL_RANK"),
         local_world_size=local_world_size,
         num_machines=num_machines,
     )
-
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    """Return the number of a variable. 0 if the variable is not set."""
-    return int(env.get(name) or 0)
 
 
 # -- processes above this process ------------------------------------------------------------------
@@ -165,7 +157,7 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
             return name, arguments if name == "accelerate" else ()
         if program and _is_python(line):
             # Somebody's own program started this process: the programs above it do not count.
-            return "python", ()
+            break
     return "python", ()
 
 
@@ -179,12 +171,10 @@ def _program(line: Sequence[str]) -> tuple[str, list[str]]:
         del words[0]
         while words and words[0].startswith("-"):
             option = words.pop(0)
+            if option == "-c":
+                return "", []
             if option in ("-W", "-X"):
                 del words[:1]
-            elif option.endswith("m") and not option.startswith(("-W", "-X")):  # also -um
-                break
-            elif option in ("-c", "-"):
-                return "", []
     if not words:
         return "", []
     path = PurePath(words[0])

@@ -64,8 +64,8 @@ def signals_watched(
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     previous_handlers = {number: signal.signal(number, handle) for number in numbers}
     previous_sink = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    reader = _Reader(source, allowed_seconds, waits_in)
-    thread = threading.Thread(target=reader.run, daemon=True)
+    arguments = (source, allowed_seconds, waits_in)
+    thread = threading.Thread(target=_read_signals, args=arguments, daemon=True)
     thread.start()
     try:
         yield
@@ -79,79 +79,52 @@ def signals_watched(
         os.close(source)
 
 
-class _Reader:
-    """The thread that reads signals and their answers, and ends the process.
+def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: str) -> None:
+    """Read signals and their answers, and end the process if the main thread takes none.
 
     Args:
-        source: where each signal's number arrives as a byte, and each answer as a zero behind it.
-            It ends where nobody listens any more.
+        source: the pipe in which each signal's number arrives as a byte, and each answer as a zero
+            behind the number. The pipe ends when nobody listens any more.
         allowed_seconds, waits_in: as of ``signals_watched``.
     """
-
-    def __init__(self, source: int, allowed_seconds: Callable[[], float], waits_in: str) -> None:
-        self._source = source
-        self._allowed_seconds = allowed_seconds
-        self._waits_in = waits_in
-        self._first_signal = 0
-        self._first_time = 0.0
-        self._unanswered_since: float | None = None
-
-    def run(self) -> None:
-        while True:
-            timeout = None if self._unanswered_since is None else _LOOK_SECONDS
-            ready, _, _ = select.select([self._source], [], [], timeout)
-            if ready:
-                byte = os.read(self._source, 1)
-                if not byte:
-                    return
-                self._receive(byte)
-            if self._is_stuck():
-                os._exit(128 + self._first_signal)
-
-    def _receive(self, byte: bytes) -> None:
+    requests: list[tuple[int, float]] = []  # each signal, and when it came
+    unanswered_since: float | None = None
+    while True:
+        timeout = None if unanswered_since is None else _LOOK_SECONDS
+        ready, _, _ = select.select([source], [], [], timeout)
         now = time.monotonic()
-        number = byte[0]
-        if byte == _ANSWER:
-            self._unanswered_since = None
-        if number not in (signal.SIGTERM, signal.SIGINT):
-            return
+        if ready:
+            byte = os.read(source, 1)
+            if not byte:
+                return
+            number = byte[0]
+            if byte == _ANSWER:
+                unanswered_since = None
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                requests.append((number, now))
+                unanswered_since = unanswered_since or now
+                if number == signal.SIGTERM and now - requests[0][1] > _ECHO_SECONDS:
+                    os._exit(128 + number)
 
-        if not self._first_signal:
-            self._first_signal = number
-            self._first_time = now
-        elif number == signal.SIGTERM and now - self._first_time > _ECHO_SECONDS:
-            os._exit(128 + number)
-        if self._unanswered_since is None:
-            self._unanswered_since = now
-
-    def _is_stuck(self) -> bool:
-        """Return whether a signal has been unanswered for too long."""
-        if self._unanswered_since is None:
-            return False
-        now = time.monotonic()
-        if _comes_back(threading.main_thread(), self._waits_in):
-            self._unanswered_since = now
-        waited = now - self._unanswered_since
-        return waited > max(_PATIENCE_SECONDS, self._allowed_seconds())
+        if unanswered_since is not None:
+            if _comes_back(waits_in):
+                unanswered_since = now
+            if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):
+                os._exit(128 + requests[0][0])
 
 
-def _comes_back(thread: threading.Thread, waits_in: str) -> bool:
-    """Return whether a thread is in Python's own library, or in a call of the file ``waits_in``.
+def _comes_back(waits_in: str) -> bool:
+    """Return whether the main thread is in Python's own library, or in a call of ``waits_in``.
 
-    The library waits for a thread, a process or a file. The file for other ranks.
+    The library waits for a thread, a process or a file. The file ``waits_in`` for other ranks.
     """
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return True
-    file = frame.f_code.co_filename
+    frame: FrameType | None = sys._current_frames()[threading.main_thread().ident or 0]
+    file = frame.f_code.co_filename if frame else ""
     if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
         return True
-
-    while frame is not None:
-        if frame.f_code.co_filename == waits_in:
-            return True
+    while frame is not None and frame.f_code.co_filename != waits_in:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def _leave_the_pipe() -> None:

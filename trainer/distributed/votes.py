@@ -6,6 +6,7 @@ A boundary is the end of a step, or of a batch in an evaluation. No step waits f
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -64,31 +65,20 @@ class Pace:
 
     def __init__(self) -> None:
         self.every = 1
-        self._span = 1  # boundaries between the last vote and the next
-        self._left = 1  # of them, still to come
+        self.left = 1  # boundaries up to the next vote
         self._measured_at = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Count a boundary. Return whether there is a vote at it."""
-        self._left -= 1
-        return self._left == 0
 
     def measure(self) -> int:
         """Return the microseconds that a boundary took since the last vote. Measure from now on."""
         now = time.monotonic()
         seconds = now - self._measured_at
         self._measured_at = now
-        return int(seconds / self._span * 1e6)
+        return int(seconds / self.every * 1e6)
 
     def follow(self, microseconds: int) -> None:
         """Adapt to the time that a boundary took on the slowest rank."""
         every = int(_SECONDS * 1e6) // max(1, microseconds)
         self.every = max(1, min(2 * self.every, every))
-
-    def start_next(self) -> None:
-        """Begin to count up to the next vote."""
-        self._span = self.every
-        self._left = self.every
 
 
 class Votes:
@@ -109,7 +99,7 @@ class Votes:
         self.request = 0
         self.answer = 0
         self._largest = AsyncMax(all_reduce_max)
-        self._paces: dict[str, Pace] = {}
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._voted = Pace()  # the pace of the vote that is not read yet
 
     def pass_boundary(self, name: str, fingerprint: int) -> int:
@@ -123,16 +113,15 @@ class Votes:
             LaunchError: since the vote before the last, ranks got the gradients of different
                 parameters.
         """
-        if name not in self._paces:
-            self._paces[name] = Pace()
         pace = self._paces[name]
-
-        if pace.is_due():
+        pace.left -= 1
+        if pace.left == 0:
+            microseconds = pace.measure()
             self.finish()
-            # The maximum of -fingerprint is the minimum: both are equal where all are.
-            self._largest.start(self.request, fingerprint, -fingerprint, pace.measure())
+            # The maximum of -fingerprint is the minimum: both are equal if all ranks are.
+            self._largest.start(self.request, fingerprint, -fingerprint, microseconds)
             self._voted = pace
-            pace.start_next()
+            pace.left = pace.every
         return self.answer
 
     def finish(self) -> None:

@@ -61,7 +61,7 @@ class World:
         monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(heartbeat, "end_at_once", self._end)
-        monkeypatch.setattr(heartbeat, "claim_first_error", lambda store, take=True: "0")
+        monkeypatch.setattr(heartbeat, "claim_first_error", lambda store: "0")
         monkeypatch.setattr(heartbeat.Heartbeat, "_kill_stopped", lambda watch: None)
         monkeypatch.setattr(
             Process, "state", property(lambda one: self.states.get(one.pid, "alive"))
@@ -209,7 +209,6 @@ def test_a_rank_that_has_left_in_order_is_not_missed(world: World) -> None:
 def test_a_broken_connection_names_the_rank_that_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "claim_first_error", lambda store, take=True: "")
     monkeypatch.setattr(heartbeat, "_watch", world.ranks[0])
     world.states[1] = "gone"
     with (
