@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,72 +119,46 @@ def _check_sizes(info: CheckpointInfo) -> None:
             raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
 
 
-def verify(info: CheckpointInfo) -> CheckpointInfo:
+def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
     """Read every byte, and check that the tensors are those of the model that state.json lists.
 
-    What is wrong is the ``problem`` of the result.
-    """
-    if not info.problem:
-        _check_bytes(info, 0, 1)
-    if not info.problem:
-        _check_contents(info)
-    return info
-
-
-def verify_together(info: CheckpointInfo, agreement: Agreement) -> CheckpointInfo:
-    """Verify a checkpoint, each rank some of its files. Return the same result on every rank.
-
-    Collective: call on every rank.
-
     Args:
-        info: the main process's counts. Another rank may have looked a moment later.
+        info: of the checkpoint. A problem that is found is noted there.
+        part, parts: only every ``parts``-th file is hashed, from file ``part`` on.
     """
-    info = _of_main(info, agreement)
     if info.problem:
         return info
-
-    _check_bytes(info, agreement.rank, agreement.world_size)
-    found = agreement.gather(info)
-    if agreement.rank == 0:
-        for rank, other in enumerate(found):
-            if other.problem and not info.problem:
-                # A network file system may show a rank an old listing, and a node may have a disk
-                # of its own under this name: only files that the main process cannot read either
-                # are damaged.
-                _check_bytes(info, rank, agreement.world_size)
-                if not info.problem:
-                    info.problem = (
-                        f"cannot be read on rank {rank}: {other.problem} there, and whole for the "
-                        "main process"
-                    )
-        if not info.problem:
-            _check_contents(info)
-    return _of_main(info, agreement)
-
-
-def _of_main(info: CheckpointInfo, agreement: Agreement) -> CheckpointInfo:
-    """Return the main process's result. Collective: call on every rank."""
-    found: list[CheckpointInfo] = agreement.gather(info)
-    return found[0]
-
-
-def _check_contents(info: CheckpointInfo) -> None:
-    """Check that state.json is of this step, and that the tensors of its model are whole."""
     try:
+        _check_sizes(info)
+        for name in sorted(info.files)[part::parts]:
+            if hash_file(info.path / name) != info.files[name]["xxh3"]:
+                raise CheckpointError(f"{name} was changed after it was written")
+
         contents = Contents.of(info.path, info.files)
         if contents.state["step"] != info.step:
             raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
         contents.check_model()
     except (CheckpointError, OSError) as error:
         info.record(error)
+    return info
 
 
-def _check_bytes(info: CheckpointInfo, part: int, parts: int) -> None:
-    """Check the sizes of all files, and the bytes of every ``parts``-th of them."""
-    try:
-        _check_sizes(info)
-        for name in sorted(info.files)[part::parts]:
-            if hash_file(info.path / name) != info.files[name]["xxh3"]:
-                raise CheckpointError(f"{name} was changed after it was written")
-    except (CheckpointError, OSError) as error:
-        info.record(error)
+def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
+    """Inspect and verify a checkpoint, each rank some of its files. Return the same on every rank.
+
+    Collective: call on every rank.
+    """
+    info: CheckpointInfo = agreement.gather(inspect(path))[0]
+    found = verify(replace(info), agreement.rank, agreement.world_size)
+    problems = agreement.gather(found.problem)
+    if agreement.rank == 0 and any(problems):
+        # A network file system may show a rank an old listing, and a node may have a disk of its
+        # own under this name: only files that the main process cannot read either are damaged.
+        verify(info)
+        if not info.problem:
+            rank, problem = next(filter(itemgetter(1), enumerate(problems)))
+            info.problem = (
+                f"cannot be read on rank {rank}: {problem} there, and whole for the main process"
+            )
+    result: CheckpointInfo = agreement.gather(info)[0]
+    return result

@@ -11,24 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import set_seed
-from torch import nn
 
 from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
-from ..errors import CheckpointError
-from ..strategies import Shard
+from ..errors import CheckpointError, ConfigError, Origin, Problem
 from ..strategies.tensors import canonical_state
 from ..text import listed
-from .compatibility import changed_rates, check_same, differences
-from .contents import WEIGHTS, Contents
+from .compatibility import changed_settings, differences
+from .contents import WEIGHTS
 from .decode import decode
-from .discover import CheckpointInfo, inspect, verify_together
+from .discover import CheckpointInfo, verify_together
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
-from .restore_optimizer import OptimizerStateReader, restore_schedule, restore_settings
+from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
 from .schedule_state import schedule_state
 from .snapshot import fingerprint
 from .store import MANIFEST
@@ -58,18 +55,33 @@ def load(
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
 
-    places = _find_model(parts, contents, info.path)
-    others = _frozen_differently(parts, places)
-    others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
-    others += parts.sampled.changes(state.get("content", {}))
-    changes = check_same(before, now, others, allowed=allow_change, source=info.path)
+    base = [name for name, *_, handle in parts.strategy.named_tensors() if parts.leaves_out(handle)]
+    shapes = {name: shape for name, shape, _ in contents.model}
+    places, unused = _find(parts, ranges, WEIGHTS, shapes, info.path, without=base, renamed=False)
+    _check_none([f"{name} is not in the model" for name in unused], info.path)
+
+    changes = changed_settings(
+        {**before, "trained": sorted(ranges.names("parameter"))},
+        {**now, "trained": sorted(_trained(parts))},
+        state["schedule"]["own"].get("base_lrs", ()),
+        schedule_state(parts.schedule)["own"].get("base_lrs", ()),
+    )
+    changes += parts.sampled.changes(state.get("content", {}))
+    if changes and not allow_change:
+        rule = (
+            f"the checkpoint {info.path} belongs to a run with other numbers; restore these "
+            "values, or set allow_config_change: true to continue with the new ones: "
+            f"{'; '.join(changes)}"
+        )
+        raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     callbacks = state.get("config", {}).get("callbacks", [])
     changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
-    same_optimizer = before["optimizer"] == now["optimizer"]
-    notices += _load_tensors(parts, ranges, places, with_optimizer=same_optimizer)
-    if not same_optimizer:
+    notices += _load_tensors(parts, ranges, places)
+    if before["optimizer"] == now["optimizer"]:
+        notices += restore_optimizer(parts.strategy, parts.optimizer_form, ranges)
+    else:
         notices.append("the optimizer changed: its state starts fresh")
     if before["optimizer_groups"] == now["optimizer_groups"]:
         # A callback may have changed settings during the run.
@@ -99,23 +111,10 @@ def load(
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def _find_model(parts: Parts, contents: Contents, source: Path) -> Places:
-    """Find each tensor of the model in a checkpoint, which must hold this very model.
-
-    Raises:
-        CheckpointError: the checkpoint holds another model.
-    """
-    base = [name for name, *_, handle in parts.strategy.named_tensors() if parts.leaves_out(handle)]
-    shapes = {name: shape for name, shape, _ in contents.model}
-    places, unused = _find(parts, contents.ranges, WEIGHTS, shapes, source, without=base)
-
-    wrong = [f"{name} is not in the model" for name in unused]
-    for name, (_, stored_name) in places.items():
-        # The optimizer's state of a shared parameter is stored under its first name.
-        if stored_name != name:
-            wrong.append(f"{name} is called {stored_name} there")
-    _check_none(wrong, source)
-    return places
+def _trained(parts: Parts) -> list[str]:
+    """Return the names of the parameters that are trained."""
+    tensors = parts.strategy.named_tensors()
+    return [name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape]
 
 
 def load_weights(
@@ -140,7 +139,7 @@ def load_weights(
     """
     part: Mapping[str, str] = {}
     if os.path.lexists(path / MANIFEST):
-        contents = verify_together(inspect(path), agreement).open()
+        contents = verify_together(path, agreement).open()
         ranges = contents.ranges
         shapes = {name: shape for name, shape, _ in contents.model}
     else:
@@ -152,7 +151,7 @@ def load_weights(
 
     kinds = ("average", *WEIGHTS)
     places, unused = _find(parts, ranges, kinds, shapes, path, only=part, without=without)
-    _load_tensors(parts, ranges, places, with_optimizer=False)
+    _load_tensors(parts, ranges, places)
 
     notices = [f"starts with the weights of {path}: {len(places)} tensors"]
     if unused:
@@ -169,14 +168,17 @@ def _find(
     *,
     only: Mapping[str, str] | None = None,
     without: Collection[str] = (),
+    renamed: bool = True,
 ) -> tuple[Places, list[str]]:
-    """Find each tensor of the model in files, a shared one under any of its names.
+    """Find each tensor of the model in files.
 
     Args:
         kinds: as which it may be stored. The first is preferred.
         shapes: of the stored tensors, by their names.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
+        renamed: whether a shared tensor may be stored under any of its names. The optimizer's state
+            is stored under the first.
 
     Returns:
         The place of each tensor, and the names of stored tensors that the model has not.
@@ -193,8 +195,9 @@ def _find(
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = [other for other in names_of[id(handle)] if other in shapes]
-        stored = [(kind, other) for kind in kinds for other in names if ranges.holds(kind, other)]
+        names = names_of[id(handle)] if renamed else [name]
+        known = [other for other in names if other in shapes]
+        stored = [(kind, other) for kind in kinds for other in known if ranges.holds(kind, other)]
         if stored:
             places[name] = stored[0]
             found = shapes[stored[0][1]]
@@ -216,58 +219,21 @@ def _check_none(wrong: Sequence[str], source: Path) -> None:
         raise CheckpointError(f"{source}: does not hold this model: {listed(wrong, 3)}")
 
 
-def _frozen_differently(parts: Parts, places: Places) -> list[str]:
-    """Return a line about the parameters that are trained in only one of the two runs, if any."""
-    changed = []
-    for name, _, _, handle in parts.strategy.named_tensors():
-        if name in places and isinstance(handle, nn.Parameter):
-            was_trained = places[name][0] == "parameter"
-            if was_trained != handle.requires_grad and handle.numel():
-                changed.append(f"{name} {was_trained} -> {handle.requires_grad}")
-    return [f"trained: {listed(changed)}"] if changed else []
-
-
-def _load_tensors(
-    parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool
-) -> list[str]:
+def _load_tensors(parts: Parts, ranges: Ranges, places: Places) -> list[str]:
     """Read parameters, buffers and the moving average, as far as there is one. Return notices.
 
     Collective: call on every rank.
-
-    Args:
-        with_optimizer: read the optimizer's state as well: that of each parameter beside it, which
-            is the order of the files.
     """
     strategy = parts.strategy
-    notices: list[str] = []
-
-    def read(shard: Shard) -> None:
+    for shard in strategy.shards(trainable=None):
         if shard.name in places:
-            kind, name = places[shard.name]
-            ranges.read(kind, name, shard.start, shard.tensor)
-
-    for shard in strategy.shards(trainable=False if with_optimizer else None):
-        read(shard)
-    if with_optimizer:
-        optimizer = OptimizerStateReader(strategy, parts.optimizer_form, ranges)
-        for shard in strategy.shards(trainable=True):
-            read(shard)
-            optimizer.read(shard)
-        notices += optimizer.finish()
+            ranges.read(*places[shard.name], shard.start, shard.tensor)
     strategy.write_back()
 
     for name, buffer in strategy.buffers():
-        if name in places:
-            kind, stored_name = places[name]
-            flat = torch.empty_like(buffer).reshape(-1)
-            ranges.read(kind, stored_name, 0, flat)
-            buffer.copy_(flat.view_as(buffer))
+        if name in places and buffer.numel():
+            buffer.copy_(ranges.whole(*places[name]).view_as(buffer))
 
-    return notices + _load_averages(parts, ranges)
-
-
-def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
-    """Read the moving averages that are stored. The others start with the weights."""
     for shard, average in parts.averages or ():
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average)

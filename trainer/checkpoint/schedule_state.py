@@ -28,15 +28,10 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain: dict[str, Any] = {}
     for key, value in state.items():
-        if is_nested(value):
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             plain[key] = [_plain(item) for item in value]
         elif not isinstance(value, dict):
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
                 text = json.dumps(value, default=Tensor.item)  # rates may be tensors
                 plain[key] = json.loads(text)
     return plain
-
-
-def is_nested(value: Any) -> bool:
-    """Return whether a value is a list of the states of inner schedules."""
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)

@@ -23,7 +23,7 @@ from .parts import Parts
 from .pieces import Key, write_pieces
 from .schedule_state import schedule_state
 from .store import STATE
-from .untrusted import LARGEST_JSON, split_name, too_large
+from .untrusted import LARGEST_JSON, path_inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def state_text(state: Mapping[str, Any]) -> bytes:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{STATE}: cannot be written: {error}") from None
     if len(text) > LARGEST_JSON:
-        raise CheckpointError(f"{STATE}: cannot be written: {too_large()}")
+        raise CheckpointError(f"{STATE}: cannot be written: more than {LARGEST_JSON} bytes")
     return text
 
 
@@ -193,6 +193,6 @@ def read_extras(parts: Parts) -> dict[str, bytes]:
         for path in folder.rglob("*"):
             if path.is_file():
                 file = path.relative_to(folder).as_posix()
-                split_name(file)  # raises where a reader would refuse this name
-                extras[f"extras/{file}"] = path.read_bytes()
+                # A name that a reader would refuse is refused here.
+                extras[f"extras/{file}"] = path_inside(folder, file).read_bytes()
         return extras

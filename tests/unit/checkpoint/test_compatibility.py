@@ -90,9 +90,9 @@ class Rated(Odd):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"rate": 2e-2}, r"lr of back\.bias, .*: 0\.001 -> 0\.02"),
+        ({"rate": 2e-2}, r"optimizer_groups\.1\.settings\.lr: 0\.001 -> 0\.02"),
         ({"decay": 0.5}, r"optimizer_groups\.0\.settings\.weight_decay: 0\.0 -> 0\.5"),
-        ({"beta": 0.5}, r"optimizer_groups\.0\.settings\.betas\.0: 0\.9 -> 0\.5"),
+        ({"beta": 0.5}, r"optimizer_groups\.0\.settings\.betas: \[0\.9\] -> \[0\.5\]"),
     ],
 )
 def test_what_code_changes_in_a_group_is_a_changed_setting(
@@ -233,10 +233,10 @@ class Part(Odd):
         (
             ("middle", "back"),
             ("middle", "back", "scale"),
-            "trained: scale False -> True",
+            r'trained: \[\] -> \["scale"\]',
         ),
-        (("middle", "back"), ("middle",), "trained: back.weight True -> False"),
-        (("middle",), ("back",), "trained: middle.weight True -> False"),
+        (("middle", "back"), ("middle",), r'trained: \[.*"back.weight"\] -> \[\]'),
+        (("middle",), ("back",), r'trained: \[.*"middle.weight"\] -> \[.*"back.weight"\]'),
     ],
 )
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -253,7 +253,7 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
         "ema_decay": average,
     }
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
-    assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
+    assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
     kept = discover.inspect(path).open()
     for name, parameter in trainer.run.model.named_parameters():
         saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
@@ -302,6 +302,6 @@ def test_parameters_that_came_or_went_are_named() -> None:
         {"names": [*names, *more], "settings": {}}
         for more in (["head.weight"], ["body.weight", "z.weight"])
     )
-    assert differences({"optimizer_groups": [before]}, {"optimizer_groups": [now]}) == [
-        "optimizer_groups.0.names: now without head.weight; now with body.weight, z.weight"
+    assert differences({"groups": before}, {"groups": now}) == [
+        'groups.names: ["head.weight"] -> ["body.weight", "z.weight"]'
     ]

@@ -10,7 +10,7 @@ import pytest
 from one_process import checkpoint, fit, log_of, lose, losses, reseal, rows, steps
 
 from trainer import CheckpointError, ConfigError
-from trainer.checkpoint import discover, find, store
+from trainer.checkpoint import discover, store
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -195,7 +195,7 @@ def test_of_many_checkpoints_only_the_one_to_resume_from_is_read(
     fit(tmp_path / "run", max_steps=6)
     read: list[str] = []
     inspect = discover.inspect
-    monkeypatch.setattr(find, "inspect", lambda path: read.append(path.name) or inspect(path))
+    monkeypatch.setattr(discover, "inspect", lambda path: read.append(path.name) or inspect(path))
     newest = checkpoint(tmp_path / "run", 6)
     fit(tmp_path / "run", resume="auto" if resume == "auto" else str(newest))
     assert read == [newest.name]

@@ -95,7 +95,7 @@ def add_to_manifest(path: Path, name: str, content: bytes) -> None:
 )
 def test_a_path_outside_the_folder_is_refused(name: str, forged: Path) -> None:
     add_to_manifest(forged, name, b"private")
-    check_refused(forged, "is no name of a file inside the folder")
+    check_refused(forged, "is no plain file inside the folder")
 
 
 @pytest.mark.parametrize("name", [store.STATE, RANK, "extras"])
