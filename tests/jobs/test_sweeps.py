@@ -6,7 +6,6 @@
 | A folder named by placeholders is the same on all ranks, and found again | DDP on 2; nightly the others | test_a_folder_named_by_placeholders_is_found_again |
 | The page's search with optuna, which ends trials early | one process (nightly) | test_the_search_of_the_page |
 | What a W&B agent starts is the run of its sweep | one process | test_the_command_of_a_wandb_agent |
-| Another run's id in a used folder is refused | one process (nightly) | test_another_runs_id_is_refused |
 """
 
 from __future__ import annotations
@@ -154,23 +153,3 @@ def test_the_command_of_a_wandb_agent(folder: Path) -> None:
     again = read_run(output)
     assert again.plan["lr"] == 0.003 and again.plan["seed"] == 1
     assert again.plan["run_name"] == "digits-w8-lr0.003-s1"
-
-
-@pytest.mark.slow
-def test_another_runs_id_is_refused(tmp_path: Path) -> None:
-    words = [*command("python", "single"), *DIGITS, "--trackers=[wandb]"]
-    environment = quiet(tmp_path, WANDB_API_KEY="", WANDB_RUN_ID="first")
-    more = ["--max_steps=1", "--run_name=by hand"]
-    job = run([*words, *more], tmp_path / "out", environment=environment).ok()
-    assert names_on_wandb(job.output_dir) | {"project": ""} == {
-        "name": "by hand",
-        "project": "",
-        "run_id": "first",
-    }
-    assert job.plan["run_name"] == "by hand"
-
-    environment["WANDB_RUN_ID"] = "second"
-    words += ["--resume=auto", "--max_steps=2"]
-    refused = run(words, job.output_dir, environment=environment)
-    assert refused.code == 2
-    assert "WANDB_RUN_ID: 'second': " in refused.err and "continues the run 'first'" in refused.err

@@ -27,10 +27,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     )
     trainer: Any = SimpleNamespace(
         is_main=True,
-        finished=False,
         name="Task-ddp-2",
-        note=print,
-        agreement=SimpleNamespace(run_on_main=lambda work: work()),
         evaluation_sets={"clean": SimpleNamespace(prefix="eval/clean/")},
         directory=directory,
         plan=plan,
@@ -40,11 +37,9 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
         accelerator=Accelerator(cpu=True),
         facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}},
         step=steps[-1],
-        matrices=set(),
     )
 
     tracking = Tracking(["wandb"], origin=Origin("here"))
-    tracking.on_data(trainer)
     for step in steps:
         info: Any = SimpleNamespace(
             step=step,

@@ -13,21 +13,13 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
 from ..config.fingerprint import fingerprint
-from ..config.naming import file_name_part
 from ..distributed.exit import when_failing
 from ..errors import ConfigError, Origin, Problem, TrainerError
-from ..hooks import Callback, StepInfo, Unfinished
+from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import hidden, listed
-from .wandb_run import WandbRun, run_id
+from .wandb_run import WandbRun
 
-# The argument of a tracker's class that takes the name of a run.
-_NAME_ARGUMENTS = {
-    "trackio": "name",
-    "mlflow": "run_name",
-    "clearml": "task_name",
-    "swanlab": "experiment_name",
-}
 # Facts of plan.json that belong to the folder or the machine, not to the training.
 _LEFT_OUT = ("origins", "files", "notices", "output_dir")
 
@@ -46,20 +38,14 @@ class Tracking(Callback):
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         installed = [str(name) for name in get_available_trackers()]
-        known = listed(installed, 12)
-        rule = f"no tracker of Accelerate whose package is installed; there are {known}"
-        wrong = [name for name in names if name not in installed]
-        if wrong:
-            raise ConfigError([Problem(origin=origin, value=name, rule=rule) for name in wrong])
+        for name in names:
+            if name not in installed:
+                known = listed(installed, 12)
+                rule = f"no tracker of Accelerate whose package is installed; there are {known}"
+                raise ConfigError(Problem(origin=origin, value=name, rule=rule))
         self.names = names
         self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
-        # A client may try for minutes to reach its server: one that failed gets no more steps.
-        self._failed: set[str] = set()
-
-    def on_data(self, run: Unfinished) -> None:
-        """Look at the variable of W&B's run, once the folder is this run's."""
-        if "wandb" in self.names and not run.finished:
-            run.agreement.run_on_main(lambda: run_id(run.directory))
+        self._live: list[GeneralTracker] = []
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
@@ -70,16 +56,16 @@ class Tracking(Callback):
         with run.meter.paused("trackers"):
             if not self._undo:
                 self._start(run)
-            for tracker in run.accelerator.trackers:
-                if tracker.name in self._failed:
-                    continue
+            for tracker in list(self._live):
                 try:
                     tracker.log(tracked_values(info), step=info.step)
                 except Exception as error:  # each client raises its own
-                    self._failed.add(tracker.name)
-                    reason = f"did not take step {info.step} ({_first_line(error)})"
-                    rest = "the tracker gets no more steps, metrics.jsonl has every value"
-                    run.say(f"{tracker.name}: {reason}; {rest}")
+                    # A client may try for minutes to reach its server, at each step again.
+                    self._live.remove(tracker)
+                    run.say(
+                        f"{tracker.name}: did not take step {info.step} ({_first_line(error)}); "
+                        "the tracker gets no more steps, metrics.jsonl has every value"
+                    )
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         for undo in self._undo:
@@ -88,7 +74,7 @@ class Tracking(Callback):
         for tracker in run.accelerator.trackers:
             try:
                 if isinstance(tracker, WandbRun):
-                    tracker.add_summary(run, summary)
+                    tracker.add_summary(summary)
                 tracker.finish()
             except Exception as error:  # each client raises its own
                 run.say(f"{tracker.name}: did not end its run: {_first_line(error)}")
@@ -102,9 +88,10 @@ class Tracking(Callback):
                 tracker.start()
                 tracker.store_init_configuration(configuration(run, name))
             except Exception as error:  # each client raises its own
-                reason = _first_line(error)
-                raise TrainerError(f"trackers: {name} does not start: {reason}") from error
+                rule = f"trackers: {name} does not start: {_first_line(error)}"
+                raise TrainerError(rule) from error
 
+            self._live.append(tracker)
             run.accelerator.trackers.append(tracker)
             failed = getattr(tracker, "finish_as_failed", tracker.finish)
             self._undo.append(when_failing(failed))
@@ -115,19 +102,17 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
     if name == "wandb":
         return WandbRun(run)
 
-    project = run.config.project
-    settings: dict[str, Any] = {}
-    if name in _NAME_ARGUMENTS:
-        settings = {_NAME_ARGUMENTS[name]: run.name}
-    if name == "trackio":
-        settings["embed"] = False
-    if name == "tensorboard" and run.config.run_name is not None:
-        project = file_name_part(run.name)  # its runs are called as their folders
-
+    names = {
+        "trackio": {"name": run.name, "embed": False},
+        "mlflow": {"run_name": run.name},
+        "clearml": {"task_name": run.name},
+        "swanlab": {"experiment_name": run.name},
+    }
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
+    settings: dict[str, Any] = names.get(name, {})
     if tracker_class.requires_logging_directory:
-        settings["logging_dir"] = str(run.directory.path / "tracking")
-    return tracker_class(project, **settings)
+        settings = {"logging_dir": str(run.directory.path / "tracking")}
+    return tracker_class(run.config.project, **settings)
 
 
 def tracked_values(info: StepInfo) -> dict[str, float]:
@@ -142,12 +127,13 @@ def configuration(run: Run, tracker: str) -> dict[str, Any]:
 
     Only W&B takes nested values. The others get their text.
     """
-    facts = {name: value for name, value in run.facts.items() if name not in _LEFT_OUT}
-    values: dict[str, Any] = hidden({**fingerprint(vars(run.config)), **facts})
-    if tracker == "wandb":
-        return values
+    values = hidden({**fingerprint(vars(run.config)), **run.facts})
     plain = (bool, str, float, int, type(None))
-    return {key: value if isinstance(value, plain) else str(value) for key, value in values.items()}
+    return {
+        key: value if tracker == "wandb" or isinstance(value, plain) else str(value)
+        for key, value in values.items()
+        if key not in _LEFT_OUT
+    }
 
 
 def _first_line(error: Exception) -> str:

@@ -1,11 +1,7 @@
-"""A run on W&B: one for all attempts of a training, and never in the way of it.
+"""A run on W&B: the same run for all attempts of a training, and never in the way of the training.
 
 Offline needs no key and no network. Online is tried only if there is a key, and given up if the
-server does not answer within seconds. wandb itself would wait for 90 (wandb 0.31). The run's id is
-kept in the run directory, so that a resumed training continues the same run.
-
-The config goes before W&B's variables: WANDB_PROJECT and WANDB_RUN_GROUP hold if ``project`` and
-``experiment`` are left out, and WANDB_TAGS are added.
+server does not answer within seconds. wandb itself would wait for 90 (wandb 0.31).
 """
 
 from __future__ import annotations
@@ -20,8 +16,6 @@ from typing import Any
 from accelerate.tracking import WandBTracker
 
 from ..config.naming import experiment_of
-from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Origin, Problem
 from ..reporting.directory import RunDirectory
 from ..run import Run
 from ..text import is_secret
@@ -42,15 +36,8 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         import wandb
 
         config, plan = training.config, training.plan
-        project = config.project
-        if project == DEFAULTS["project"]:
-            project = os.environ.get("WANDB_PROJECT") or project
-        tags = [plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device]
-        tags += os.environ.get("WANDB_TAGS", "").split(",")
-
-        # The terminal's lines are in log.txt already, and may hold what should not leave this
-        # machine: console="off". W&B's own description of the process would keep a secret of the
-        # command line.
+        # The terminal's lines are in log.txt already, and may hold secrets: console="off". W&B's
+        # own description of the process would keep a secret of the command line.
         settings = wandb.Settings(
             console="off",
             init_timeout=START_SECONDS,
@@ -60,80 +47,63 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             x_disable_meta=any(is_secret(word.partition("=")[0]) for word in sys.argv),
         )
         super().__init__(
-            project,
+            config.project,
             id=run_id(training.directory),
             resume="allow",
-            group=config.experiment or os.environ.get("WANDB_RUN_GROUP") or experiment_of(config),
+            group=experiment_of(config),
             name=training.name,
-            tags=sorted({tag.strip() for tag in tags} - {""}),
+            tags=[plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device],
             dir=str(training.directory.path),
             mode=os.environ.get("WANDB_MODE", "online"),
             settings=settings,
         )
         self._training = training
-        if self.init_kwargs["mode"] == "online" and not wandb.api.api_key:
-            self._go_offline("no API key: wandb login stores one")
 
     def start(self) -> None:
-        """Start the run, offline if the server refuses (a wrong key) or does not answer."""
+        """Start the run, offline if there is no key or the server refuses or does not answer."""
         import wandb
 
+        training = self._training
         try:
+            if self.init_kwargs["mode"] == "online" and not wandb.api.api_key:
+                raise ConnectionError("no API key: wandb login stores one")
             super().start()
-        except Exception as error:
+        except Exception as error:  # the client raises many kinds
             if self.init_kwargs["mode"] != "online":
                 raise
             wandb.teardown()  # wandb's service still holds the run's id
-            self._go_offline(str(error).partition("\n")[0])
+            self.init_kwargs["mode"] = "offline"
+            reason, _, _ = str(error).partition("\n")
+            command = f"wandb sync {training.directory.path}/wandb/*run-*"
+            training.say(f"wandb: offline ({reason}); upload later with: {command}")
             super().start()
 
-        # Every curve is drawn over optimizer steps.
-        for axis in ("samples", "epoch"):
-            self.run.define_metric(axis, hidden=True)
-        for group in ("train/*", "eval/*"):
-            self.run.define_metric(group, step_metric="step")
-        config = self._training.config
-        if config.best_metric is not None:
-            summary = f"{config.best_mode},last"
-            self.run.define_metric(config.best_metric, step_metric="step", summary=summary)
+        if training.config.best_metric is not None:
+            summary = f"{training.config.best_mode},last"
+            self.run.define_metric(training.config.best_metric, summary=summary)
 
-    def add_summary(self, training: Run, summary: Mapping[str, Any]) -> None:
+    def add_summary(self, summary: Mapping[str, Any]) -> None:
         """Add the end of a run, and the exported model if ``track_model`` asks for it."""
         import wandb
 
         seconds = {f"summary/seconds/{name}": lasted for name, lasted in summary["seconds"].items()}
         peak = max(summary["peak_memory_bytes"])
         self.run.summary.update({"summary/peak_memory_bytes": peak, **seconds})
-        if training.config.track_model:
-            metadata = {"step": training.step}
+        if self._training.config.track_model:
+            metadata = {"step": self._training.step}
             model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)
-            model.add_dir(str(training.directory.path / "model"))
+            model.add_dir(str(self._training.directory.path / "model"))
             self.run.log_artifact(model)
 
     def finish_as_failed(self) -> None:
-        """End the run of a job that fails: what was logged is kept, and W&B shows it as failed."""
+        """End the run of a job that fails: the logged steps are kept, and W&B shows the failure."""
         self.run.finish(exit_code=1)
-
-    def _go_offline(self, reason: str) -> None:
-        self.init_kwargs["mode"] = "offline"
-        command = f"wandb sync {self._training.directory.path}/wandb/*run-*"
-        self._training.say(f"wandb: offline ({reason}); upload later with: {command}")
 
 
 def run_id(directory: RunDirectory) -> str:
-    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id.
-
-    Raises:
-        ConfigError: WANDB_RUN_ID names another run than the folder continues.
-    """
+    """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id."""
     path = directory.path / FILE
-    wanted = os.environ.get("WANDB_RUN_ID")
     if not path.exists():
-        directory.write(FILE, json.dumps({"wandb": wanted or secrets.token_hex(4)}) + "\n")
-
-    kept = json.loads(path.read_text(encoding="utf-8"))["wandb"]
-    if wanted and wanted != kept:
-        rule = f"{path} continues the run {kept!r}; unset the variable, or give another output_dir"
-        origin = Origin("environment", key="WANDB_RUN_ID")
-        raise ConfigError(Problem(origin=origin, value=wanted, rule=rule))
-    return str(kept)
+        new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        directory.write(FILE, json.dumps({"wandb": new}) + "\n")
+    return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from fake_run import fake_run, step_info
 from origins import origin
 
 from trainer.callbacks import tracking
-from trainer.callbacks.tracking import Tracking, new_tracker, tracked_values
+from trainer.callbacks.tracking import Tracking, tracked_values
 from trainer.config.train_config import TrainConfig
 from trainer.distributed import exit as exit_module
 from trainer.errors import ConfigError, TrainerError
@@ -50,16 +49,6 @@ def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefi
     assert tracked_values(info) == {**axes, "eval/loss": 2.0, "train/loss": 1.5, "train/lr": 0.1}
     info.metrics = None
     assert tracked_values(info) == {**axes, "eval/loss": 2.0}
-
-
-@pytest.mark.parametrize(("run_name", "folder"), [(None, "samecurve"), ("{lr}", "a-b")])
-def test_tensorboard_has_a_folder_of_the_runs_name(
-    run_name: str | None, folder: str, tmp_path: Path
-) -> None:
-    run = fake_run(config=TrainConfig(task="a:B", max_steps=1, run_name=run_name), name="a b")
-    run.directory = SimpleNamespace(path=tmp_path)
-    new_tracker("tensorboard", run).start()
-    assert [path.name for path in (tmp_path / "tracking").iterdir()] == [folder]
 
 
 class Client(GeneralTracker):
