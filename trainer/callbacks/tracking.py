@@ -102,14 +102,14 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
     if name == "wandb":
         return WandbRun(run)
 
-    names = {
+    names: dict[str, dict[str, Any]] = {
         "trackio": {"name": run.name, "embed": False},
         "mlflow": {"run_name": run.name},
         "clearml": {"task_name": run.name},
         "swanlab": {"experiment_name": run.name},
     }
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    settings: dict[str, Any] = names.get(name, {})
+    settings = names.get(name, {})
     if tracker_class.requires_logging_directory:
         settings = {"logging_dir": str(run.directory.path / "tracking")}
     return tracker_class(run.config.project, **settings)
