@@ -1,28 +1,20 @@
 """Annotations of settings, as pydantic reads them from the JSON form of a file.
 
 An annotation is any that pydantic reads: no text becomes a number, no number a truth value, but a
-whole number serves as a ``float`` and a list as a tuple or a set. Three kinds are read here in a
-way of their own: a file gives the name of an ``Enum``'s member, a path of this machine, in which
-``~`` is the home folder, and a mapping for a dataclass.
+whole number serves as a ``float``, a list as a tuple or a set, the value of an ``Enum``'s member as
+the member, and a mapping as a dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import inspect
-import operator
-import os
 import typing
-from pathlib import PurePath
-from types import UnionType
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, Required, TypedDict
-
-from .paths import LocalPath
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", arbitrary_types_allowed=True)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -50,40 +42,15 @@ def is_made_from_fields(cls: Any) -> bool:
 @functools.cache
 def form_of(cls: Any) -> TypeAdapter[Any]:
     """Return pydantic's validator of the arguments of a class, as a mapping from their names."""
-    return TypeAdapter(_mapping(cls))
-
-
-def _mapping(cls: Any) -> Any:
-    """Return the type of the mapping from which a class is made."""
     fields = {}
     for name, annotation in annotations_of(cls).items():
         default = inspect.signature(cls).parameters[name].default
         presence: Any = Required if default is inspect.Parameter.empty else NotRequired
-        fields[name] = presence[_in_files(annotation)]
+        fields[name] = presence[annotation]
     make: Any = TypedDict
     form = make(cls.__name__, fields)
     form.__pydantic_config__ = STRICT
-    return form
-
-
-def _in_files(annotation: Any) -> Any:
-    """Return the annotation of the form in which a file gives a value."""
-    kind: Any = typing.get_origin(annotation)
-    if kind is None and isinstance(annotation, type):
-        if issubclass(annotation, PurePath):
-            read = AfterValidator(lambda text: annotation(os.path.expanduser(text)))
-            return Annotated[LocalPath, read]
-        if issubclass(annotation, enum.Enum):
-            members: Any = Literal[tuple(annotation.__members__)]
-            return Annotated[members, AfterValidator(annotation.__getitem__)]
-        if dataclasses.is_dataclass(annotation):
-            build = AfterValidator(lambda values: annotation(**values))
-            return Annotated[_mapping(annotation), build]
-    if kind in (None, Literal):
-        return annotation
-
-    inner = tuple(map(_in_files, typing.get_args(annotation)))
-    return functools.reduce(operator.or_, inner) if kind is UnionType else kind[inner]
+    return TypeAdapter(form)
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _key_of(details: Any, data: Any) -> str:
 
 def _rule_of(details: Any, known: Collection[str]) -> str:
     """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
-    if details["type"] == "extra_forbidden":
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name, *below = details["loc"]
         return "unknown key" if below else f"unknown key; {did_you_mean(name, known)}"
     if details["type"] == "missing":

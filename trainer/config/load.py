@@ -104,15 +104,11 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return where each value was set, by dotted key."""
-    origins = dict(document.origins)
-    for key in texts:
-        typed = Origin(COMMAND_LINE, key=key)
-        for other in document.origins:
-            if other.startswith(f"{key}."):
-                origins.pop(other, None)
-        origins[key] = typed
-        origins.setdefault(key.partition(".")[0], typed)
-    return origins
+    typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
+    around = {key.partition(".")[0]: origin for key, origin in typed.items()}
+    replaced = tuple(f"{key}." for key in texts)
+    left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
+    return {**around, **left, **typed}
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:

@@ -37,6 +37,9 @@ class Names:
 def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
     """Fill in the placeholders of ``run_name`` and ``output_dir``.
 
+    Keys that a launch file may set, too, have the values that run. The learning rate is the one
+    before scaling.
+
     Args:
         plan: of the run.
         origins: of the config's values, for messages.
@@ -44,18 +47,21 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
     Raises:
         ConfigError: a placeholder is unknown or too wide.
     """
-    values = _values(config, plan)
+    facts = {**vars(plan), "experiment": experiment_of(config), "lr": plan.lr_reference}
+    values = dict(dotted(hidden(vars(config))))
+    for key in (*_FACTS, *values):
+        if facts.get(key) is not None:
+            values[key] = facts[key]
+    values = {key: value for key, value in values.items() if key not in _NO_VALUES}
 
-    def filled(key: str, template: str) -> str:
+    templates = {"run_name": config.run_name or _DEFAULT_NAME, "output_dir": config.output_dir}
+    for key, template in templates.items():
         try:
-            return _Names(path=key == "output_dir").vformat(template, (), values)
+            values[key] = _Names(path=key == "output_dir").vformat(template, (), values)
         except (ValueError, TypeError) as error:
             origin = origin_of(origins, key)
             raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
-
-    values["run_name"] = filled("run_name", config.run_name or _DEFAULT_NAME)
-    output_dir = filled("output_dir", config.output_dir)
-    return Names(run_name=values["run_name"], output_dir=output_dir)
+    return Names(run_name=values["run_name"], output_dir=values["output_dir"])
 
 
 def experiment_of(config: TrainConfig) -> str:
@@ -94,21 +100,6 @@ class _Names(Formatter):
             raise ValueError(f"the width or precision of {{:{form}}} is over 99")
         text = format(value, form) if form else _spelled(value)
         return file_name_part(text or "_") if self.path else text or "_"
-
-
-def _values(config: TrainConfig, plan: Plan) -> dict[str, Any]:
-    """Return the values of placeholders by name.
-
-    Keys that a launch file may set, too, have the values that run.
-    """
-    values = {key: value for key, value in dotted(hidden(vars(config))) if key not in _NO_VALUES}
-    values["experiment"] = experiment_of(config)
-    # The rate as it is configured. The plan has the scaled rate as well.
-    of_plan = {**vars(plan), "lr": plan.lr_reference}
-    for key in (*_FACTS, *values):
-        if of_plan.get(key) is not None:
-            values[key] = of_plan[key]
-    return values
 
 
 def _spelled(value: Any) -> str:

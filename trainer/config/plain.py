@@ -15,18 +15,17 @@ from typing import Any
 def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings, which JSON and YAML keep equal.
 
-    Members of an ``Enum`` become their names. Paths, and objects that no file can hold, become
+    Members of an ``Enum`` become their values. Paths, and objects that no file can hold, become
     text.
 
     Args:
         compared: return the form by which runs are compared, which checkpoints hold and every
-            process has alike: members of an ``Enum`` by value, infinite numbers unchanged, other
-            objects by their type.
+            process has alike: infinite numbers unchanged, other objects by their type.
     """
     nested = functools.partial(plain, compared=compared)
 
     if isinstance(value, enum.Enum):
-        return nested(value.value) if compared else value.name
+        return nested(value.value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float) and (compared or math.isfinite(value)):

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from trainer import CheckpointError, ConfigError, DataError, Task, TrainConfig, prepare_once
+from trainer import CheckpointError, ConfigError, DataError, TrainConfig, prepare_once
 from trainer.checkpoint.export import write_model
 from trainer.commands import cli
 from trainer.config.load import check_settings, load_config
 from trainer.config.paths import not_local
 
 ELSEWHERE = "this machine's file system only"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reader(Task):
-    """A task that reads a folder, and gets the name of another by a tool of its own."""
-
-    folder: Path = Path("data")
-    bucket: str = ""
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "abfs", "memory", "https", "S3"])
@@ -52,28 +43,6 @@ def test_in_the_training_config(key: str, here: Path) -> None:
     with pytest.raises(ConfigError, match=f"^TrainConfig: {key}: "):
         TrainConfig(task="m:T", epochs=1, **{key: "s3://bucket/run"})
     assert os.listdir() == ["a.yaml"]
-
-
-def test_in_the_settings_of_a_task() -> None:
-    """A path is one; text is the task's own, which may read an address by fsspec."""
-    words = [
-        "--task",
-        "m:T",
-        "--epochs",
-        "1",
-        "--task_settings.bucket",
-        "s3://a/b",
-        "--task_settings.folder",
-    ]
-    loaded = load_config([*words, "s3://a/c"])
-    with pytest.raises(
-        ConfigError, match=r"^command line: task_settings.folder: 's3://a/c': is an address"
-    ):
-        check_settings(Reader, loaded.config.task_settings, loaded)
-    loaded = load_config([*words, "c"])
-    assert check_settings(Reader, loaded.config.task_settings, loaded) == Reader(
-        folder=Path("c"), bucket="s3://a/b"
-    )
 
 
 def test_in_the_settings_of_a_language_task() -> None:

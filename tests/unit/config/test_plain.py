@@ -28,7 +28,7 @@ class Point:
 @pytest.mark.parametrize(
     ("value", "in_files", "compared"),
     [
-        (Color.RED, "RED", "red"),
+        (Color.RED, "red", "red"),
         (Path("a/b"), "a/b", "a/b"),
         ((1, (2, 3)), [1, [2, 3]], [1, [2, 3]]),
         ({"b", "a"}, ["a", "b"], ["a", "b"]),
