@@ -1,7 +1,8 @@
 r"""``trainer evaluate RUN | MODEL``: measure a model on its evaluation sets, without training.
 
     trainer evaluate runs/digits
-    trainer evaluate runs/digits --best --predictions predictions.jsonl
+    trainer evaluate runs/digits/best --predictions predictions.jsonl
+    trainer evaluate runs/digits/checkpoints/step-00000040
     trainer evaluate path/to/model --config digits.yaml --evaluation_batch_size 64
     accelerate launch --config_file accel_configs/fsdp.yaml -m trainer evaluate runs/digits
     torchrun --nproc_per_node 2 -m trainer evaluate runs/digits \
@@ -9,7 +10,7 @@ r"""``trainer evaluate RUN | MODEL``: measure a model on its evaluation sets, wi
 
 RUN is the folder of a run: its exported model is measured with the run's own task and settings. A
 folder of safetensors needs a --config. The values are printed, and written to
-RUN/evaluations/NAME.json, where NAME is the measured folder (model, best, step-00000120). Nothing
+RUN/evaluations/NAME.json, where NAME is the measured folder (model, best, step-00000040). Nothing
 else in the run's folder is touched, so the run may be training.
 """
 
@@ -23,6 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..checkpoint.discover import inspect
+from ..checkpoint.export import exported_file
+from ..checkpoint.store import MANIFEST
 from ..checkpoint.untrusted import read_json
 from ..config.fingerprint import task_facts
 from ..config.train_config import TrainConfig
@@ -30,15 +34,14 @@ from ..distributed.exit import run_and_exit
 from ..errors import TrainerError
 from ..reporting.directory import json_text
 from ..script import launch_as, load_config, load_task
-from ..text import is_headline
-from .evaluated_model import CONFIG, PLAN, EvaluatedModel, find_model
+from ..text import metrics_text
 from .usage import local_path, local_text, usage_error
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
-    from ..evaluator import MeasuredSet
-    from ..run import Run
     from ..task import Task
+
+CONFIG, PLAN = "config.yaml", "plan.json"
 
 # Settings of a training that make no sense for the processes that evaluate.
 _WITHOUT_TRAINING: dict[str, Any] = {
@@ -63,57 +66,49 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     Raises:
         ConfigError, LaunchError, DataError, CheckpointError: before the first batch.
     """
-    from accelerate.utils import broadcast_object_list
-
     from ..builder import build_for_evaluation
+    from .predictions import write_predictions
 
-    args, settings = _read_arguments(argv)
-    model = find_model(args.target, best=args.best, checkpoint=args.checkpoint)
-    loaded, task, config = _load(args.config, settings, model)
+    args, words = _read_arguments(argv)
+    weights, of_run = find_model(args.target)
+    loaded, task, config = _load(args.config, words, weights, of_run)
     launched = launch_as(loaded, task, config)
-    model = broadcast_object_list([model])[0]  # a run that is training may save in between
-
-    own = task.for_model(model.weights) if model.run is None else None
-    weights = model.weights if own is None else None  # such a task reads the files itself
-    run = build_for_evaluation(own or task, config, weights, launched, origins=loaded.origins)
-    run.position.step, run.position.samples = model.step, model.samples
-    plan = run.plan
-    run.say(f"evaluates {model.weights} (step {model.step:,}), {plan.strategy} x {plan.world_size}")
+    own = None if of_run else task.for_model(weights)  # such a task reads the files itself
+    folder = weights if own is None else None
+    run = build_for_evaluation(own or task, config, folder, launched, origins=loaded.origins)
+    run.position.step, run.position.samples = _trained(weights, of_run)
+    run.say(f"evaluates {weights} (step {run.position.step:,})")
     for notice in run.notices:
         run.say(f"note: {notice}")
 
     sets = run.evaluator.chosen(args.sets.split(",") if args.sets else None)
-    record = {"evaluated": str(model.weights), "step": model.step, "samples": model.samples}
-    record["predictions"] = _predict(run, sets, args.predictions)
+    predicted = {}
+    for name, evaluation_set in sets.items() if args.predictions else ():
+        file = args.predictions.with_suffix(f".{name}.jsonl") if name else args.predictions
+        predicted[str(file)] = write_predictions(run, evaluation_set, file)
+        run.say(f"predictions: {file}, {predicted[str(file)]:,} examples")
+
     values = {} if args.only_predictions else run.evaluate(sets)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
-    for name, value in values.items():
-        if is_headline(name):
-            run.say(f"{name}  {value:.6g}")
-
+    if values:
+        run.say(metrics_text(values))
     out = args.out
-    if out is None and model.run is not None:
-        out = model.run / "evaluations" / f"{model.weights.resolve().name}.json"
+    if out is None and of_run is not None:
+        out = of_run / "evaluations" / f"{weights.resolve().name}.json"
     if out is not None:
-        run.agreement.run_on_main(lambda: _write(out, {**run.facts, **record, "values": values}))
+        record = {
+            **run.facts,
+            "evaluated": str(weights),
+            "step": run.position.step,
+            "samples": run.position.samples,
+            "predictions": predicted,
+            "values": values,
+        }
+        run.agreement.run_on_main(lambda: _write(out, record))
         run.say(f"values: {out}")
     run.close()
     return values
-
-
-def _predict(run: Run, sets: Mapping[str, MeasuredSet], path: Path | None) -> dict[str, int]:
-    """Write the predictions for each set. Return the number of rows by file. Collective."""
-    from .predictions import write_predictions
-
-    written: dict[str, int] = {}
-    if path is None:
-        return written
-    for name, evaluation_set in sets.items():
-        file = path.with_suffix(f".{name}.jsonl") if name else path
-        written[str(file)] = write_predictions(run, evaluation_set, file)
-        run.say(f"predictions: {file}, {written[str(file)]:,} examples")
-    return written
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:
@@ -131,30 +126,48 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         epilog="all other words are settings of the training config: --task_settings.split test",
         allow_abbrev=False,
     )
-    parser.add_argument("target", type=local_path, metavar="RUN|MODEL")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="measure best/ of the run")
-    which.add_argument("--checkpoint", metavar="NAME", help="of the run: step-200, or latest")
-    parser.add_argument("--config", type=local_text, help="by default that of the run")
-    parser.add_argument("--sets", metavar="NAMES", help="such as clean,noisy; by default all")
-    parser.add_argument("--out", type=local_path, metavar="FILE", help="JSON file of the values")
-    parser.add_argument(
-        "--predictions",
-        type=local_path,
-        metavar="FILE.jsonl",
-        help="write the results of Task.prediction_step; FILE.NAME.jsonl for a set with a name",
-    )
-    parser.add_argument("--only_predictions", action="store_true", help="measure nothing")
-    args, settings = parser.parse_known_args(argv)
-    if args.only_predictions and args.predictions is None:
-        parser.error("--only_predictions needs --predictions FILE.jsonl")
-    if args.predictions and args.predictions.suffix != ".jsonl":
-        parser.error("--predictions FILE must end in .jsonl")
-    return args, settings
+    add = parser.add_argument
+    add("target", type=local_path, metavar="RUN|MODEL")
+    add("--config", type=local_text, help="by default that of the run")
+    add("--sets", metavar="NAMES", help="such as clean,noisy; by default all")
+    add("--out", type=local_path, metavar="FILE", help="JSON file of the values")
+    told = "write the results of Task.prediction_step; FILE.NAME.jsonl for a set with a name"
+    add("--predictions", type=local_path, metavar="FILE.jsonl", help=told)
+    add("--only_predictions", action="store_true", help="measure nothing")
+    return parser.parse_known_args(argv)
+
+
+def find_model(target: Path) -> tuple[Path, Path | None]:
+    """Return the folder of a model or checkpoint, and the folder of the run that it belongs to.
+
+    Args:
+        target: folder of a run, of a checkpoint, or of a model.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    folder = target / "model" if _is_run(target) else target
+    if not (folder / MANIFEST).exists() and exported_file(folder) is None:
+        rule = "holds no model (safetensors) and no checkpoint; of a run that has not ended give "
+        raise usage_error("", str(folder), f"{rule}RUN/checkpoints/NAME")
+    return folder, next((path for path in folder.resolve().parents[:2] if _is_run(path)), None)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / PLAN).is_file()
+
+
+def _trained(weights: Path, of_run: Path | None) -> tuple[int, int]:
+    """Return the steps and samples of a model's training. 0 if they are not known."""
+    facts = inspect(weights).manifest
+    for file in (weights / "best.json", (of_run or weights) / "summary.json"):
+        if not facts and file.is_file():
+            facts = read_json(file)
+    return facts.get("step", facts.get("steps", 0)), facts.get("samples", 0)
 
 
 def _load(
-    config_file: str | None, settings: Sequence[str], model: EvaluatedModel
+    config_file: str | None, words: Sequence[str], weights: Path, of_run: Path | None
 ) -> tuple[Loaded, Task, TrainConfig]:
     """Return what was read, the task, and the config without what belongs to a training alone.
 
@@ -162,17 +175,17 @@ def _load(
         ConfigError: the config is missing or wrong.
     """
     plan: Mapping[str, Any] = {}
-    if model.run is not None:
-        plan = read_json(model.run / PLAN)
-        config_file = config_file or str(model.run / CONFIG)
+    if of_run is not None:
+        plan = read_json(of_run / PLAN)
+        config_file = config_file or str(of_run / CONFIG)
     if config_file is None:
-        raise usage_error("", str(model.weights), "belongs to no run; add --config FILE")
+        raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
     folder = plan.get("task_folder")  # of the script that trained the run
     if folder and folder not in sys.path:
         sys.path.append(folder)
-    loaded = load_config(["--config", config_file, *settings])
-    for key in ("weights", "resume", "output_dir", "overwrite"):
+    loaded = load_config(["--config", config_file, *words])
+    for key in ("weights", "output_dir", *_WITHOUT_TRAINING):
         if key in loaded.texts:
             raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
     task, config = load_task(loaded)
@@ -180,8 +193,8 @@ def _load(
     now = json.loads(json_text(task_facts(task, config.task)["task_settings"]))
     for key, value in plan.get("task_settings", {}).items():
         is_typed = any(text.startswith(f"task_settings.{key}") for text in loaded.texts)
-        if key in now and now[key] != value and not is_typed:
+        if now.get(key, value) != value and not is_typed:
             rule = f"the run was trained with {value!r}; add --task_settings.{key} VALUE"
             raise usage_error(f"task_settings.{key}", now[key], rule)
-    folder = str(model.run or model.weights)
-    return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=folder)
+    output_dir = str(of_run or weights)
+    return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=output_dir)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.disk import part_of, publish
 from ..errors import DataError
-from ..reporting.directory import with_nulls
 
 if TYPE_CHECKING:
     from ..evaluator import MeasuredSet
@@ -35,25 +34,21 @@ def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
         DataError: ``prediction_step`` returned no value for each example.
     """
     part = part_of(path)
-    lines: list[str] = []
+    rows: list[dict[str, Any]] = []
     written = 0
 
     def append() -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a" if written else "w", encoding="utf-8") as file:
-            file.writelines(lines)
+            for index, row in enumerate(rows, written):
+                print(json.dumps({INDEX: index, **row}, ensure_ascii=False), file=file)
 
     with run.evaluating(evaluation_set):
         for batch, examples in evaluation_set:
             predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
-            of_ranks = run.agreement.gather(_rows(predicted, examples))
-            numbered = enumerate(chain(*of_ranks), written)
-            lines = [
-                json.dumps({INDEX: index, **row}, ensure_ascii=False) + "\n"
-                for index, row in numbered
-            ]
+            rows = list(chain(*run.agreement.gather(_rows(predicted, examples))))
             run.agreement.run_on_main(append)
-            written += len(lines)
+            written += len(rows)
 
     run.agreement.run_on_main(lambda: publish(path))
     return written
@@ -67,27 +62,19 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         examples: number of examples. 0 for a batch that does not count.
 
     Raises:
-        DataError: it is no mapping with an entry for each example.
+        DataError: the result is no mapping with an entry for each example.
     """
-    if not isinstance(predicted, Mapping) or INDEX in predicted:
+    if not isinstance(predicted, Mapping) or not predicted or INDEX in predicted:
         rule = f"must return {{name: an entry for each example}}, and no name {INDEX!r}"
         raise DataError(f"prediction_step {rule}")
+    if not examples:
+        return []
 
-    rows: list[dict[str, Any]] = [{} for _ in range(examples)]
-    for name, value in predicted.items():
-        entries = _plain(value)
-        if examples and (not isinstance(entries, list) or len(entries) != examples):
+    # Tensors and arrays become lists, NaN and infinity None.
+    text = json.dumps(dict(predicted), default=lambda value: value.tolist())
+    columns = json.loads(text, parse_constant=lambda name: None)
+    for name, entries in columns.items():
+        if not isinstance(entries, list) or len(entries) != examples:
             rule = f"{name!r} must have an entry for each of the {examples} examples of the batch"
             raise DataError(f"prediction_step: {rule}")
-        for row, entry in zip(rows, entries, strict=False):
-            row[name] = entry
-    return rows
-
-
-def _plain(value: Any) -> Any:
-    """Return a tensor, an array or a sequence as lists, and None for NaN and infinity."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return with_nulls([_plain(entry) for entry in value])
-    return value
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
