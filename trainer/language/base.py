@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -95,26 +94,24 @@ class LanguageTask(Task):
             ConfigError: the share of ``data`` for evaluation is all of the items, or none.
         """
 
-        def whole(value: Any) -> Any:
-            items = read("evaluation", value)
+        def whole(key: str, value: Any) -> Any:
+            items = read(key, value)
             return make(items, np.arange(len(items)))
 
-        items, given = read("data", self.data), self.evaluation
-        chosen = np.arange(len(items))
-        if given is None:
-            return make(items, chosen), None
-        if isinstance(given, Mapping):
-            sets = {name: whole(value) for name, value in given.items()}
-            return make(items, chosen), sets or None
+        given = self.evaluation
         if not isinstance(given, float):
-            return make(items, chosen), whole(given)
+            train = whole("data", self.data)
+            sources = given if isinstance(given, Mapping) else {"": given}
+            sets = {name: whole("evaluation", source) for name, source in sources.items() if source}
+            return train, sets.get("", sets or None)
 
         # Every n-th item is kept for evaluation.
+        items = read("data", self.data)
         kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
         if kept.all() or not kept.any():
             rule = f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one"
             raise setting_error("evaluation", given, rule)
-        return make(items, chosen[~kept]), make(items, chosen[kept])
+        return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
@@ -232,8 +229,7 @@ class TokenTask(LanguageTask):
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
-        rows = chain.from_iterable(source.read() for source in sources)
-        _, first = next(rows, ("", {}))
+        _, first = next(sources[0].read(), ("", {}))
         encoder = self.encoder(first)
         corpus = Corpus.prepare(sources, encoder, self.cache_dir, key)
         if encoder.columns.kind != "text":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from .base import DENSE, TokenTask
 from .card import model_card
 from .chat import ChatWriter
 from .columns import USUAL, Columns, Kind
-from .ends import end_with, with_end
+from .ends import end_with
 from .loss import FusedHead, why_not_fusible
 from .meta_model import CAUSAL, small_copy
 from .packing import Collate, Packing, Rows
@@ -117,10 +118,10 @@ class CausalLM(TokenTask):
             self.memory.setdefault("ends", [] if end is None else [end])
             return Encoder(tokenizer, columns)
 
-        template = read_template(tokenizer, self.template)
-        writer = ChatWriter(tokenizer, template.text)
+        text, name = read_template(tokenizer, self.template)
+        writer = ChatWriter(tokenizer, text)
         ends = self.memory.setdefault("ends", writer.turn_ends())
-        self.note(f"template: {template.origin}")
+        self.note(f"template: {name}")
         if not ends:
             self.note("template: no token ends a turn of the assistant")
         return Encoder(tokenizer, columns, writer)
@@ -187,9 +188,12 @@ class CausalLM(TokenTask):
 
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer, with the template and the end of a text that were trained on."""
-        tokenizer = with_end(self.load_tokenizer(), self.memory.get("ends", ()))
+        tokenizer = copy.deepcopy(self.load_tokenizer())
+        ends = self.memory.get("ends")
+        if ends and tokenizer.eos_token_id not in ends:
+            tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(ends[0]))
         if self.template is not None:
-            tokenizer.chat_template = read_template(tokenizer, self.template).text
+            tokenizer.chat_template, _ = read_template(tokenizer, self.template)
         tokenizer.save_pretrained(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import groupby
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ class ChatWriter:
         self.text = text
         self.has_marks = GENERATION.search(text) is not None
         self.watched = compile_watched(text)
-        self._forms: dict[bool, Form] = {}
+        self._form = cache(self._find_form)
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
         """Write a conversation.
@@ -82,7 +83,7 @@ class ChatWriter:
             rule = f"the template refuses this conversation: {first_line(error)}"
             raise setting_error("template", origin, rule) from None
 
-        spans = [part for part in parts if part.message != NOBODY and chat.trained[part.message]]
+        spans = [part for part in parts if chat.trained[part.message]]
         trained = [""] * len(chat.messages)
         for number, start, end in spans:
             trained[number] += text[start:end]
@@ -124,7 +125,12 @@ class ChatWriter:
         return list(dict.fromkeys(found))
 
     def _parts(
-        self, given: Sequence[Message], settings: Mapping[str, Any], *, prompt: bool = False
+        self,
+        given: Sequence[Message],
+        settings: Mapping[str, Any],
+        *,
+        prompt: bool = False,
+        form: Form | None = None,
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and the parts that messages wrote, in order.
 
@@ -134,13 +140,10 @@ class ChatWriter:
             given: messages.
             settings: what the template gets beside the messages, such as ``tools``.
             prompt: end with the text that makes the assistant speak.
+            form: of the messages. None: the form that the template takes.
         """
-        return self._rendered(in_form(self._form(given), given), settings, prompt=prompt)
-
-    def _rendered(
-        self, messages: Sequence[Message], settings: Mapping[str, Any], *, prompt: bool = False
-    ) -> tuple[str, list[Part]]:
-        messages = with_reasoning_aliases(messages)
+        form = form or self._form(any(message.get("tool_calls") for message in given))
+        messages = with_reasoning_aliases(in_form(form, given))
         watch = Watch(messages)
         pieces: list[str] = []
         marks: list[tuple[int, int]] = []
@@ -152,18 +155,16 @@ class ChatWriter:
                 pieces.append(piece)
                 writers += [watch.writers[-1]] * len(piece)
 
-        if self.has_marks:
-            # The end of the whole text (Phi-3's) may be marked as well: it is the last message's.
-            last = len(messages) - 1
-            return "".join(pieces), [
-                Part(last if writers[start] == NOBODY else writers[start], start, end)
-                for start, end in marks
-                if end > start
-            ]
         parts: list[Part] = []
-        for writer, stretch in groupby(writers):
-            start = parts[-1].end if parts else 0
-            parts.append(Part(writer, start, start + len(list(stretch))))
+        if self.has_marks:
+            for start, end in marks:
+                # The end of the whole text (Phi-3's) may be marked: it is the last message's.
+                if end > start:
+                    parts.append(Part(writers[start] % len(messages), start, end))
+        else:
+            for writer, stretch in groupby(writers):
+                start = parts[-1].end if parts else 0
+                parts.append(Part(writer, start, start + len(list(stretch))))
         return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:
@@ -212,19 +213,20 @@ class ChatWriter:
         is_end = prompted == text and tail.lstrip().startswith(self.tokenizer.eos_token or tail)
         return "" if is_end else tail
 
-    def _form(self, messages: Sequence[Message]) -> Form:
-        """Return the form in which the template writes messages like these, found by trying it."""
-        calls = any(message.get("tool_calls") for message in messages)
-        if calls not in self._forms:
-            talk = [QUESTION, CALL, RESULT] if calls else [QUESTION, ANSWER]
-            words = (WORDS, "f_one", "x_one", "y_one") if calls else (WORDS,)
-            self._forms[calls] = FORMS[0]
-            for form in reversed(FORMS):
-                with suppress(Exception):  # a template raises what it likes
-                    text, _ = self._rendered(in_form(form, talk), {})
-                    if all(word in text for word in words):
-                        self._forms[calls] = form
-        return self._forms[calls]
+    def _find_form(self, calls: bool) -> Form:
+        """Return the form in which the template writes messages, found by trying the forms.
+
+        Args:
+            calls: some messages have calls of tools.
+        """
+        talk = [QUESTION, CALL, RESULT] if calls else [QUESTION, ANSWER]
+        words = (WORDS, "f_one", "x_one", "y_one") if calls else (WORDS,)
+        for form in FORMS:
+            with suppress(Exception):  # a template raises what it likes
+                text, _ = self._parts(talk, {}, form=form)
+                if all(word in text for word in words):
+                    return form
+        return FORMS[0]
 
 
 def _name_of(tool: Any) -> str:

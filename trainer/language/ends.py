@@ -1,8 +1,7 @@
-"""The tokens that end the text that a model generates: in its configuration and its tokenizer."""
+"""The tokens that end the text that a model generates, in its configuration."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,13 +29,3 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> str:
     model.config.eos_token_id = trained[0]
     names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(ends)))
     return f"generation: the exported model ends its texts with {names}"
-
-
-def with_end(tokenizer: Any, trained: Sequence[int]) -> Any:
-    """Return a tokenizer whose end of a text is one that was trained: itself or a changed copy."""
-    if not trained or tokenizer.eos_token_id in trained:
-        return tokenizer
-
-    changed = copy.deepcopy(tokenizer)
-    changed.eos_token = str(tokenizer.convert_ids_to_tokens(trained[0]))
-    return changed

@@ -70,38 +70,35 @@ def read_chat(
     if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
 
-    read = []
-    trained = []
+    chat = Chat(messages=[], trained=[], settings=settings)
     for number, given in enumerate([*prompt, *messages]):
         try:
             message = _read_message(given)
-        except ValueError as error:
-            raise setting_error(key, f"{origin} message {number + 1}", str(error)) from None
-        weight = message.pop("weight", 1)
-        read.append(message)
-        trained.append(message["role"] == "assistant" and weight != 0 and number >= len(prompt))
-    return Chat(messages=read, trained=trained, settings=settings)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            rule = (
+                "must be {role: ..., content: ...}, content text or a list of parts that are text, "
+                "a call of a tool in tool_calls, weight 0 (not trained on) or 1"
+            )
+            raise setting_error(key, f"{origin} message {number + 1}", rule) from None
+        is_trained = message.pop("weight", 1) and message["role"] == "assistant"
+        chat.messages.append(message)
+        chat.trained.append(bool(is_trained) and number >= len(prompt))
+    return chat
 
 
 def _read_message(given: Any) -> Message:
-    """Return a message with a role, and with content as text. ValueError if it has another form."""
-    message = {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else {}
-    if "role" not in message and "value" in message:
-        role = message.pop("from", None)
+    """Return a message with a role, and with content as text. An error if it has another form."""
+    message = {key: value for key, value in given.items() if value is not None}
+    if "role" not in message:
+        role = message.pop("from")
         message |= {"role": ROLES.get(role, role), "content": message.pop("value")}
-    if not isinstance(message.get("role"), str) or message["role"] == "function_call":
-        raise ValueError("must be {role: ..., content: ...}, a call of a tool its tool_calls")
-    if message.get("weight", 1) not in (0, 1):
-        raise ValueError(f"weight {message['weight']}: must be 0 (not trained on) or 1")
-
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
-        texts: list[Any] = [
-            part.get("text") if isinstance(part, dict) else part for part in content
-        ]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-    if not isinstance(content, str):
-        raise ValueError("content must be text, or a list of parts that are text")
+        content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+
+    texts = isinstance(content, str) and isinstance(message["role"], str)
+    if not texts or message["role"] == "function_call" or message.get("weight", 1) not in (0, 1):
+        raise ValueError
     return {**message, "content": content}
 
 

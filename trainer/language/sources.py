@@ -89,16 +89,18 @@ def _find(name: str, key: str) -> Source:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
     given = str(Path(name).expanduser())
-    matches = [Path(match) for match in sorted(glob.glob(given, recursive=True)) or [given]]
-    files = [str(match) for match in matches if match.is_file()]
-    kinds = [KINDS.get(Path(file.removesuffix(".gz")).suffix.lower(), AS_TEXT) for file in files]
-    if any(kind != kinds[0] for kind in kinds):
+    matches = sorted(glob.glob(given, recursive=True)) or [given]
+    files = [Path(match) for match in matches if Path(match).is_file()]
+    kinds = [
+        KINDS.get(Path(file.name.lower().removesuffix(".gz")).suffix, AS_TEXT) for file in files
+    ]
+    if kinds and kinds.count(kinds[0]) != len(kinds):
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
     split = "train"
     if files:
         path, options = kinds[0]
-        options = {**options, "data_files": files, "streaming": True}
+        options = {**options, "data_files": list(map(str, files)), "streaming": True}
     else:
         path, _, named = given.partition("@")
         split, options = named or split, {}
@@ -121,7 +123,7 @@ def _find(name: str, key: str) -> Source:
         rule = f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
         raise setting_error(key, name, rule)
 
-    digest = " ".join(hash_file(Path(file)) for file in files) or fingerprint(dataset)
+    digest = " ".join(map(hash_file, files)) or fingerprint(dataset)
     return Source(name=name, key=key, digest=digest, dataset=dataset)
 
 

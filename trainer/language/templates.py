@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,8 @@ ALPACA = (
 SHIPPED = {"chatml": CHATML, "alpaca": ALPACA}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatTemplate:
-    """A chat template.
-
-    Args:
-        text: Jinja.
-        origin: where the text is from, for people.
-    """
-
-    text: str
-    origin: str
-
-    def __str__(self) -> str:
-        return self.origin
-
-
-def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
-    """Return the chat template of a run.
+def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
+    """Return the text of the chat template of a run, and its origin for people.
 
     Args:
         given: ``task_settings.template``: a name, the text of a template, or a Jinja file. None:
@@ -55,12 +38,12 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     named = {**SHIPPED, **(own if isinstance(own, dict) else {"default": own})}
     name = given or "default"
     if named.get(name):
-        return ChatTemplate(text=named[name], origin=name if given else "the tokenizer's")
+        return named[name], given or "the tokenizer's"
     if "{%" in name or "{{" in name:
-        return ChatTemplate(text=name, origin="the config's")
+        return name, "the config's"
 
     try:
-        return ChatTemplate(text=Path(name).expanduser().read_text(encoding="utf-8"), origin=name)
+        return Path(name).expanduser().read_text(encoding="utf-8"), name
     except (OSError, UnicodeDecodeError):
         names = ", ".join(filter(named.get, named))
         rule = f"there is no such template; give a Jinja file, its text, or one of {names}"

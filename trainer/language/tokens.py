@@ -123,7 +123,7 @@ class Encoder:
         There are two tokens that begin a text if the row has the token that the tokenizer adds.
         """
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        if begin is not None and begin != end and ids[:2] == [begin, begin]:
+        if begin != end and ids[:2] == [begin, begin]:
             ids, targets = ids[1:], targets[1:]
 
         if end is not None:
@@ -147,9 +147,8 @@ def tokens_in_spans(
     Returns:
         0 or 1 for each token.
     """
-    borders = np.array(offsets, np.int64).reshape(-1, 2)
-    begins, ends = borders[:, 0], borders[:, 1]
-    targets = np.zeros(len(borders), np.uint32)
+    begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+    targets = np.zeros(len(offsets), np.uint32)
     for start, end in spans:
         [inside] = np.nonzero((begins < end) & (ends > start))
         if len(inside):

@@ -113,10 +113,14 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (
             CHATML,
             {"messages": IMAGE},
-            "row message 1': content must be text, or a list of parts that are text",
+            "row message 1': must be {role: ..., content: ...}, content text or a list of parts",
         ),
-        (CHATML, {"messages": HALF}, "row message 3': weight 0.5: must be 0 (not trained on) or 1"),
-        (CHATML, {"messages": [{"role": "user"}]}, "row message 1': content must be text"),
+        (CHATML, {"messages": HALF}, "row message 3': must be {role: ..., content: ...}"),
+        (
+            CHATML,
+            {"messages": [{"role": "user"}]},
+            "row message 1': must be {role: ..., content: ...}",
+        ),
         (CHATML, {"messages": ["hi"]}, "row message 1': must be {role: ..., content: ...}"),
         (
             CHATML,

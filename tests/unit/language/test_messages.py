@@ -63,7 +63,7 @@ def test_other_forms_of_messages_are_read(row: dict[str, Any]) -> None:
 
 def test_a_function_call_as_text_is_refused() -> None:
     messages = [{"from": "human", "value": "Time?"}, {"from": "function_call", "value": "{}"}]
-    with pytest.raises(ConfigError, match=r"row message 2': .* a call of a tool its tool_calls"):
+    with pytest.raises(ConfigError, match=r"row message 2': .* a call of a tool in tool_calls"):
         read_chat("row", "messages_column", [], messages, {})
 
 
