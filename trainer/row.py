@@ -64,8 +64,7 @@ def row_of(
 
     # Its numbers. The log waits for the device. An evaluation takes the time of many steps.
     log = Log(config.log_every)
-    evaluation = Evaluation(log)
-    row += [log, evaluation]
+    row += [log, Evaluation(log)]
 
     # Checks come before anything of the step is written.
     row += checks_of(config)
@@ -107,5 +106,4 @@ def row_of(
     if config.sanity_evaluation:
         row.append(SanityEvaluation(config.best_metric, origin_of(origins, "best_metric")))
     row.append(SaveCheckpoints())
-    evaluation.behind = row[row.index(evaluation) + 1 :]
     return row

@@ -98,9 +98,9 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     cls = find_class(loaded.config.task, Task, origin_of(loaded.origins, "task"))
     task = check_settings(cls, loaded.config.task_settings, loaded)
     if loaded.config.callbacks:
-        from .callbacks.configured import check_callbacks
+        from .callbacks.configured import configured_callbacks
 
-        check_callbacks(loaded.config.callbacks, loaded.origins)
+        configured_callbacks(loaded.config.callbacks, loaded.origins, only_check=True)
 
     defaults = _task_defaults(task, loaded.origins)
     origin = Origin(f"default of {cls.__name__}", is_default=True)

@@ -1,27 +1,55 @@
-"""The clock of a run, and the steps of each of its attempts."""
+"""The clock of a run, and its attempts: the start, the end and the steps of each."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from ..checkpoint.disk import part_of
+from ..checkpoint.untrusted import read_json
 from ..hooks import Callback, StepInfo
-from ..reporting.attempts import Attempts
+from ..reporting.directory import json_text
 from ..run import Run
+
+FILE = "attempts.json"
+# A killed attempt loses at most this much of its end.
+_WRITE_SECONDS = 5.0
 
 
 class Clock(Callback):
-    """Counts steps and samples for the speed, and keeps attempts.json up to date."""
+    """Counts steps and samples for the speed, and keeps attempts.json up to date.
+
+    An attempt is the part of a run from one start of its processes to the next. ``started`` is in
+    seconds since 1970, ``seconds`` is the time until the main process was last seen, and
+    ``first_step`` and ``last_step`` are the optimizer steps before and after it.
+    """
 
     def on_start(self, run: Run) -> None:
+        """Read the attempts of before."""
         self._run = run
-        self._attempts = Attempts(run.directory, run.meter.seconds, run.step)
+        self._path = run.directory.path / FILE
+        self._before = read_json(self._path) if self._path.exists() else []
+        self._this = {"started": time.time() - run.meter.seconds, "first_step": run.step}
+        self._next_write = 0.0
         run.meter.start()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         run.meter.step(info.samples - run.step_began)
-        self._attempts.note(run.step, now=run.saves_at(info.step))
+        if run.saves_at(info.step) or time.monotonic() >= self._next_write:
+            self._write()
 
     def summary(self) -> Mapping[str, Any]:
         """Return all attempts of the run."""
-        return {"attempts": self._attempts.note(self._run.step, now=True)}
+        return {"attempts": self._write()}
+
+    def _write(self) -> list[dict[str, Any]]:
+        """Write attempts.json as of this step, on the main process, and return all attempts."""
+        self._next_write = time.monotonic() + _WRITE_SECONDS
+        end = {"seconds": round(self._run.meter.seconds, 3), "last_step": self._run.step}
+        rows = [*self._before, self._this | end]
+        if self._run.is_main:
+            self._run.directory.write(part_of(self._path).name, json_text(rows))
+            os.replace(part_of(self._path), self._path)
+        return rows

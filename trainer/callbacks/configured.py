@@ -10,7 +10,7 @@ settings are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,51 +22,38 @@ from ..hooks import Callback
 
 
 def configured_callbacks(
-    values: Sequence[Any], origins: Mapping[str, Origin] | None = None
+    values: Sequence[Any], origins: Mapping[str, Origin], *, only_check: bool = False
 ) -> list[Callback]:
     """Return the callbacks that ``callbacks`` of a training config names, in its order.
 
     Args:
         values: of the key.
         origins: of the config's values, by key, for messages.
+        only_check: make dataclasses alone, as a task is made. The ``__init__`` of others may do
+            work.
 
     Raises:
         ConfigError: everything that is wrong with them, each with its place.
     """
-    check = Validator(partial(origin_of, origins or {}))
-    made = [check.build(cls, settings, key) for key, cls, settings in _found(values, check)]
-    if check.problems:
-        raise ConfigError(check.problems)
-    return [callback for callback in made if callback is not None]
-
-
-def check_callbacks(values: Sequence[Any], origins: Mapping[str, Origin]) -> None:
-    """Raise ``ConfigError`` if a callback could not be made.
-
-    Dataclasses are made for that, as a task is. Others are not: their ``__init__`` may do work.
-    """
     check = Validator(partial(origin_of, origins))
-    for key, cls, settings in _found(values, check):
-        look: Callable[..., Any] = check.build if is_made_from_fields(cls) else check.settings
-        look(cls, settings, key)
-    if check.problems:
-        raise ConfigError(check.problems)
-
-
-def _found(
-    values: Sequence[Any], check: Validator
-) -> Iterator[tuple[str, type[Callback], Mapping[str, Any]]]:
-    """Yield the key, the class and the settings of each item. Record what is wrong with others."""
+    made: list[Any] = []
     for number, value in enumerate(values):
         place = f"callbacks.{number}"
-        items = list(value.items()) if isinstance(value, Mapping) else [(value, None)]
-        named, settings = items[0] if len(items) == 1 else ("", None)
-        if not isinstance(settings, Mapping | type(None)):
+        (named, settings), *more = value.items() if isinstance(value, Mapping) else [(value, None)]
+        if more or not isinstance(settings, Mapping | None):
             check.record(place, "must be module:Class, or {module:Class: {its settings}}", value)
             continue
 
         key = f"{place}.{named}"
         try:
-            yield key, find_class(str(named), Callback, check.origin(key)), settings or {}
+            cls = find_class(named, Callback, check.origin(key))
         except ConfigError as error:
             check.problems += error.problems
+            continue
+        if only_check and not is_made_from_fields(cls):
+            check.settings(cls, settings or {}, key)
+        else:
+            made.append(check.build(cls, settings or {}, key))
+    if check.problems:
+        raise ConfigError(check.problems)
+    return made

@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-
 from ..errors import ConfigError, Origin
 from ..evaluator import best_metric_problem
 from ..hooks import Callback, StepInfo
 from ..run import Run
-from ..strategies.base import StepResult
 from .log import Log
 
 
 class Evaluation(Callback):
     """Measures each evaluation set when it is due, and all of them at the end of training.
 
-    A run that a signal ends has no time for an evaluation: its checkpoint comes first. The sets
-    that were due then are pending, and are measured first when the run is resumed.
+    A run that a signal ends has no time for an evaluation: its checkpoint comes first. A set that
+    was due then is measured when it is due again.
 
     Args:
         log: gives the numbers of the last step, if a signal during the evaluation made it the last.
-
-    Attributes:
-        behind: the hooks behind this hook in the row. They see an evaluation that was pending.
-        pending: the names of the sets.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.behind: Sequence[Callback] = ()
-        self.pending: list[str] = []
-
-    def on_start(self, run: Run) -> None:
-        """Measure the sets that a signal left no time for. Collective: call on every rank."""
-        names = [name for name in self.pending if name in run.evaluation_sets]
-        evaluation = run.evaluate(names) if names else {}
-        if not evaluation:
-            return
-
-        self.pending = []
-        nothing = torch.zeros(())
-        info = StepInfo(
-            step=run.step,
-            epoch=run.train_data.epochs_at(run.samples),
-            samples=run.samples,
-            loss=nothing,
-            grad_norm=nothing,
-            update=StepResult(grad_norm=nothing),
-            evaluation=evaluation,
-        )
-        for hook in self.behind:
-            hook.on_step(run, info)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Fill ``info.evaluation`` if a set is due. Collective: call on every rank."""
-        regular = []
+        due = []
         for name, chosen in run.evaluation_sets.items():
-            if chosen.every is not None and chosen.every.is_due_at(info.step):
-                regular.append(name)
-        due = list(run.evaluation_sets) if info.is_last else regular
+            is_regular = chosen.every is not None and chosen.every.is_due_at(info.step)
+            if is_regular or info.is_last:
+                due.append(name)
         if due and not run.stop_signal:
             info.evaluation = run.evaluate(due) or None
-        self.pending = regular if run.stop_signal and info.evaluation is None else []
 
         # A signal that came during the evaluation makes this step the last.
         if run.stop_signal and not info.is_last:
@@ -73,12 +39,6 @@ class Evaluation(Callback):
                 info.metrics = self._log.measure(run, info)
         if info.is_last:
             run.evaluator.close()
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"pending": self.pending} if self.pending else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.pending = list(state.get("pending", []))
 
 
 class SanityEvaluation(Callback):
@@ -106,9 +66,7 @@ class SanityEvaluation(Callback):
         names: list[str] = []
         if run.evaluation_sets:
             # Said before the trial, so that the origin of an error below this line is clear.
-            names_of_sets = ", ".join(run.evaluation_sets)
-            sets = f" of {names_of_sets}" if names_of_sets else ""
-            run.say(f"sanity evaluation: one batch{sets} (sanity_evaluation: false leaves it out)")
+            run.say("sanity evaluation: one batch of each set (sanity_evaluation: false skips it)")
             with run.meter.paused("evaluation"):
                 names = list(run.evaluator.try_out())
 

@@ -54,8 +54,7 @@ class Profile(Callback):
         folder.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json.gz"))
 
-        costs = profiler.key_averages()
-        sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        table = costs.table(sort_by=sort_by, row_limit=25, max_name_column_width=60)
+        sort_by = f"self_{'device' if on_gpu else 'cpu'}_time_total"
+        table = profiler.key_averages().table(sort_by=sort_by, row_limit=25)
         (folder / "operations.txt").write_text(table + "\n", encoding="utf-8")
         run.say(f"profile of steps {self.first} to {self.last}: {folder}")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..private.transformers import model_from_config
-from ..reporting.gpus import gpu_of
+from ..reporting.gpus import memory_of
 from ..script import load_config, load_task
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
@@ -44,12 +44,12 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the model or the GPU is not known.
     """
     args = _read_arguments(argv)
-    gpu = args.gpu and gpu_of(args.gpu)
+    memory = args.gpu and memory_of(args.gpu)
     layouts = LAYOUTS if args.gpus > 1 else ALONE
     rows = [_row(name, layout, args) for name, layout in layouts.items()]
     fitting = []
-    if gpu:
-        usable = _USABLE * gpu.gib * 2**30 - _RESERVED
+    if memory:
+        usable = _USABLE * memory * 2**30 - _RESERVED
         fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
 
     if args.json:
@@ -57,10 +57,10 @@ def run(argv: Sequence[str]) -> int:
     else:
         print("\n".join(_table(rows, args)))
         if fitting:
-            print(f"{gpu.name}: take {fitting[0]}, the fastest that fits")
-        elif gpu:
-            print(f"{gpu.name}: nothing fits; take more GPUs, --recompute or a smaller batch")
-    return 1 if gpu and not fitting else 0
+            print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
+        elif memory:
+            print(f"{args.gpu}: nothing fits; take more GPUs, --recompute or a smaller batch")
+    return 1 if memory and not fitting else 0
 
 
 def activation_bytes(config: Any, tokens: int, width: int, *, recompute: bool = False) -> int:

@@ -21,26 +21,25 @@ def facts(plan: Plan, **more: Any) -> dict[str, Any]:
 def banner(facts: Mapping[str, Any]) -> str:
     """Return the table for people: the plan, and the parts that were built from it."""
     planned = dict(plan_rows(facts))
-    strategy = f"{planned.pop('strategy')} ({facts['model_class']})"
     processes = f"{planned.pop('world size')} x {planned.pop('device')} by {facts['launcher']}"
+    planned["strategy"] += f" ({facts['model_class']}), {processes}"
     clipping = planned.pop("clipping")
     if clipping != "none":
         planned["optimizer"] += f", clipped at {clipping}"
-    rows = [("run", facts["run_name"]), ("strategy", f"{strategy}, {processes}"), *planned.items()]
+    rows = [("run", facts["run_name"]), *planned.items()]
 
     # Two groups with the same rate are with weight decay and without.
     groups = facts["optimizer_groups"]
     if len(groups) > 2 or len({group.get("lr") for group in groups}) > 1:
         rows += [("", text) for text in group_texts(groups)]
 
-    parameters, trainable = facts["parameters"], facts["trainable_parameters"]
-    model = f"{parameters:,} parameters"
-    if trainable < parameters:
-        model += f" ({trainable:,} trainable)"
-    states = size(facts["state_bytes_per_rank"])
+    model = "{parameters:,} parameters"
+    if facts["trainable_parameters"] < facts["parameters"]:
+        model += " ({trainable_parameters:,} trainable)"
+    model = f"{model.format_map(facts)}; {size(facts['state_bytes_per_rank'])} of states per rank"
     rows += [
         ("data", f"{_data(facts)}; {_steps(facts)}"),
-        ("model", f"{model}; {states} of states per rank"),
+        ("model", model),
         ("machine", machine_text(facts["machine"])),
         ("output", facts["output_dir"]),
     ]
@@ -72,51 +71,37 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
     if len(set(plan["precision"].values())) == 1:
         precision = plan["precision"]["compute"]
 
-    max_grad_norm = plan["max_grad_norm"]
-    clipping = "none" if max_grad_norm is None else f"global norm {max_grad_norm:g}"
+    batch = "{micro_batch_size} x {accumulation_steps} x {world_size} = {global_batch_size}"
+    rate = "{lr:g}"
+    if plan["lr_scaling"] != "none":
+        rate = "{lr_reference:g} at batch {reference_batch_size} -> {lr:g}"
+        rate += " at batch {global_batch_size} ({lr_scaling})"
+    clipping = "none" if plan["max_grad_norm"] is None else "global norm {max_grad_norm:g}"
 
     return [
         ("strategy", plan["strategy"]),
         ("world size", str(plan["world_size"])),
         ("device", device),
         ("precision", precision),
-        ("batch", _batch(plan)),
-        ("optimizer", f"{plan['optimizer']}, lr {_learning_rate(plan)}, {_schedule(plan)}"),
-        ("clipping", clipping),
+        ("batch", f"{batch} (micro x accumulation x world = global)".format_map(plan)),
+        ("optimizer", f"{plan['optimizer']}, lr {rate.format_map(plan)}, {_schedule(plan)}"),
+        ("clipping", clipping.format_map(plan)),
         *details(plan),
     ]
 
 
-def _batch(plan: Mapping[str, Any]) -> str:
-    factors = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {plan['world_size']}"
-    return f"{factors} = {plan['global_batch_size']} (micro x accumulation x world = global)"
-
-
-def _learning_rate(plan: Mapping[str, Any]) -> str:
-    rate = f"{plan['lr']:g}"
-    if plan["lr_scaling"] == "none":
-        return rate
-
-    reference = f"{plan['lr_reference']:g} at batch {plan['reference_batch_size']}"
-    return f"{reference} -> {rate} at batch {plan['global_batch_size']} ({plan['lr_scaling']})"
-
-
 def _schedule(plan: Mapping[str, Any]) -> str:
-    schedule = str(plan["schedule"])
-    for key, value in plan["schedule_settings"].items():
-        schedule += f" {key}={value}"
-
-    configured = ""
+    """Return the schedule and the warm-up, whose steps are unknown before the run's length is."""
+    settings = [f"{key}={value}" for key, value in plan["schedule_settings"].items()]
+    schedule = " ".join([plan["schedule"], *settings])
+    warmup = ", {warmup_steps} warm-up steps" if plan["warmup_steps"] else ", warm-up"
     if plan["warmup_samples"] is not None:
-        configured = f" ({plan['warmup_samples']:,} samples)"
-    if plan["warmup_fraction"] is not None:
-        configured = f" ({plan['warmup_fraction']:g} of the run)"
-
-    if plan["warmup_steps"]:
-        return f"{schedule}, {plan['warmup_steps']} warm-up steps{configured}"
-    if configured:  # the length of the run is not known yet
-        return f"{schedule}, warm-up{configured}"
-    return schedule
+        warmup += " ({warmup_samples:,} samples)"
+    elif plan["warmup_fraction"] is not None:
+        warmup += " ({warmup_fraction:g} of the run)"
+    elif not plan["warmup_steps"]:
+        return schedule
+    return schedule + warmup.format_map(plan)
 
 
 def _steps(facts: Mapping[str, Any]) -> str:

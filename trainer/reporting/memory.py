@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import resource
-import sys
 from pathlib import Path
 
 import torch
 
-_PROC = Path("/proc/self")
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
     """The most memory in each phase. A phase that comes again keeps the larger peak.
 
     On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
-    (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset where a phase
-    begins. If the system does not let the peak of the resident set be reset, a phase shows the
-    largest up to its end (``resident since the start``).
+    (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset when a phase
+    begins. If the system does not allow that, a phase shows the largest up to its end.
 
     Attributes:
         phase: the present phase.
@@ -29,7 +28,6 @@ class PeakMemory:
         self.device = device
         self.phase = "set-up"
         self.peaks: dict[str, dict[str, int]] = {}
-        self._resident = "resident"
 
     def enter(self, phase: str) -> str:
         """Begin another phase. Return the phase that ends."""
@@ -40,7 +38,8 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            self._reset_peak_resident()
+            with contextlib.suppress(OSError):  # some containers forbid it
+                _RESET.write_text("5")  # sets VmHWM to the present size
         return before
 
     def read(self) -> int:
@@ -51,29 +50,18 @@ class PeakMemory:
                 "reserved": torch.cuda.max_memory_reserved(self.device),
             }
         else:
-            current = {self._resident: _peak_resident()}
+            current = {"resident": _peak_resident()}
 
         peaks = self.peaks.setdefault(self.phase, {})
         for name, count in current.items():
             peaks[name] = max(count, peaks.get(name, 0))
         return next(iter(peaks.values()))
 
-    def _reset_peak_resident(self) -> None:
-        try:
-            (_PROC / "clear_refs").write_text("5")  # sets VmHWM to the present size
-        except OSError:
-            self._resident = "resident since the start"
-
 
 def _peak_resident() -> int:
-    """Return the process's largest resident set in bytes, since it was last reset."""
-    # Not getrusage first: in a process that a large process started, ru_maxrss begins with the
-    # size of that process.
-    status = _PROC / "status"
-    if status.exists():
-        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-        if peak is not None:
-            return int(peak[1]) * 1024
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Return the process's largest resident set in bytes, since it was last reset. 0 if unknown."""
+    # Not by getrusage: in a process that a large process started, ru_maxrss begins with the size
+    # of that process.
+    status = _STATUS.read_text() if _STATUS.exists() else ""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 0 if peak is None else int(peak[1]) * 1024

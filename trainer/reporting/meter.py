@@ -40,17 +40,16 @@ class Meter:
         self.rows: deque[dict[str, float]] = deque(maxlen=1000)
 
         self._waited = 0.0
-        self._training_began = self.born
-        self._start_reading(self.born)
+        self._steps = 0
         self._activity = ""
         self._changes = 0
+        self._start_reading()
 
-    def _start_reading(self, now: float) -> None:
+    def _start_reading(self) -> None:
         """Count anew for the next logged row."""
-        self._reading_began = now
-        self._paused_seconds = 0.0
-        self._steps = 0
-        self._counts = dict.fromkeys(UNITS, 0.0)
+        self._read_training = self.training
+        self._read_steps = self._steps
+        self._read_totals = dict(self.totals)
 
     @property
     def position(self) -> tuple[str, int]:
@@ -69,17 +68,21 @@ class Meter:
         """Return the time since the start of the process."""
         return time.perf_counter() - self.born
 
+    @property
+    def training(self) -> float:
+        """Return the seconds that were spent on training so far."""
+        return self.seconds - sum(self.spent.values())
+
     def start(self) -> None:
         """Begin training. The time from the start of the process until now was start-up."""
         self.spent["start-up"] = self.seconds
-        self._training_began = time.perf_counter()
-        self._start_reading(self._training_began)
+        self._start_reading()
         self.memory.enter("training")
 
     def step(self, samples: int) -> None:
         """Count an optimizer step over ``samples`` samples."""
         self._steps += 1
-        self._count("samples", samples)
+        self.totals["samples"] += samples
 
     def count(self, tokens: float, *, trained: float) -> None:
         """Count a step's tokens over all ranks, for tasks that count tokens.
@@ -88,12 +91,8 @@ class Meter:
             tokens: that went through the model.
             trained: tokens with a loss.
         """
-        self._count("tokens", tokens)
-        self._count("trained_tokens", trained)
-
-    def _count(self, unit: str, number: float) -> None:
-        self._counts[unit] += number
-        self.totals[unit] += number
+        self.totals["tokens"] += tokens
+        self.totals["trained_tokens"] += trained
 
     def until_now(self) -> dict[str, float]:
         """Return trained tokens and seconds since the run's start, over all of its processes."""
@@ -118,9 +117,7 @@ class Meter:
 
         self._change()
         self.memory.enter(phase_around)
-        seconds = time.perf_counter() - began
-        self.spent[name] += seconds
-        self._paused_seconds += seconds
+        self.spent[name] += time.perf_counter() - began
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
         """Yield the same items, and count the time in which the host waits for each of them."""
@@ -128,13 +125,11 @@ class Meter:
         while True:
             began = time.perf_counter()
             self._change(name)
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            finally:
-                self._change()
+            item = next(items, None)
+            self._change()
             self._waited += time.perf_counter() - began
+            if item is None:
+                return
             yield item
 
     def read(self, steps_left: int) -> dict[str, float]:
@@ -142,18 +137,19 @@ class Meter:
 
         The speed is that since the last reading, in samples (and tokens) of all ranks.
         """
-        now = time.perf_counter()
-        busy = max(now - self._reading_began - self._paused_seconds, 1e-9)
+        busy = max(self.training - self._read_training, 1e-9)
         values = {}
-        for unit, count in self._counts.items():
+        for unit, total in self.totals.items():
+            count = total - self._read_totals[unit]
             if count or unit == "samples":
                 values[f"{unit}_per_second"] = round(count / busy, 3)
-        values["seconds"] = round(now - self._training_began, 3)
-        values["eta_seconds"] = round(busy / max(1, self._steps) * steps_left, 1)
+        values["seconds"] = round(self.seconds - self.spent["start-up"], 3)
+        seconds_per_step = busy / max(1, self._steps - self._read_steps)
+        values["eta_seconds"] = round(seconds_per_step * steps_left, 1)
         values["peak_memory_bytes"] = self.memory.read()
 
         self.rows.append(values)
-        self._start_reading(now)
+        self._start_reading()
         return values
 
     def summary(
@@ -167,11 +163,10 @@ class Meter:
             gather: collects a value of every rank.
             operations: floating-point operations of a token with the parameters, forward and
                 backward.
-            precision: of the layers' computations: ``fp32``, ``bf16`` or ``fp16``.
+            precision: of the layers' computations: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         """
-        wall = self.seconds
-        training = max(wall - sum(self.spent.values()), 1e-9)
-        seconds = {**self.spent, "data": self._waited, "training": training, "wall": wall}
+        training = max(self.training, 1e-9)
+        seconds = {**self.spent, "data": self._waited, "training": training, "wall": self.seconds}
         facts: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "peak_memory_bytes": gather(self.memory.read()),
@@ -181,23 +176,15 @@ class Meter:
             if total:
                 speed = steady_speed(self.rows, unit)
                 facts |= {f"{unit}_per_second": round(speed or total / training, 3)}
-        if self.totals["tokens"]:
-            per_rank = facts["tokens_per_second"] / world_size
-            facts |= self._utilization(operations * per_rank, precision)
+        if self.totals["tokens"] and self.device.type == "cuda":
+            from .gpus import peak_of  # reads a table
+
+            device = torch.cuda.get_device_properties(self.device)
+            peak = peak_of(device.name, device.total_memory, precision)
+            if peak:
+                per_rank = operations * facts["tokens_per_second"] / world_size
+                facts["mfu"] = round(per_rank / (peak * 1e12), 4)
         return facts
-
-    def _utilization(self, operations_per_second: float, precision: str) -> dict[str, float]:
-        """Return ``mfu``, the share of the GPU's peak. Empty if no peak is known."""
-        if self.device.type != "cuda":
-            return {}
-
-        from .gpus import peak_of  # reads a table
-
-        device = torch.cuda.get_device_properties(self.device)
-        if precision == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32":
-            precision = "tf32"
-        peak = peak_of(device.name, device.total_memory, precision)
-        return {"mfu": round(operations_per_second / (peak * 1e12), 4)} if peak else {}
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
@@ -207,16 +194,14 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
         summary: the content of summary.json.
         model: the folder of the exported model.
     """
-    steps = summary["steps"]
-    end = f"done: {steps} steps"
-    if steps < summary["total_steps"]:
-        end = f"stopped at step {steps} of {summary['total_steps']}"
+    end = f"done: {summary['steps']} steps"
+    if summary["steps"] < summary["total_steps"]:
+        end = f"stopped at step {summary['steps']} of {summary['total_steps']}"
         if summary.get("stopped_by"):
             end += f" ({summary['stopped_by']})"
     results = [end, metrics_text(summary["evaluation"])]
     if summary.get("best"):
-        best = summary["best"]
-        results.append(f"best {best['metric']} {best['value']:.4f} at step {best['step']}")
+        results.append("best {metric} {value:.4f} at step {step}".format_map(summary["best"]))
 
     parts = [f"{summary['seconds']['wall']:.1f} s"]
     for unit in UNITS:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint.disk import delete
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
@@ -36,9 +36,6 @@ def take_over(
     results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
     holds_no_step = not any(_holds_files(folder / name) for name in results)
     if continues and is_of_a_run:
-        links = [entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()]
-        if links:
-            return f"holds {links[0]} as a link, by which another file would be changed"
         return ""
     if not overwrite and not (is_of_a_run and holds_no_step):
         return "holds files already; give a new folder, or --overwrite to replace a former run"
@@ -47,7 +44,13 @@ def take_over(
     if foreign:
         names = ", ".join(foreign[:3])
         return f"holds files that no run wrote ({names}); they are not deleted: give a new folder"
-    return _empty(entries)
+
+    for entry in entries:
+        # A link to another disk stays, and is emptied.
+        is_linked = entry.name == CHECKPOINTS and entry.is_symlink()
+        for doomed in list(entry.iterdir()) if is_linked else [entry]:
+            delete(doomed)
+    return ""
 
 
 def _holds_plan(folder: Path) -> bool:
@@ -56,23 +59,6 @@ def _holds_plan(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
-
-
-def _empty(entries: Sequence[Path]) -> str:
-    """Delete the files that a run wrote. A link to another disk stays, and is emptied."""
-    doomed: list[Path] = []
-    for entry in entries:
-        is_linked = entry.name == CHECKPOINTS and entry.is_symlink() and entry.is_dir()
-        doomed += entry.iterdir() if is_linked else [entry]
-    try:
-        for entry in doomed:
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-    except OSError as error:
-        return f"cannot be emptied: {error}"
-    return ""
 
 
 def _holds_files(entry: Path) -> bool:
@@ -86,8 +72,7 @@ def _is_ours(entry: Path) -> bool:
     """Return whether a run wrote an entry of its folder."""
     name = entry.name
     if name in _MODELS:
-        is_empty_folder = entry.is_dir() and not any(entry.iterdir())
-        return is_empty_folder or exported_file(entry) is not None
+        return exported_file(entry) is not None
     if name == CHECKPOINTS and entry.is_dir():
         return all(is_ours(inner) for inner in entry.iterdir())
     if name.startswith("."):  # .model.part and .model.old are there while model/ is written

@@ -17,7 +17,7 @@ from pydantic import Field
 
 import trainer
 from trainer import Callback, ConfigError, Run, StepInfo, TrainConfig, load_config, load_task
-from trainer.callbacks.configured import check_callbacks, configured_callbacks
+from trainer.callbacks.configured import configured_callbacks
 from trainer.row import row_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -82,12 +82,12 @@ HERE = __name__
 
 
 def named(*entries: Any) -> list[Callback]:
-    return configured_callbacks(list(entries))
+    return configured_callbacks(list(entries), {})
 
 
 def problems(*entries: Any) -> list[str]:
     with pytest.raises(ConfigError) as raised:
-        configured_callbacks(list(entries))
+        configured_callbacks(list(entries), {})
     return [str(problem) for problem in raised.value.problems]
 
 
@@ -116,7 +116,7 @@ def test_a_class_with_empty_settings() -> None:
         ("no_such_module:Thaw", "No module named 'no_such_module' beside the config"),
         (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
         ("Thaw", "must be module:Class, such as mymodule:LogImages"),
-        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, such"),
+        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": 3}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
         ({f"{HERE}:Thaw": {"at": "3"}}, "must be a valid integer"),
@@ -139,10 +139,11 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 def test_a_check_makes_dataclasses_alone() -> None:
-    check_callbacks([{f"{HERE}:Words": {"text": "a"}}, {f"{HERE}:Thaw": {"at": 1}}], {})
+    both = [{f"{HERE}:Words": {"text": "a"}}, {f"{HERE}:Thaw": {"at": 1}}]
+    configured_callbacks(both, {}, only_check=True)
     assert MADE == []
     with pytest.raises(ConfigError, match="layers names none"):
-        check_callbacks([{f"{HERE}:Thaw": {"at": 1, "layers": ""}}], {})
+        configured_callbacks([{f"{HERE}:Thaw": {"at": 1, "layers": ""}}], {}, only_check=True)
 
 
 def test_they_come_behind_those_of_the_code_and_before_the_checkpoint() -> None:

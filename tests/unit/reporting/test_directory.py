@@ -169,18 +169,6 @@ def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path)
     refused(out, "checkpoints/other.txt")
 
 
-def test_a_resume_refuses_files_of_a_run_that_are_links(tmp_path: Path) -> None:
-    fit(tmp_path / "run", max_steps=2)
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "run" / "log.txt").unlink()
-    (tmp_path / "run" / "log.txt").symlink_to(tmp_path / "mine")
-    with pytest.raises(
-        ConfigError, match=r"holds log.txt as a link, by which another file would be changed"
-    ):
-        fit(tmp_path / "run", resume="auto")
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
 def test_a_refused_run_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
     before = everything(tmp_path)

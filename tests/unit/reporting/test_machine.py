@@ -36,7 +36,7 @@ def test_gpus_of_all_ranks_are_counted_by_name(
     assert found["gpus"] == {"NVIDIA H200": 2, "NVIDIA H200 NVL": 1}
     text = machine_text(found)
     assert text.startswith(
-        "2 x NVIDIA H200, 1 x NVIDIA H200 NVL, CUDA 13.0, NCCL 2.27.5, driver 570.86.15, "
+        "2 x NVIDIA H200, 1 x NVIDIA H200 NVL, cuda 13.0, nccl 2.27.5, driver 570.86.15, "
     )
     monkeypatch.setattr(module, "_DRIVER", tmp_path / "none")
     assert "driver" not in machine_text(machine(torch.device("cuda", 0), lambda value: [value]))

@@ -32,19 +32,6 @@ def test_a_phase_that_comes_again_keeps_the_larger_peak(monkeypatch: pytest.Monk
 def test_the_peak_resident_set_is_read_in_bytes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
     (tmp_path / "status").write_text("VmPeak:\t  999 kB\nVmHWM:\t   12 kB\nVmRSS:\t   3 kB\n")
     assert PeakMemory(CPU).read() == 12 * 1024
-    (tmp_path / "status").write_text("Name: a system without VmHWM\n")
-    assert PeakMemory(CPU).read() > 2**20, "from getrusage"
-
-
-def test_a_peak_that_cannot_be_reset_has_another_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    peak_memory = PeakMemory(CPU)
-    monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
-    peak_memory.enter("training")
-    peak_memory.read()
-    assert list(peak_memory.peaks["set-up"]) == ["resident"]
-    assert list(peak_memory.peaks["training"]) == ["resident since the start"]
