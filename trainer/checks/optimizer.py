@@ -23,5 +23,5 @@ class DivisibleOptimizer(Callback):
             in_config = run.plan.origin("optimizer").named("optimizer")
             origin = Origin(built_by) if built_by else in_config
             rule = f"{problem}; run it on replicas (DDP) or in one process, or take another one"
-            kind = type(optimizer).__qualname__
+            kind = type(optimizer).__qualname__ if built_by else run.plan.optimizer
             raise ConfigError(Problem(origin=origin, value=kind, rule=rule))

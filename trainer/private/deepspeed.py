@@ -66,18 +66,23 @@ def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
     init._convert_to_zero_parameters([parameter])
 
 
-def stop_gathering(parameter: Any) -> tuple[Any, Any]:
-    """Make ``all_gather`` and ``partition`` of a parameter do nothing, and return the methods."""
-    methods = parameter.all_gather, parameter.partition
-    parameter.all_gather = _do_nothing
-    parameter.partition = _do_nothing
-    return methods
+@contextlib.contextmanager
+def engine_start(model: nn.Module) -> Iterator[None]:
+    """Keep the engine from gathering each parameter while it is built.
 
-
-def gather_again(parameter: Any, all_gather: Any, partition: Any) -> None:
-    """Give a sharded parameter back the methods that ``stop_gathering`` returned."""
-    parameter.all_gather = all_gather
-    parameter.partition = partition
+    Under ZeRO-3 it does so to register a hook on the parameter, which needs no values.
+    ``all_gather`` and ``partition`` of a sharded parameter are attributes of the parameter itself.
+    """
+    sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    methods = [(parameter.all_gather, parameter.partition) for parameter in sharded]
+    for parameter in sharded:
+        parameter.all_gather = parameter.partition = _do_nothing
+    try:
+        yield
+    finally:
+        for parameter, (all_gather, partition) in zip(sharded, methods, strict=True):
+            parameter.all_gather = all_gather
+            parameter.partition = partition
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:

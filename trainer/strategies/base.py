@@ -34,8 +34,7 @@ from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
 from ..private.torch import local_of
 from .buffers import sync
-from .compiled import remember_settings
-from .first_step import state_slots
+from .first_step import ELEMENTWISE, state_slots
 from .memory import states_of_run
 from .tensors import (
     canonical_names,
@@ -171,7 +170,7 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held:
+        if not self.held or type(optimizer) in ELEMENTWISE:
             return ""
 
         from .optimizer_probe import divided_step_problem
@@ -224,6 +223,8 @@ class Strategy(ABC):
                 ``use_regional_compilation`` in it says whether to compile by layers.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
+
+        from .compiled import remember_settings
 
         model = unwrapped(self.model)
         by_layers = settings.pop("use_regional_compilation", has_repeated_blocks(model))

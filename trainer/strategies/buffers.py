@@ -48,27 +48,26 @@ class BuffersBefore:
 
     def take(self) -> None:
         """Copy the buffers."""
-        self.before = []
-        for module in self._modules:
-            for key, buffer in own_buffers(module).items():
-                if buffer is None:
-                    self.before.append((module, key, None, None))
-                elif _can_change(buffer):
-                    self.before.append((module, key, buffer, buffer.clone()))
+        self.before = [
+            (module, key, buffer, None if buffer is None else buffer.clone())
+            for module in self._modules
+            for key, buffer in own_buffers(module).items()
+            if buffer is None or _can_change(buffer)
+        ]
 
     def put_back(self) -> None:
         """Give the buffers the values of ``take``. A buffer that a pass has replaced comes back."""
         for module, key, buffer, values in self.before:
-            if own_buffers(module).get(key) is not buffer:
-                set_buffer(module, key, buffer)
+            set_buffer(module, key, buffer)
             if buffer is not None and values is not None:
                 buffer.copy_(values)
 
 
 def _can_change(buffer: Tensor) -> bool:
     """Return whether code can write into a buffer: it is neither sparse nor expanded."""
-    is_expanded = buffer.layout == torch.strided and 0 in buffer.stride() and buffer.numel() > 1
-    return buffer.layout == torch.strided and not is_expanded
+    if buffer.layout != torch.strided:
+        return False
+    return 0 not in buffer.stride() or buffer.numel() <= 1
 
 
 @torch.no_grad()

@@ -28,11 +28,10 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..private import deepspeed as private_deepspeed
+from ..private.deepspeed import engine_start
 from .base import Shard, StepResult, Strategy, compute_in
-from .deepspeed_start import engine_start, prepare_process
-from .full_buffers import keep_buffers_fp32
+from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
-from .meta_device import Replaced, allocate, replace_in_optimizer
 from .tensors import (
     canonical_state,
     hold_scalars_as_vectors,
@@ -94,9 +93,13 @@ class ZeRO(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         # Before the engine is built: it casts the model, and makes its float32 copies of the
         # rounded weights.
-        put_back_buffers = keep_buffers_fp32(model)
+        is_mixed = self.plan.mixed_precision != "no"
+        if is_mixed:
+            from .full_buffers import keep_buffers_fp32
+
+            put_back_buffers = keep_buffers_fp32(model)
         weights: dict[str, Tensor] = {}
-        if self.plan.mixed_precision != "no" and not is_on_meta(model):
+        if is_mixed and not is_on_meta(model):
             weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
         self._limit_bucket(model)
         if self.plan.find_unused_parameters:
@@ -119,7 +122,7 @@ class ZeRO(Strategy):
 
         # The values that the cast has rounded come back. The engine leaves the model's inputs as
         # they are, so these are cast as well.
-        if self.plan.mixed_precision != "no":
+        if is_mixed:
             put_back_buffers(self.accelerator.device)
             self.fill(weights.items())
             compute_in(self.engine.module, DTYPES[self.plan.mixed_precision])
@@ -167,9 +170,13 @@ class ZeRO(Strategy):
         # cast the parameters that it shards.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
-        replaced: Replaced = {}
+        on_meta = is_on_meta(model)
+        replaced: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
-            allocate([module], self.accelerator.device, replaced)
+            if on_meta:
+                from .meta_device import allocate
+
+                allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
                 if private_deepspeed.is_sharded(parameter):  # a shared parameter
                     continue
@@ -177,7 +184,8 @@ class ZeRO(Strategy):
                     parameter.data = parameter.data.to(init.dtype)
                 private_deepspeed.shard_parameter(init, parameter)
 
-        replace_in_optimizer(optimizer, replaced)
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
 
@@ -200,16 +208,10 @@ class ZeRO(Strategy):
         self.model.compile(backend=backend, compile_kwargs=settings)
 
     def verify(self) -> None:
-        kind = type(self.engine).__name__
-        stage = self.engine.zero_optimization_stage()
-        if kind != "DeepSpeedEngine" or stage != self._stage:
-            raise LaunchError(f"asked for {self.plan.strategy}, but {kind} runs stage {stage}")
-
-        clip = self.engine.gradient_clipping()
-        if clip != (self.plan.max_grad_norm or 0.0):
-            raise LaunchError(
-                f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}"
-            )
+        asked = self._stage, self.plan.max_grad_norm or 0.0
+        runs = self.engine.zero_optimization_stage(), self.engine.gradient_clipping()
+        if runs != asked:
+            raise LaunchError(f"asked for stage and max_grad_norm {asked}, but {runs} run")
 
     # -- one step ---------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ last micro-batch, unless ``sync_each_batch``. Under HSDP groups of ranks hold co
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -21,16 +20,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.torch import gradient_hooks, recomputed
+from ..private.torch import gradient_hooks, local_of, recomputed
 from ..private.transformers import layer_classes
-from ..text import did_you_mean, listed
+from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
 from .gathered import carry_hooks, gathered_parameters
 from .local_step import WITH_KNOWN_STATE, LocalStep
-from .meta_device import allocate
-from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
+from .tensors import (
+    canonical_state,
+    full,
+    hold_scalars_as_vectors,
+    is_on_meta,
+    keep_in_step,
+    unwrapped,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -85,23 +90,20 @@ class FSDP2(Strategy):
                 rule = f"the model has no module of this class; {did_you_mean(name, classes)}"
                 found.append(Problem(origin=origin, value=name, rule=rule))
 
-        pattern = plan.fsdp.get("ignored_modules")
-        if pattern and not _ignored_modules(pattern, model):
-            origin = plan.origin("fsdp.ignored_modules")
-            rule = "matches the name of no module"
-            found.append(Problem(origin=origin, value=pattern, rule=rule))
         return found
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        from .full_buffers import keep_buffers_fp32
+        is_mixed = self.plan.mixed_precision != "no"
+        if is_mixed:
+            from .full_buffers import keep_buffers_fp32
 
-        put_back_buffers = keep_buffers_fp32(model)
+            put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
         # The scaler of fp16 adds up over the ranks whether gradients are finite if they are
         # DTensors.
         if self.accelerator.scaler is None and type(self.optimizer) in WITH_KNOWN_STATE:
             self._local_step = LocalStep(self.optimizer)
-        if self.plan.mixed_precision != "no":
+        if is_mixed:
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
 
@@ -143,13 +145,13 @@ class FSDP2(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         reshard = self.plan.fsdp["reshard_after_forward"]
-        options = self._sharding_options(model)
+        options = self._sharding_options()
 
         # One after the other, so that of a model on the meta device only one unit is whole.
         for unit in units:
-            allocate(unit.modules(), self.accelerator.device)
+            self._allocate(unit)
             fully_shard(unit, **options, reshard_after_forward=reshard)
-        allocate(model.modules(), self.accelerator.device)
+        self._allocate(model)
         # The root stays whole until its backward pass, which follows at once.
         root: Any = fully_shard(model, **options)
 
@@ -164,7 +166,14 @@ class FSDP2(Strategy):
         # ended: it may lead through them twice (the gradient of a gradient).
         root.set_reshard_after_backward(reshard)
 
-    def _sharding_options(self, model: nn.Module) -> dict[str, Any]:
+    def _allocate(self, module: nn.Module) -> None:
+        """Give the parameters of a module that was built on the meta device memory."""
+        if is_on_meta(module):
+            from .meta_device import allocate
+
+            allocate(module.modules(), self.accelerator.device)
+
+    def _sharding_options(self) -> dict[str, Any]:
         """Return the arguments of ``fully_shard`` that all units have in common."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
@@ -173,7 +182,6 @@ class FSDP2(Strategy):
             "mesh": self._mesh,
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
-            "ignored_params": self._ignored(model),
         }
 
     @cached_property
@@ -263,27 +271,6 @@ class FSDP2(Strategy):
             wrapped.append(module)
         return wrapped
 
-    def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
-        """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank.
-
-        Raises:
-            ConfigError: one of them is trainable. Nothing would average its gradient.
-        """
-        found: set[nn.Parameter] = set()
-        pattern = self.plan.fsdp.get("ignored_modules")
-        for module in _ignored_modules(pattern, model) if pattern else ():
-            allocate(module.modules(), self.accelerator.device)
-            found.update(module.parameters())
-        trainable = [n for n, p in model.named_parameters() if p in found and p.requires_grad]
-        if trainable:
-            origin = self.plan.origin("fsdp.ignored_modules")
-            rule = f"{listed(trainable)} would be trained on each rank alone; freeze or shard them"
-            raise ConfigError(Problem(origin=origin, value=pattern, rule=rule))
-
-        for parameter in found:
-            parameter.data = parameter.data.to(self.accelerator.device)
-        return found
-
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
@@ -330,13 +317,6 @@ class FSDP2(Strategy):
     # -- weights ----------------------------------------------------------------------------------
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        from torch.distributed.tensor import DTensor
-
-        values = local(parameter).detach().view(-1)
-        state_key = parameter if parameter.requires_grad else None
-        if not isinstance(parameter, DTensor):
-            return self.replicated(name, values, state_key)
-
         # As torch.chunk cuts the first dimension.
         mesh = self._mesh
         height = parameter.shape[0]
@@ -345,8 +325,8 @@ class FSDP2(Strategy):
         return Shard(
             name=name,
             start=first_row * (parameter.numel() // max(1, height)),
-            tensor=values,
-            state_key=state_key,
+            tensor=local_of(parameter).detach().view(-1),
+            state_key=parameter if parameter.requires_grad else None,
             copy=mesh.get_local_rank("replicate") if self._copies > 1 else 0,
             copies=self._copies,
         )
@@ -371,11 +351,6 @@ class FSDP2(Strategy):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         # The mesh gathers on its own device. Offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
-
-
-def _ignored_modules(pattern: str, model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model whose whole names match a regular expression."""
-    return [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
 
 
 def _places(module: nn.Module) -> Counter[nn.Parameter]:

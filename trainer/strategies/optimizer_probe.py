@@ -10,26 +10,12 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
 from .first_step import fresh_copy, small
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-# Optimizers of torch that compute element by element.
-_ELEMENTWISE = (
-    optim.Adadelta,
-    optim.Adam,
-    optim.Adamax,
-    optim.AdamW,
-    optim.ASGD,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.SGD,
-)
 
 # Sizes of the trial's gradients, from small to large: some optimizers act above a norm only, others
 # after a warm-up.
@@ -41,15 +27,12 @@ _BOUND = 1e-4
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     """Return why an optimizer cannot step parts of parameters. Empty if it can.
 
-    An optimizer that is not known to compute element by element is tried: one copy steps small
-    random tensors, another copy flat halves of them.
+    One copy of the optimizer steps small random tensors, another copy flat halves of them.
 
     Args:
         optimizer: fresh. It is not changed.
         device: where it will step.
     """
-    if type(optimizer) in _ELEMENTWISE:
-        return ""
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
     try:

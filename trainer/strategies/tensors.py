@@ -169,12 +169,12 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
     DeepSpeed 0.19 fails on them. CLIP has a scalar, ``logit_scale``.
     """
-    scalars = []  # all of them first: a shared one is a scalar until it is reshaped
-    for module in model.modules():
-        for name, parameter in own_parameters(module).items():
-            if parameter is not None and parameter.dim() == 0:
-                scalars.append((module, name, parameter))
-
+    scalars = [  # all of them first: a shared one is a scalar until it is reshaped
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter.dim() == 0
+    ]
     for module, name, parameter in scalars:
         kind = type(module)
         members = {name: _scalar(name), "__module__": kind.__module__}
@@ -187,9 +187,8 @@ def _scalar(name: str) -> property:
 
     def value(module: nn.Module) -> Tensor | None:
         parameter = own_parameters(module)[name]
-        # The engine reads the shard, the model what is gathered.
-        is_shard = hasattr(parameter, "to_local")
-        if parameter is None or is_shard:
+        # The engine reads the shard, the model the gathered parameter.
+        if parameter is None or hasattr(parameter, "to_local"):
             return parameter
         return parameter.reshape(())
 

@@ -14,7 +14,6 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-from torch import nn
 
 from trainer.private import deepspeed as private_deepspeed
 from trainer.private.deepspeed import REDUCE_METHODS
@@ -89,19 +88,6 @@ def test_an_operator_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", True)
     private_deepspeed.switch_off_op("deepspeed_shm_comm")
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
-
-
-def test_a_parameter_is_not_gathered_until_it_gets_its_methods_back() -> None:
-    parameter = SimpleNamespace(ds_id=0, all_gather=lambda: "whole", partition=lambda: "sharded")
-    assert private_deepspeed.is_sharded(parameter)
-    assert not private_deepspeed.is_sharded(nn.Parameter(torch.ones(1)))
-
-    methods = private_deepspeed.stop_gathering(parameter)
-    assert (
-        parameter.all_gather() is None and parameter.partition(None, has_been_updated=True) is None
-    )
-    private_deepspeed.gather_again(parameter, *methods)
-    assert (parameter.all_gather(), parameter.partition()) == ("whole", "sharded")
 
 
 def test_the_range_of_a_parameter_in_stages_1_and_2() -> None:

@@ -11,7 +11,7 @@ from origins import origin
 from plans import FOUR_GPUS, launched, plan, request
 from torch import nn
 
-from trainer.errors import ConfigError, LaunchError
+from trainer.errors import LaunchError
 from trainer.strategies.fsdp import FSDP2
 
 
@@ -81,31 +81,10 @@ def test_checkpointed_units_take_the_place_of_the_modules() -> None:
     assert [name for name, _ in wrapped[0].named_modules()][1] == "_checkpoint_wrapped_module"
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"transformer_cls_names_to_wrap": ["Blok"]},
-            "the model has no module of this class; did you mean 'Block'?",
-        ),
-        ({"ignored_modules": "nothing"}, "matches the name of no module"),
-    ],
-)
-def test_modules_that_the_model_does_not_have_are_named(
-    settings: dict[str, Any], told: str
-) -> None:
-    made = plan(request("fsdp", fsdp=settings))
+def test_classes_that_the_model_does_not_have_are_named() -> None:
+    made = plan(request("fsdp", fsdp={"transformer_cls_names_to_wrap": ["Blok"]}))
     [problem] = FSDP2.model_problems(made, Model())
-    assert told in str(problem)
-
-
-def test_ignored_modules_must_be_frozen() -> None:
-    model = Model()
-    with pytest.raises(ConfigError, match=r"embedding\.weight would be trained on each rank alone"):
-        fsdp(ignored_modules="embedding")._ignored(model)
-    model.embedding.requires_grad_(False)
-    assert fsdp(ignored_modules="embedding")._ignored(model) == {model.embedding.weight}
-    assert fsdp()._ignored(model) == set()
+    assert "the model has no module of this class; did you mean 'Block'?" in str(problem)
 
 
 def test_offloaded_gradients_need_a_backend_for_the_cpu() -> None:

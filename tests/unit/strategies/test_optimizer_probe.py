@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from trainer import Task
 from trainer.strategies import strategy_class
-from trainer.strategies.first_step import fresh_copy, state_slots
+from trainer.strategies.first_step import ELEMENTWISE, fresh_copy, state_slots
 from trainer.strategies.optimizer_probe import divided_step_problem
 
 CPU = torch.device("cpu")
@@ -99,9 +99,8 @@ def test_whether_parts_can_be_stepped_is_tried_out(
 
 
 def test_the_known_classes_of_torch_would_pass_the_trial() -> None:
-    from trainer.strategies import optimizer_probe
 
-    for kind in optimizer_probe._ELEMENTWISE:
+    for kind in ELEMENTWISE:
         derived = type("Derived", (kind,), {})  # the table has exact classes
         assert divided_step_problem(derived(parameters(), lr=1e-3), CPU) == "", kind
 

@@ -42,7 +42,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
     # The last key of either has no field and no argument: Accelerate reads the key by name.
     top_level = {*fields, "dynamo_backend"}
-    arguments = {*launch_arguments(), "fsdp_ignored_modules"}
+    arguments = set(launch_arguments())
 
     entries: dict[str, Sourced[Any]] = {}
     for section, key, value in _settings(doc, check):

@@ -32,7 +32,6 @@ class _Plugin(BaseModel):
     activation_checkpointing_offload: bool = Field(
         False, alias="fsdp_activation_checkpointing_offload"
     )
-    ignored_modules: str | list[str] = Field([], alias="fsdp_ignored_modules")
     state_dict_type: Annotated[
         Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"], Upper
     ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")

@@ -20,7 +20,6 @@ def test_every_argument_is_given_so_that_no_variable_counts(
             "transformer_layer_cls_to_wrap: LlamaDecoderLayer, Other",
             "fsdp_activation_checkpointing: true",
             "fsdp_activation_checkpointing_offload: true",
-            "fsdp_ignored_modules: head.*",
             "fsdp_use_orig_params: true",
         )
     )
@@ -35,7 +34,6 @@ def test_every_argument_is_given_so_that_no_variable_counts(
         "min_num_params": 100_000_000,
         "activation_checkpointing": True,
         "activation_checkpointing_offload": True,
-        "ignored_modules": "head.*",
         "cpu_ram_efficient_loading": False,
         "state_dict_type": "SHARDED_STATE_DICT",
         "backward_prefetch": "NO_PREFETCH",
@@ -46,7 +44,6 @@ def test_every_argument_is_given_so_that_no_variable_counts(
         "OFFLOAD_PARAMS": "true",
         "AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
         "ACTIVATION_CHECKPOINTING": "true",
-        "IGNORED_MODULES": ".*",
         "STATE_DICT_TYPE": "LOCAL_STATE_DICT",
         "VERSION": "1",
         "BACKWARD_PREFETCH": "BACKWARD_PRE",
@@ -57,7 +54,6 @@ def test_every_argument_is_given_so_that_no_variable_counts(
     assert plugin.reshard_after_forward is True
     assert plugin.auto_wrap_policy is None
     assert plugin.activation_checkpointing is False
-    assert plugin.ignored_modules == []
     assert plugin.cpu_ram_efficient_loading is False
 
 
