@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
@@ -34,7 +35,7 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
         if name not in tensors or not tensors[name].is_floating_point():
             continue
         own, stored = tensors[name].dtype, ranges.dtype("parameter", name)
-        if not _holds(own, stored):
+        if torch.promote_types(own, stored) != own:
             own_name, stored_name = (str(dtype).removeprefix("torch.") for dtype in (own, stored))
             raise CheckpointError(
                 f"{folder}: {name} is stored in {stored_name}, and the model has it in {own_name}, "
@@ -65,26 +66,15 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
         dtype: to which the values are rounded first.
     """
     width = 8 // dtype.itemsize  # elements of one word of 64 bits
-    place = torch.arange(_AT_A_TIME // width + 1, device=values.device)
     total = 0
     for low in range(0, values.numel(), _AT_A_TIME):
-        part = values[low : low + _AT_A_TIME]
-
+        part = values[low : low + _AT_A_TIME].to(dtype)
         # A neighbouring part has the rest of the first and of the last word: zeros stand for it.
-        first_word, before = divmod(start + low, width)
-        word_count = -(-(before + len(part)) // width)
-        padded = values.new_zeros(word_count * width, dtype=dtype)
-        padded[before : before + len(part)] = part
-        words = padded.view(torch.int64)
+        first, before = divmod(start + low, width)
+        words = pad(part, (before, -(before + len(part)) % width)).view(torch.int64)
 
-        # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost where
+        # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost when
         # integers wrap around.
-        of_first = int(words.sum()) * (2 * first_word + 1) * _ODD
-        of_places = 2 * _ODD * int((words * place[: len(words)]).sum())
-        total += of_first + of_places
+        places = torch.arange(first, first + len(words), device=words.device)
+        total += _ODD * int((words * (2 * places + 1)).sum())
     return total % _MODULUS
-
-
-def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:
-    """Return whether a dtype has every value of another one."""
-    return torch.promote_types(dtype, stored) == dtype

@@ -49,23 +49,12 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"$tensor": [path, list(value.shape)]}
 
     raise CheckpointError(
-        f"{path}: {_described(value)} is neither JSON nor a tensor, and cannot be saved"
+        f"{path}: {value!r:.80} is neither JSON nor a tensor that safetensors holds"
     )
 
 
 def _can_be_key(key: object) -> bool:
     return isinstance(key, str) and not key.startswith("$")
-
-
-def _described(value: object) -> str:
-    """Return what kind of value this is, for a message."""
-    kind = f"a {type(value).__name__}"
-    if isinstance(value, Mapping):
-        wrong = [key for key in value if not _can_be_key(key)]
-        return f"{kind} with the key {wrong[0]!r}"
-    if isinstance(value, Tensor):
-        return f"{kind} of {value.dtype}"
-    return kind
 
 
 def encode_plain(value: Any, path: str) -> Any:

@@ -10,7 +10,6 @@ before training, since its state would be lost on resume.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import CheckpointError, LaunchError
+from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.first_step import stepped_copy
 from ..strategies.tensors import canonical_state, local
@@ -29,6 +28,7 @@ from .safetensors_io import can_hold
 PREFIX = "optimizer."
 # Of a parameter group: its parameters, and the learning rate, which is the schedule's.
 _NOT_SETTINGS = ("params", "lr", "initial_lr")
+_WAY_ROUND = "take another optimizer, or keep_last: 0 to train without checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,52 +62,49 @@ class OptimizerForm:
                 only.
 
         Raises:
-            LaunchError: its step wants a closure, which no loop here gives.
-            CheckpointError: its state cannot be saved.
+            CheckpointError: its state cannot be saved, or a step on small parameters fails.
         """
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise LaunchError(
-                f"{kind}.step wants a closure that computes the loss again; a step here has one "
-                "forward and backward pass: take another optimizer"
-            )
-
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        if saved:
-            for parameter, state in _state_after_step(optimizer, kind, device).items():
-                for key, value in state.items():
-                    if not _add_to_form(ranges, values, key, value, parameter):
-                        kept = getattr(value, "shape", type(value).__name__)
-                        raise CheckpointError(
-                            f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
-                            f"{tuple(parameter.shape)}, which cannot be saved by ranges of the "
-                            "parameter and would be lost on resume; take another optimizer, or "
-                            "keep_last: 0 to train without checkpoints"
-                        )
+        for parameter, state in _state_after_step(optimizer, kind, device, saved=saved).items():
+            for key, value in state.items():
+                if not _add_to_form(ranges, values, key, value, parameter):
+                    kept = getattr(value, "shape", type(value).__name__)
+                    raise CheckpointError(
+                        f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
+                        f"{tuple(parameter.shape)}, which cannot be saved by ranges of the "
+                        f"parameter; {_WAY_ROUND}"
+                    )
 
-        groups = _named_groups(model, optimizer)
-        return cls(kind=kind, ranges=ranges, values=values, groups=groups)
+        names: dict[int, str] = {}
+        for name, tensor in canonical_state(model):
+            names.setdefault(id(tensor), name)  # a shared one by its first name
+        groups = []
+        for group in optimizer.param_groups:
+            of_group = [names[id(p)] for p in group["params"] if id(p) in names]
+            groups.append({"names": of_group, "settings": settings(group)})
+        return cls(kind=kind, ranges=ranges, values=values, groups=tuple(groups))
 
 
 def _state_after_step(
-    optimizer: Optimizer, kind: str, device: torch.device
+    optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
 ) -> Mapping[Tensor, Mapping[str, Any]]:
-    """Return the state that one step leaves.
+    """Return the state that one step leaves. None if it is not saved.
 
     Raises:
         CheckpointError: the step fails.
     """
+    if not saved:
+        return {}
     if optimizer.state:  # some make it with the optimizer (Adagrad of torch 2.11)
         return optimizer.state
     try:
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # (an optimizer's step may want anything)
         raise CheckpointError(
-            f"{kind}: a step on small parameters fails, so its state is not known; take another "
-            "optimizer, or keep_last: 0 to train without checkpoints "
-            f"({type(error).__name__}: {error})"
+            f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
+            f"state is not known; {_WAY_ROUND}"
         ) from error
     return state
 
@@ -129,19 +126,6 @@ def _add_to_form(
         values[key] = isinstance(value, Tensor)
         return True
     return value is None
-
-
-def _named_groups(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
-    """Return the names and settings of each parameter group."""
-    names: dict[int, str] = {}
-    for name, tensor in canonical_state(model):
-        names.setdefault(id(tensor), name)  # a shared one by its first name
-
-    groups = []
-    for group in optimizer.param_groups:
-        of_group = [names[id(p)] for p in group["params"] if id(p) in names]
-        groups.append({"names": of_group, "settings": settings(group)})
-    return tuple(groups)
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .disk import CHUNK
-from .safetensors_io import Entry, raw, read_header
+from .safetensors_io import Entry, read_header
 
+CHUNK = 1 << 24  # bytes that are read at a time
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
 
 
@@ -103,51 +104,31 @@ class Ranges:
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Fill ``out`` with the elements of a tensor from ``start`` on.
 
-        Elements that are to be converted are read some at a time, so that no second copy of a
-        tensor is in memory.
+        Some elements are read at a time, so that no second copy of a tensor is in memory.
 
         Args:
             out: 1-D, on any device, of any dtype.
 
         Raises:
-            CheckpointError: a part of the range is in no file, or a file is cut.
+            CheckpointError: a part of the range is in no file.
         """
         dtype = self.dtype(kind, name) if self.holds(kind, name) else out.dtype
-        if out.device.type == "cpu" and out.is_contiguous() and out.dtype == dtype:
-            self._read_directly(kind, name, start, out)
-            return
-
-        for part in torch.split(out, max(1, CHUNK // dtype.itemsize)):
-            chunk = torch.empty(len(part), dtype=dtype)
-            self._read_directly(kind, name, start, chunk)
-            part.copy_(chunk)
-            start += len(part)
-
-    def _read_directly(self, kind: str, name: str, start: int, out: Tensor) -> None:
-        """Read elements to their place in memory, without a copy: half the time of chunks.
-
-        Args:
-            out: contiguous, on the CPU, of the dtype in the files.
-        """
-        end = start + out.numel()
-        found = self._overlapping(kind, name, start, end)
-        covered = start
-        for piece in found:
-            if piece.start <= covered:
-                covered = max(covered, piece.end)
-        if covered < end:
-            raise _missing(kind, name, covered, end)
-
-        content = raw(out)
-        itemsize = out.dtype.itemsize
-        for piece in found:
-            low = max(piece.start, start)
-            high = min(piece.end, end)
-            target = content[(low - start) * itemsize : (high - start) * itemsize]
-            with open(piece.path, "rb") as file:
-                file.seek(piece.entry.begin + (low - piece.start) * itemsize)
-                if file.readinto(target) < len(target):
-                    raise CheckpointError(f"{piece.path}: the file is cut")
+        at_a_time = CHUNK // dtype.itemsize
+        for first in range(0, out.numel(), at_a_time):
+            part = out[first : first + at_a_time]
+            begin, end = start + first, start + first + part.numel()
+            covered = begin  # all elements before this number are read
+            for piece in self._overlapping(kind, name, begin, end):
+                low, high = max(piece.start, begin), min(piece.end, end)
+                if low > covered:
+                    break
+                place = piece.entry.begin + (low - piece.start) * dtype.itemsize
+                size = (high - low) * dtype.itemsize
+                stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
+                part[low - begin : high - begin].copy_(torch.from_numpy(stored).view(dtype))
+                covered = max(covered, high)
+            if covered < end:
+                raise _missing(kind, name, covered, end)
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read one whole tensor, flat, to the CPU.

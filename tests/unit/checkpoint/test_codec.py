@@ -33,7 +33,7 @@ def test_state_is_json_and_tensors() -> None:
     back = decode(json.loads(text), tensors.__getitem__)
     assert torch.equal(back["b"].pop("t"), torch.eye(2)) and value["b"].pop("t") is not None
     assert back == value
-    with pytest.raises(CheckpointError, match=r"me.f: a set is neither JSON nor a tensor"):
+    with pytest.raises(CheckpointError, match=r"me.f: \{1\} is neither JSON nor a tensor"):
         encode({"f": {1}}, {}, "me")
 
 
@@ -67,13 +67,13 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({1, 2}, r"Holds.value: a set is neither JSON nor a tensor"),
-        ({3: "x"}, r"Holds.value: a dict with the key 3 is neither"),
+        ({1, 2}, r"Holds.value: \{1, 2\} is neither JSON nor a tensor"),
+        ({3: "x"}, r"Holds.value: \{3: 'x'\} is neither"),
         (
             torch.ones(1, dtype=torch.complex64),
-            r"Holds.value: a Tensor of torch.complex64 is neither",
+            r"Holds.value: tensor.*1.* is neither",
         ),
-        (np.datetime64("2026-11-21"), r"Holds.value: a date is neither"),
+        (np.datetime64("2026-11-21"), r"Holds.value: datetime.date.* is neither"),
         (nested(100_000), r"nested too deeply"),
         (10**5000, r"state.json: cannot be written: .*digits"),
     ],
@@ -90,9 +90,9 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
 def test_state_that_cannot_be_saved_follows_on_save_error(tmp_path: Path) -> None:
     fit(tmp_path / "always", Odd(), Holds({1}), on_save_error="continue")
     log = log_of(tmp_path / "always")
-    assert "note: no checkpoint of this run could be written: Holds.value: a set is neither" in log
+    assert "note: no checkpoint of this run could be written: Holds.value: {1} is neither" in log
     assert (
-        log.count("was not saved: Holds.value: a set is neither") == 4
+        log.count("was not saved: Holds.value: {1} is neither") == 4
         and steps(tmp_path / "always") == []
     )
     fit(tmp_path / "later", Odd(), Holds(1, {1}, since=5), on_save_error="continue")
@@ -100,7 +100,7 @@ def test_state_that_cannot_be_saved_follows_on_save_error(tmp_path: Path) -> Non
     assert not list((tmp_path / "later" / "checkpoints").glob(".*"))
     with pytest.raises(
         CheckpointError,
-        match=r"the checkpoint of step 6 was not saved: Holds.value: a set is neither",
+        match=r"the checkpoint of step 6 was not saved: Holds.value: \{1\} is neither",
     ):
         fit(tmp_path / "stop", Odd(), Holds(1, {1}, since=5))
     assert steps(tmp_path / "stop") == [4, 2]
