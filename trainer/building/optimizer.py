@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from ..config.train_config import DEFAULTS
 from ..errors import ConfigError, LaunchError, Problem
-from ..optim.groups import describe_optimizer, describe_schedule
+from ..optim.groups import OF_GROUPS, describe_groups
 from ..optim.schedule import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
 from ..text import listed
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from ..plan import Plan
 
+# Keys of the config that describe the optimizer.
+SETTINGS = ("optimizer", "optimizer_settings", *OF_GROUPS)
+
 
 def build_optimizer(
     task: Task, config: TrainConfig, model: nn.Module, plan: Plan
@@ -27,21 +31,15 @@ def build_optimizer(
     """Build the task's optimizer, by default the plan's. Parameters outside of it are frozen.
 
     Returns:
-        The optimizer, its description for reports, and a notice if parameters were frozen.
+        The optimizer, its description for reports, and notices: of parameters that were frozen, and
+        of settings that the task's own optimizer may not have.
 
     Raises:
-        ConfigError: the task builds an optimizer, and the config names another, or settings that
-            this optimizer does not have.
         LaunchError: the task built no optimizer, or an optimizer that trains nothing, or that holds
             a parameter which is not the model's: its gradient would not be exchanged.
     """
-    built_by = own_optimizer(task)
     built = task.build_optimizer(model, plan)
     optimizer = returned(built, Optimizer, task, "build_optimizer")
-    if built_by is not None:
-        from ..optim.own_optimizer import check_settings_run
-
-        check_settings_run(config, plan, optimizer, built_by)
 
     of_model = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -63,7 +61,21 @@ def build_optimizer(
             parameter.requires_grad_(False)
             frozen.append(name)
     notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
-    return optimizer, describe_optimizer(optimizer, plan, built_by), notices
+
+    described = describe_groups(optimizer)
+    reported: dict[str, Any] = {"optimizer_groups": described}
+    built_by = own_optimizer(task)
+    if built_by is not None:
+        reported["optimizer"] = f"{type(optimizer).__name__} of {built_by}"
+        reported["optimizer_settings"] = {}
+        rate = described[0]["lr"]
+        if rate != plan.lr:
+            reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
+        given = [key for key in SETTINGS if getattr(config, key) != DEFAULTS[key]]
+        if given:
+            unsure = listed(given, len(given))
+            notices.append(f"{built_by} builds the optimizer: {unsure} count only if it reads them")
+    return optimizer, reported, notices
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:
@@ -100,15 +112,19 @@ def build_schedule(
         ConfigError: the task has a schedule of its own, and config or launch file another.
     """
     schedule = task.build_schedule(optimizer, plan, total_steps)
+    built_by = own_schedule(task) if schedule is not None else None
     if schedule is None:
         schedule = schedule_of_plan(optimizer, plan, total_steps)
-        return schedule, describe_schedule(schedule, None)
 
-    built_by = own_schedule(task)
+    reported: dict[str, Any] = {"schedule_class": type(schedule).__name__}
     if built_by is not None:
         origin = plan.origin("schedule")
         if config.schedule is not None or origin.source in plan.files:
             rule = f"{built_by} builds the schedule already; remove one of the two"
             named = origin.named("schedule")
             raise ConfigError(Problem(origin=named, value=plan.schedule, rule=rule))
-    return schedule, describe_schedule(schedule, built_by)
+        reported["schedule"] = f"{type(schedule).__name__} of {built_by}"
+        reported["schedule_settings"] = {}
+        # The task may have used the config's warm-up or not.
+        reported |= dict.fromkeys(("warmup_steps", "warmup_samples", "warmup_fraction"))
+    return schedule, reported

@@ -5,56 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
 from ..config.documents import to_yaml
 from ..config.plain import plain
 from ..text import hidden
 from .base import LanguageTask
 
+TRAINING = (
+    *("run_name", "strategy", "world_size", "precision", "global_batch_size", "optimizer", "lr"),
+    *("schedule", "step", "spent", "versions"),
+)
+
 
 def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title: str) -> str:
-    """Return the README of a model: YAML for the Hub, then settings, training, evaluation.
+    """Return the README of a model: metadata for the Hub, settings, training, evaluation.
 
     Args:
         run: as given to ``Task.model_card``.
         pipeline: how the Hub calls such models, such as text-generation.
     """
-    settings = {key: value for key, value in plain(task).items() if value is not None}
-    head = {
-        "library_name": "transformers" if task.adapter is None else "peft",
-        "pipeline_tag": pipeline,
-        "tags": ["samecurve"],
-    }
-    if task.model is not None:
-        head["base_model"] = task.model
-
-    spent = run["spent"]
-    training = {
-        "run": run["run_name"],
-        "strategy": run["strategy"],
-        "processes": run["world_size"],
-        "precision": _pairs(run["precision"]),
-        "global batch": f"{run['global_batch_size']} rows",
-        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}",
-        "steps": f"{run['step']:,}",
-        "time": f"{spent['seconds'] / 3600:.2f} hours",
-        "versions": _pairs(run["versions"]),
-    }
-    if spent["tokens"]:
-        training["tokens trained on"] = f"{spent['tokens']:,.0f}"
-    measured = run["last_evaluation"].items()
-    evaluation = {name.removeprefix("eval/"): f"{value:.6g}" for name, value in measured}
-    return (
-        f"---\n{to_yaml(head)}---\n\n# {title}\n\n"
-        f"## Settings\n\n```yaml\n{to_yaml(hidden(settings))}```\n"
-        f"{_table('Training', training)}{_table('Evaluation', evaluation)}"
+    head = ModelCardData(
+        library_name="transformers" if task.adapter is None else "peft",
+        pipeline_tag=pipeline,
+        tags=["samecurve"],
+        base_model=task.model,
     )
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _table(title: str, rows: Mapping[str, Any]) -> str:
-    """Return a section with a table of names and values. Empty without rows."""
-    lines = [f"| {name} | {value} |\n" for name, value in rows.items()]
-    return f"\n## {title}\n\n| | |\n|---|---|\n{''.join(lines)}" if rows else ""
+    sections = {
+        "Settings": hidden({k: value for k, value in plain(task).items() if value is not None}),
+        "Training": {key: run[key] for key in TRAINING},
+        "Evaluation": run["last_evaluation"],
+    }
+    texts = [
+        f"\n## {name}\n\n```yaml\n{to_yaml(values)}```\n"
+        for name, values in sections.items()
+        if values
+    ]
+    return f"---\n{head}\n---\n\n# {title}\n{''.join(texts)}"
