@@ -392,7 +392,7 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
         def build_data(self) -> Data:
             return Data(train=Numbers(64), evaluation={"none": iter(())})
 
-    with pytest.raises(DataError, match=r"^Data\.evaluation\['none'\] gave nothing: an empty"):
+    with pytest.raises(DataError, match=r"^Data\.evaluation\['none'\] is an empty stream, or"):
         Trainer(Empty(), four_steps(tmp_path, overwrite=True)).fit()
 
 

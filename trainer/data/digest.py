@@ -22,36 +22,30 @@ def digest(item: Any) -> int:
     if getattr(getattr(item, "dtype", None), "hasobject", False):
         item = item.tolist()  # the bytes of an array of objects are their addresses
     if hasattr(item, "tobytes"):  # an array or an image
-        return zlib.crc32(item.tobytes())
+        item = item.tobytes()
     if isinstance(item, bytes):
         return zlib.crc32(item)
-    if isinstance(item, str | int | float | complex):
-        return text_checksum(repr(item))
-    if isinstance(item, set | frozenset):
-        # Sorted, because each process iterates over a set of texts in an order of its own.
-        return text_checksum(repr(sorted(map(digest, item))))
 
     parts: Any = ()
     if dataclasses.is_dataclass(item):
         parts = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
     elif hasattr(item, "keys"):  # any mapping, registered or not
         parts = [(key, item[key]) for key in item.keys()]  # noqa: SIM118
-    elif isinstance(item, list | tuple):
+    elif isinstance(item, list | tuple | set | frozenset):
         parts = item
-    return text_checksum(repr([*map(digest, parts)]))
-
-
-def text_checksum(text: str) -> int:
-    """Return a 32-bit checksum of any text, also of one that is not valid Unicode."""
-    return zlib.crc32(text.encode(errors="backslashreplace"))
+    digests = [*map(digest, parts)]
+    if isinstance(item, set | frozenset):
+        digests.sort()  # each process iterates over a set of texts in an order of its own
+    text = repr(item if isinstance(item, str | int | float | complex) else digests)
+    return zlib.crc32(text.encode(errors="backslashreplace"))  # also of invalid Unicode
 
 
 @torch.no_grad()
 def bytes_of(tensor: Tensor) -> Any:
     """Return the bytes of a tensor's elements. Of a sparse or nested tensor those of its values."""
     if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    elif tensor.is_nested or tensor.layout != torch.strided:
+        tensor = tensor.coalesce()
+    if tensor.is_nested or tensor.layout != torch.strided:
         tensor = tensor.values()
     if tensor.numel() == 0:
         return b"''"  # checkpoints hold the checksum of this text

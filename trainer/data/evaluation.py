@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate, get_worker_info
@@ -65,7 +64,6 @@ class EvaluationBatches:
         self.pin_memory = pin_memory
         self.gather = gather
         self.name = name
-        self._read_ahead: Iterator[list[Any]] | None = None
         self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
@@ -74,21 +72,45 @@ class EvaluationBatches:
         Collective for a stream: call on every rank.
 
         Raises:
-            DataError: the data set is empty, or ranks read different streams.
+            DataError: the data set is empty, or can be read only once, or ranks read different
+                streams.
         """
         if is_stream(self.dataset):
-            read, self._read_ahead = self._read_ahead or self._blocks(), None
-            block = self._checked(next(read, []))
-            while block:
-                yield self._part_of(block)
-                block = next(read, [])
+            yield from self._of_stream()
             return
 
+        size = sized(self.dataset, self.name.removeprefix("Data."))
         if self._loader is None or not self.workers:
-            self._loader = self._load(self._keys(), self.collate, self.workers)
-        parts = parts_of_rank(range(self._size()), self.layout)
+            items: Any = _SeededItems(self.dataset, self.layout.rank)
+            self._loader = DataLoader(
+                items,
+                batch_sampler=_BatchKeys(size, self.layout),
+                collate_fn=self.collate,
+                num_workers=self.workers,
+                persistent_workers=self.workers > 0,
+                pin_memory=self.pin_memory,
+                generator=generator_of(0, self.layout.rank),
+                worker_init_fn=ignore_signals,
+            )
+        parts = parts_of_rank(range(size), self.layout)
         for part, batch in zip(parts, self._loader, strict=True):
             yield batch, len(part)
+
+    def _of_stream(self) -> Iterator[tuple[Any, int]]:
+        """Yield this rank's part of each block, which is one batch of all ranks. Collective."""
+        seed = 0
+        read = blocks(self.dataset, self.layout.global_batch_size, seed)
+        block = next(read, [])
+        check_same_beginning(digest(block[:2]), self.name, self.gather)
+        if not block or isinstance(self.dataset, Iterator):
+            raise DataError(
+                f"{self.name} is an empty stream, or can be read only once: give an object whose "
+                "__iter__ starts anew"
+            )
+        while block:
+            [part] = parts_of_rank(range(len(block)), self.layout)
+            yield self.collate([block[place] for place in _or_first(part)]), len(part)
+            block = next(read, [])
 
     def first(self) -> tuple[Any, int]:
         """Return the first batch of this rank, for a trial: later iterations are as without it.
@@ -97,76 +119,23 @@ class EvaluationBatches:
         processes do not stay. Collective for a stream: call on every rank.
 
         Raises:
-            DataError: the data set is empty, or ranks read different streams.
+            DataError: as of an iteration.
         """
-        if is_stream(self.dataset):
-            block = self._checked(self._first_block())
-            return self._part_of([copied(item) for item in block])
+        trial = copy.copy(self)
+        trial.collate = partial(_collate_copies, self.collate)
+        trial.workers = min(1, self.workers)
+        trial.close()
 
-        [keys] = islice(self._keys(), 1)
-        collate = partial(_collate_copies, self.collate)
-        [batch] = self._load([keys], collate, min(1, self.workers))
-        return batch, len(next(parts_of_rank(range(self._size()), self.layout)))
+        has_state = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+        state = copy.deepcopy(self.dataset.state_dict()) if has_state else None
+        batch = next(iter(trial))
+        if has_state:
+            self.dataset.load_state_dict(state)
+        return batch
 
     def close(self) -> None:
         """End the loading processes."""
         self._loader = None
-
-    def _size(self) -> int:
-        return sized(self.dataset, self.name.removeprefix("Data."))
-
-    def _keys(self) -> _BatchKeys:
-        return _BatchKeys(self._size(), self.layout)
-
-    def _load(
-        self, keys: Iterable[list[Key]], collate: Callable[[Any], Any], workers: int
-    ) -> DataLoader[Any]:
-        """Make torch's loader of the batches with these keys."""
-        items: Any = _SeededItems(self.dataset, self.layout.rank)
-        return DataLoader(
-            items,
-            batch_sampler=keys,
-            collate_fn=collate,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self.pin_memory,
-            generator=generator_of(0, self.layout.rank),
-            worker_init_fn=ignore_signals,
-        )
-
-    def _blocks(self) -> Iterator[list[Any]]:
-        """Read the stream from its beginning, in blocks of one batch of all ranks."""
-        seed = 0
-        return blocks(self.dataset, self.layout.global_batch_size, seed)
-
-    def _part_of(self, block: list[Any]) -> tuple[Any, int]:
-        """Return this rank's batch of a block, and how many examples count."""
-        [part] = parts_of_rank(range(len(block)), self.layout)
-        return self.collate([block[place] for place in _or_first(part)]), len(part)
-
-    def _checked(self, first_block: list[Any]) -> list[Any]:
-        """Return the first block of the stream, if all ranks have read the same. Collective."""
-        check_same_beginning(digest(first_block[:2]), self.name, self.gather)
-        if not first_block:
-            raise DataError(
-                f"{self.name} gave nothing: an empty stream, or one that can be read only once"
-            )
-        return first_block
-
-    def _first_block(self) -> list[Any]:
-        """Read the first block of the stream, so that the next iteration has it as well."""
-        if isinstance(self.dataset, Iterator):  # it can be read only once
-            read = self._read_ahead or self._blocks()
-            block = next(read, [])
-            self._read_ahead = chain([block], read)
-            return block
-
-        has_state = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
-        state = copy.deepcopy(self.dataset.state_dict()) if has_state else None
-        block = next(self._blocks(), [])
-        if has_state:
-            self.dataset.load_state_dict(state)
-        return block
 
 
 def _or_first(part: range) -> range:

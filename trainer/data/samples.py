@@ -7,12 +7,12 @@ and of the batch of each are compared before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..text import listed
 from .augment import Items
@@ -62,43 +62,31 @@ class SampledSet:
         size = sized(dataset, self.name.removeprefix("Data."))
         facts = {f"the number of samples of {self.name}": str(size)}
         facts[f"the version of {self.name}"] = self.version
-        reader: Any = _Reader(self, sorted({0, size // 2, size - 1}), draw)
-        if self.workers:
-            reader = DataLoader(
-                reader,
-                batch_size=None,
-                num_workers=1,
-                collate_fn=_unchanged,
-                worker_init_fn=ignore_signals,
-                generator=torch.Generator(),  # or it would draw from the process's generator
-            )
-        return facts | dict(reader)
+        itself: Any = self
+        loader = DataLoader(
+            itself,
+            batch_size=None,
+            sampler=[(draw, index) for index in sorted({0, size // 2, size - 1})],
+            num_workers=int(self.workers),
+            worker_init_fn=ignore_signals,
+            generator=torch.Generator(),  # or it would draw from the process's generator
+        )
+        for checksums in loader:
+            facts |= checksums
+        return facts
 
-
-class _Reader(IterableDataset[tuple[str, str]]):
-    """Yields the checksums of the chosen samples, and of the batch that is made of each."""
-
-    def __init__(self, chosen: SampledSet, indices: Sequence[int], draw: int) -> None:
-        self.chosen = chosen
-        self.indices = indices
-        self.draw = draw
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        items = self.chosen.items
-        plain = Items(items.dataset, seed=items.seed, augment=None)
-        for index in self.indices:
-            name = f"sample {index} of {self.chosen.name}"
-            moment = at(first_moment(items.seed, items.total_steps))
-            with temporarily_seeded(self.draw, index), moment:
-                [sample] = plain.__getitems__([(0, index, None)])
-                yield CONTENT + name, f"{digest(sample):08x}"
-                # A copy: an augmentation may change in place what the data set keeps.
-                batch = self.chosen.collate([items.augmented(copied(sample), 0, index)])
-                yield BATCH + name, f"{digest(batch):08x}"
-
-
-def _unchanged(item: Any) -> Any:
-    return item
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, str]:
+        """Return the checksums of a sample and of its batch, for a seed and the sample's index."""
+        draw, index = key
+        items = self.items
+        name = f"sample {index} of {self.name}"
+        with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
+            plain = Items(items.dataset, seed=items.seed, augment=None)
+            [sample] = plain.__getitems__([(0, index, None)])
+            content = f"{digest(sample):08x}"
+            # A copy: an augmentation may change in place what the data set keeps.
+            batch = self.collate([items.augmented(copied(sample), 0, index)])
+            return {CONTENT + name: content, BATCH + name: f"{digest(batch):08x}"}
 
 
 class Sampled:
@@ -137,14 +125,11 @@ class Sampled:
 
     def state(self) -> dict[str, str]:
         """Return facts of the training set and its samples, as JSON, for checkpoints."""
-        if not self.sets:
-            return {}
-        name = self.sets[0].name
-        state = {}
-        for fact, text in self.facts.items():
-            if fact.endswith(name) and not fact.startswith(BATCH):
-                state[fact] = text
-        return state
+        return {
+            fact: text
+            for fact, text in self.facts.items()
+            if fact.endswith("Data.train") and not fact.startswith(BATCH)
+        }
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
         """Describe how the training set differs from the set whose ``state`` is given.
@@ -152,9 +137,8 @@ class Sampled:
         The size does not count: a change of size is reported elsewhere, and other samples are read
         then. Collective: call on every rank.
         """
-        now = self.state()
-        changed = [name for name, text in now.items() if before.get(name, text) != text]
-        if any("the number of samples" in name for name in changed):
+        changed = [name for name, text in self.state().items() if before.get(name, text) != text]
+        if "the number of samples of Data.train" in changed:
             changed = []
         if not any(self.gather(bool(changed))):
             return []
