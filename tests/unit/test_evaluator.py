@@ -288,11 +288,9 @@ class Restless(Plain):
     """Changes all that an evaluation could: it draws, trains BatchNorm, leaves another mode."""
 
     def build_data(self) -> Data:
-        once = iter([Numbers(7, seed=4)[at] for at in range(7)])
         sets = {
             "drawn": Drawing(10, seed=1),
             "stream": Reading(11),
-            "once": once,
             "stepped": EvaluationSet(Numbers(10, seed=2), evaluation_step=self.in_training_mode),
         }
         return Data(train=Drawing(64), evaluation=sets)
@@ -329,7 +327,7 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
     assert len(files) > 2
     for file in files:
         assert (with_it / file).read_bytes() == (without / file).read_bytes(), file
-    assert log_of(with_it).count(f"{LINE} of drawn, stream, once, stepped") == 1
+    assert log_of(with_it).count(f"{LINE} of drawn, stream, stepped") == 1
     assert LINE not in log_of(without)
 
 
@@ -344,7 +342,7 @@ def test_generators_buffers_modes_streams_and_loaders_are_afterwards_as_before(
     buffers = [buffer.clone() for buffer in run.model.buffers()]
     modes = [module.training for module in run.model.modules()]
 
-    ends = ("drawn/loss", "stream/loss", "once/loss", "stepped/error")
+    ends = ("drawn/loss", "stream/loss", "stepped/error")
     assert set(run.evaluator.try_out()) == {f"eval/{end}" for end in ends}
     after = rng.read()
     for name, state in states.items():

@@ -109,9 +109,8 @@ class _Reader(IterableDataset[Any]):
         state = self.start
         while True:
             begin = state
-            for window, after in self._epoch(begin):
-                yield window, after
-                state = after
+            for window, state in self._epoch(begin):
+                yield window, state
 
             if state is begin and begin["offset"] == 0:
                 raise DataError(
@@ -129,9 +128,15 @@ class _Reader(IterableDataset[Any]):
         stream = data.items.dataset
         has_state = hasattr(stream, "state_dict") and not has_shuffle_buffer(stream)
         batch_size = data.layout.global_batch_size
-        epoch, trained, samples, began = (start[key] for key in _COUNTS)
+        epoch, trained = start["epoch"], start["offset"]
+        samples, began = start["samples"], start["began"]
 
-        end = _open(stream, start)
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        end = 0  # the number of the sample that the stream yields next
+        if trained and start["stream"] is not None:
+            stream.load_state_dict(copy.deepcopy(start["stream"]))
+            end = trained
         for block in blocks(stream, batch_size, data.seed, epoch, offset=end, stop=trained):
             begin, end = end, end + len(block)
             if begin == 0:
@@ -182,23 +187,6 @@ class _Reader(IterableDataset[Any]):
         return micros
 
 
-_COUNTS = ("epoch", "offset", "samples", "began")
-
-
-def _open(stream: Any, start: State) -> int:
-    """Set a stream to the epoch of a state, and if possible to its place there.
-
-    Returns:
-        the number of the sample that the stream yields next: 0 if samples must be read over.
-    """
-    if hasattr(stream, "set_epoch"):
-        stream.set_epoch(start["epoch"])
-    if start["offset"] == 0 or start["stream"] is None:
-        return 0
-    stream.load_state_dict(copy.deepcopy(start["stream"]))
-    return int(start["offset"])
-
-
 def _begin_epoch(epoch: int, *, samples: int) -> State:
     """Return the state at the beginning of an epoch."""
     return {"samples": samples, "epoch": epoch, "offset": 0, "stream": None, "began": 0}
@@ -210,19 +198,15 @@ def _unchanged(item: Any) -> Any:
 
 def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
-    problems = []
-    for key in ("epochs", "workers", "eval_every", "save_every", "stop_at"):
-        value = getattr(config, key)
-        rule = "a stream has no known length; use a number of steps"
-        if key == "epochs":
-            rule = "a stream has no known length; use max_steps"
-        if key == "workers":
-            rule = "a stream is read in order, by one process a rank; use 0 or 1"
-        if (
-            isinstance(value, str)
-            or (key == "epochs" and value)
-            or (key == "workers" and value > 1)
-        ):
-            problems.append(Problem(origin=origin_of(origins, key), value=value, rule=rule))
-    if problems:
-        raise ConfigError(problems)
+    rules = {}
+    if config.epochs is not None:
+        rules["epochs"] = "a stream has no known length; use max_steps"
+    if config.workers > 1:
+        rules["workers"] = "a stream is read in order, by one process a rank; use 0 or 1"
+    if rules:
+        raise ConfigError(
+            [
+                Problem(origin=origin_of(origins, key), value=getattr(config, key), rule=rule)
+                for key, rule in rules.items()
+            ]
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ def test_the_first_rank_that_differs_is_named() -> None:
         check_same_beginning(4, "Data.train", ranks.gather)
 
 
+class OwnPart:
+    """A stream that yields every second number, from that of its rank on."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from map(torch.tensor, range(self.rank, 8, 2))
+
+
 def test_an_evaluation_stream_that_divides_itself_is_refused() -> None:
     gathered: list[int] = []
 
@@ -52,9 +63,8 @@ def test_an_evaluation_stream_that_divides_itself_is_refused() -> None:
 
     of_ranks = []
     for rank in range(2):
-        part = [torch.tensor(number) for number in range(rank, 8, 2)]
-        stream = map(lambda x: x, part)
-        of_ranks.append(EvaluationBatches(stream, layout(), batch_size=2, gather=gather))
+        part = OwnPart(rank)
+        of_ranks.append(EvaluationBatches(part, layout(), batch_size=2, gather=gather))
     assert len([*of_ranks[0]]) == 2
     with pytest.raises(DataError, match=r"^rank 1: the beginning of Data\.evaluation, .* rank 0: "):
         next(iter(of_ranks[1]))
