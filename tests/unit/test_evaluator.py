@@ -322,7 +322,7 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
 
     with_it, without = tmp_path / "with", tmp_path / "without"
     assert shown(with_it) == shown(without)
-    assert len(shown(with_it)[-1]) == 3 + 4, "an evaluation of four sets"
+    assert len(shown(with_it)[-1]) == 3 + 3, "an evaluation of three sets"
     files = sorted(path.relative_to(without) for path in without.rglob("*.safetensors"))
     assert len(files) > 2
     for file in files:
@@ -352,7 +352,7 @@ def test_generators_buffers_modes_streams_and_loaders_are_afterwards_as_before(
     assert run.data.evaluation["stream"].read == 0
     assert run.last_evaluation == {}
     kept = [measured.batches._loader for measured in run.evaluation_sets.values()]
-    assert kept == [None] * 4, "no loading process stays"
+    assert kept == [None] * 3, "no loading process stays"
 
 
 def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
