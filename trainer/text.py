@@ -94,9 +94,9 @@ def clock(seconds: float) -> str:
 
 def seconds_of(duration: str) -> int:
     """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``. 0 if it is none."""
-    parts = re.findall("([0-9]+)([dhms])", duration)
-    if "".join(map("".join, parts)) != duration:
+    if re.fullmatch("([0-9]+[dhms])+", duration) is None:
         return 0
+    parts = re.findall("([0-9]+)(.)", duration)
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 
 

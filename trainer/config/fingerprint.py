@@ -52,13 +52,11 @@ def task_folder(task: object) -> str | None:
 
     None if its file is not known.
     """
-    cls = type(task)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    name = type(task).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         return None
-    depth = cls.__module__.count(".")
-    if Path(file).stem == "__init__":
-        depth += 1
+    depth = name.count(".") + (Path(file).stem == "__init__")
     return str(Path(file).resolve().parents[depth])
 
 

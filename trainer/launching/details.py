@@ -14,9 +14,9 @@ def details(plan: Mapping[str, Any]) -> Rows:
     Args:
         plan: as in ``plan.json``.
     """
-    rows = []
-    for key, name in (("fsdp", "fsdp"), ("deepspeed", "deepspeed"), ("dynamo", "compile")):
-        settings = ", ".join(f"{name} {value}" for name, value in plan[key].items() if value)
-        if settings:
-            rows.append((name, settings))
-    return rows
+    engines = {"fsdp": plan["fsdp"], "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
+    return [
+        (name, ", ".join(f"{key} {value}" for key, value in settings.items() if value))
+        for name, settings in engines.items()
+        if settings
+    ]

@@ -76,7 +76,6 @@ def choose_optimizer(
     if section is not None:
         values.update(section.values)
         name = both.agree("optimizer", section.name)
-        both.origins["optimizer"] = section.name.origin
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.refuse(section.name, rule)
@@ -99,12 +98,8 @@ def choose_optimizer(
     from ..optim.optimizers import check_class
 
     given = both.is_given("weight_decay")
-    origin = origin_of(both.origins, "optimizer")
-    settings, problems = check_class(
-        name, both.config.optimizer_settings, origin, lr=lr, decay=decay, decay_given=given
-    )
-    for key, rule, value in problems:
-        both.refuse(Sourced(value, origin_of(both.origins, key)), rule)
+    chosen = both.config.optimizer_settings
+    settings = check_class(name, chosen, both.origins, lr=lr, decay=decay, decay_given=given)
     return name, settings, lr
 
 
@@ -114,12 +109,11 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
     They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
     """
     config = both.config
+    as_configured = ("warmup_steps", "warmup_fraction", "final_lr_ratio")
     chosen: dict[str, Any] = {
         "schedule": config.schedule or "constant",
         "schedule_settings": dict(config.schedule_settings),
-        "warmup_steps": config.warmup_steps,
-        "warmup_fraction": config.warmup_fraction,
-        "final_lr_ratio": config.final_lr_ratio,
+        **{key: getattr(config, key) for key in as_configured},
     }
     if section is None:
         return chosen

@@ -11,12 +11,17 @@ from collections.abc import Mapping
 
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
-from ..errors import DEFAULT, LaunchError, Origin, Sourced
+from ..errors import DEFAULT, LaunchError, Origin, Sourced, origin_of
 from ..plan import Plan
 from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy
 
+# Keys of the training config that a launch file may give, too.
+_IN_BOTH = (
+    *("mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps"),
+    "max_grad_norm",
+)
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
     *("lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch"),
@@ -54,19 +59,17 @@ def resolve(
 
     compiler = Sourced(True, request.origins["dynamo"]) if request.dynamo else None
     has_compiler = both.agree("compile", compiler)
-    precision = both.agree("mixed_precision", request.mixed_precision) or "no"
-    micro = both.agree("micro_batch_size", request.micro_batch_size)
-    global_batch = both.agree("global_batch_size", request.global_batch_size)
-    steps = both.agree("accumulation_steps", request.accumulation_steps)
-    clip = both.agree("max_grad_norm", request.max_grad_norm)
+    precision, micro, global_batch, steps, clip = (
+        both.agree(key, getattr(request, key)) for key in _IN_BOTH
+    )
+    precision = precision or "no"
     optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
     schedule = choose_schedule(request.scheduler, both)
 
     accumulation = steps or max(1, (global_batch or 0) // (micro * world))
     batch = micro * accumulation * world
     if global_batch not in (None, batch):
-        key = "global_batch_size"
-        found = Sourced(global_batch, both.origins.get(key, Origin("TrainConfig", key=key)))
+        found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
         rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
         both.refuse(found, f"{rule} {world}")
     if config.reduce_dtype == "bf16":

@@ -11,44 +11,40 @@ from torch import Tensor, nn, optim
 
 from ..config.named_class import find_class
 from ..config.train_config import OPTIMIZERS
-from ..errors import Origin
+from ..errors import ConfigError, Origin, Sourced, origin_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
-
-# A key of the config, the rule that it breaks, and its value.
-Mistake = tuple[str, str, Any]
 
 
 def check_class(
     name: str,
     settings: Mapping[str, Any],
-    origin: Origin,
+    origins: Mapping[str, Origin],
     *,
     lr: float,
     decay: float,
     decay_given: bool,
-) -> tuple[dict[str, Any], list[Mistake]]:
-    """Make a class with its settings over a small parameter, before anything is built.
+) -> dict[str, Any]:
+    """Make a class with its settings over a small parameter. Return all settings but the rate.
 
     Args:
         name: of the class, such as ``torch.optim.NAdam``.
         settings: the config's ``optimizer_settings``.
-        origin: of the name, for errors.
+        origins: of the config's values, by key, for errors.
         lr: the config's.
         decay: the config's ``weight_decay``.
         decay_given: whether the user has set the weight decay. Not every class takes one.
 
-    Returns:
-        All settings but the rate, and the mistakes that were found.
-
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: there is no such class, or the class does not take the settings.
     """
-    cls: Any = find_class(name, optim.Optimizer, origin)
+    cls: Any = find_class(name, optim.Optimizer, origin_of(origins, "optimizer"))
     if "weight_decay" in settings:
-        rule = "is the config's weight_decay; remove it"
-        return {}, [("optimizer_settings.weight_decay", rule, settings["weight_decay"])]
+        found = Sourced(
+            settings["weight_decay"], origin_of(origins, "optimizer_settings.weight_decay")
+        )
+        raise ConfigError(found.problem("is the config's weight_decay; remove it"))
 
     complete = dict(settings)
     if decay_given or "weight_decay" in inspect.signature(cls).parameters:
@@ -57,9 +53,9 @@ def check_class(
     try:
         cls([nn.Parameter(torch.zeros(2))], lr=lr, **arguments)
     except Exception as error:  # classes raise whatever they like for settings
-        rule = f"{name} does not take these: {error}"
-        return complete, [("optimizer_settings", rule, {"lr": lr, **complete})]
-    return complete, []
+        taken = Sourced({"lr": lr, **complete}, origin_of(origins, "optimizer_settings"))
+        raise ConfigError(taken.problem(f"{name} does not take these: {error}")) from None
+    return complete
 
 
 def _with_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,14 +132,14 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
 def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Findings) -> Any:
     """Return the requested precision: ``no`` if a section is switched off and none is open."""
     names = [name for name in ("fp16", "bf16") if name in data]
-    places = {name: doc.origin(f"{name}.enabled") for name in names}
-    on = [Sourced(name, places[name]) for name in names if getattr(read, name).enabled]
+    on = [name for name in names if getattr(read, name).enabled]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or names]
     if len(on) > 1:
-        check.refuse(on[1], f"disagrees with {on[0].origin}; enable one of them")
+        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
     if on:
-        return on[0]
-    is_off = [data[name].get("enabled") is False for name in names]
-    return Sourced("no", places[names[0]]) if names and all(is_off) else None
+        return found[0]
+    is_off = all(data[name].get("enabled") is False for name in names)
+    return found[0].meaning("no") if found and is_off else None
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from ...config.annotations import annotations_of
 from ...config.documents import Document
 from ...config.train_config import TrainConfig
-from ...errors import Sourced
+from ...errors import Origin, Sourced
 from ..findings import Findings
 from ..request import Section
 
@@ -77,20 +77,21 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
         check.fail(typed, f"must be one of {names}; or set {key} in the training config")
 
     written = doc.data[key].get("params") or {}
-    given = {}
-    for setting, value in written.items():
-        if value != "auto" and not setting.startswith("_"):
-            given[setting] = value
-    read = check.read(
-        _model(key, kind), given, lambda setting: doc.origin(f"{key}.params.{setting}")
-    )
+    given = {
+        setting: value
+        for setting, value in written.items()
+        if value != "auto" and not setting.startswith("_")
+    }
+
+    def origin(setting: str) -> Origin:
+        return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
+
+    read = check.read(_model(key, kind), given, origin)
     values = {}
     for setting, config_key in _CONFIG_KEYS.items():
         value = getattr(read, setting, None)
-        is_given = setting in given
-        if value is not None and (is_given or setting not in written):
-            origin = replace(doc.origin(f"{key}.params.{setting}"), is_default=not is_given)
-            values[config_key] = Sourced(value, origin)
+        if value is not None and (setting in given or setting not in written):
+            values[config_key] = Sourced(value, origin(setting))
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"
     elif given.get("torch_adam") and "weight_decay" not in given:
