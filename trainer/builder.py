@@ -32,7 +32,7 @@ from .building.optimizer import build_no_optimizer, build_optimizer, build_sched
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checkpoint.start import restart_notices
-from .checks.finite import not_finite, refuse_to_save
+from .checks.finite import refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import checked_interval, interval_text
@@ -161,7 +161,6 @@ def _build(
             **vars(folder),
             **vars(data),
             **vars(prepared),
-            not_finite_at_start=_not_finite_at_start(setup, prepared.parts),
             facts=_facts(setup, folder, data, prepared),
         )
         if trains:
@@ -495,17 +494,6 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
             lambda: store.set_aside(info.path for info in start.passed_over)
         )
         folder.directory.cut_rows(parts.step)
-
-
-def _not_finite_at_start(setup: Setup, parts: Parts) -> list[str]:
-    """Return the buffers and frozen parameters that are not finite before the first step (a mask).
-
-    Collective: call on every rank.
-    """
-    if not setup.config.keep_last:
-        return []
-    of_ranks = setup.agreement.gather(not_finite(parts, "buffer", "frozen"))
-    return sorted(set().union(*of_ranks))
 
 
 def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:

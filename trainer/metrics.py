@@ -7,7 +7,6 @@ a sum of weights is not.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -198,13 +197,7 @@ def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
     """Compute a torchmetric, and name the elements of its value. Collective: call on every rank."""
-    with warnings.catch_warnings():
-        # A rank whose batches do not count has nothing of its own to compute from, rightly so.
-        warnings.filterwarnings(
-            "ignore", "The ``compute`` method of metric .* was called before the ``update``"
-        )
-        result = metric.compute()
-
+    result = metric.compute()
     named = {name: result}
     if isinstance(result, Mapping):
         named = {f"{name}/{key}": value for key, value in result.items()}

@@ -165,12 +165,9 @@ class Run(Setup, Folder, RunData, Prepared):
     ``build`` makes one, of the records above. Every method is collective: call it on every rank.
 
     Args:
-        not_finite_at_start: the names of buffers and frozen parameters that held values that are
-            not finite before the first step (a mask of -inf), and so may in checkpoints.
         facts: the content of plan.json.
     """
 
-    not_finite_at_start: Collection[str]
     facts: Mapping[str, Any]
 
     @property

@@ -7,8 +7,7 @@
 - The loss of a step whose gradient is finite ends the run when the step is logged or saved.
 - The buffers of a step that was left out get their values back: ``SkippedBuffers``.
 - A checkpoint with such values is refused, because it would push out the good checkpoints:
-  ``refuse_to_save``. Buffers and frozen parameters that were so before the first step (a mask of
-  -inf) may stay so.
+  ``refuse_to_save``. Buffers and frozen parameters may be infinite (a mask of -inf), and not NaN.
 """
 
 from __future__ import annotations
@@ -192,42 +191,40 @@ def refuse_to_save(run: Run) -> None:
         return
     mine: list[str] = []
     with contextlib.suppress(CheckpointError):  # the save will raise it, on all ranks
-        mine = [name for name in not_finite(run.parts) if name not in run.not_finite_at_start]
+        mine = not_finite(run.parts)
     for names in run.agreement.gather(mine[:1]):
-        for name in names:
+        if names:
             run.fail(
-                f"step {run.step}: {name} holds values that are not finite: no checkpoint of it is "
-                "written, those before are kept"
+                f"step {run.step}: {names[0]} holds values that are not finite: no checkpoint of "
+                "it is written, those before are kept"
             )
 
 
 @torch.no_grad()
-def not_finite(parts: Parts, *kinds: str) -> list[str]:
+def not_finite(parts: Parts) -> list[str]:
     """Return the names of this rank's tensors of a checkpoint, and buffers, with such values.
 
     A parameter is called by its name, others with their kind before it (``buffer mean``). A sum
     shows such a value at a fifteenth of the cost of looking at each, and may overflow: a tensor
     whose sum is not finite is looked at again.
 
-    Args:
-        kinds: the kinds to look at. By default all.
-
     Raises:
         CheckpointError: as ``Parts.pieces``.
     """
-    named = []
     # Each rank has its own buffers until they are averaged and written.
     buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
-    for key, tensor in (*parts.pieces(), *buffers):
-        if tensor.is_floating_point() and (not kinds or key.kind in kinds):
-            name = key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
-            named.append((name, tensor))
-
+    pieces = (*parts.pieces(), *buffers)
+    named = [(key, tensor) for key, tensor in pieces if tensor.is_floating_point()]
     device = parts.strategy.accelerator.device
     sums = [tensor.sum(dtype=torch.float32).to(device) for _, tensor in named]
     finite = torch.stack(sums).isfinite().tolist() if sums else []  # the host waits once
     found = []
-    for (name, tensor), is_finite in zip(named, finite, strict=True):
-        if not is_finite and not tensor.float().isfinite().all():
-            found.append(name)
+    for (key, tensor), is_finite in zip(named, finite, strict=True):
+        if is_finite:
+            continue
+        values = tensor.float()
+        may_be_infinite = key.kind in ("buffer", "frozen")
+        good = ~values.isnan() if may_be_infinite else values.isfinite()
+        if not good.all():
+            found.append(key.name if key.kind == "parameter" else f"{key.kind} {key.name}")
     return found

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import LaunchError, TrainerError
+from ..errors import TrainerError
 from ..private.torch import process_groups, set_timeout
 from .launcher import LauncherWatch
 from .signals import signals_watched
@@ -35,9 +35,6 @@ class Agreement:
 
     Args:
         timeout: how long a rank waits for another rank. None: torch's default.
-
-    Raises:
-        LaunchError: ranks cannot reach one another.
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
@@ -50,7 +47,9 @@ class Agreement:
             self.distributed = self.world_size > 1
 
         self.timeout = timeout
-        self.group: Any = _gloo_group(timeout) if self.distributed else None
+        self.group: Any = None
+        if self.distributed:
+            self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
         self._votes = Votes(self.all_reduce_max)
         self._in_flight: list[Any] = []
         self._launcher = LauncherWatch()
@@ -229,15 +228,3 @@ class Agreement:
         self._votes.finish()
         if self.distributed:
             dist.barrier(self.group)
-
-
-def _gloo_group(timeout: timedelta | None) -> Any:
-    try:
-        return dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
-    except (RuntimeError, OSError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise LaunchError(
-            f"ranks cannot reach one another over gloo ({first_line}); where a machine's name "
-            "leads to another network, set GLOO_SOCKET_IFNAME to the interface that the machines "
-            "share (ip addr lists them)"
-        ) from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import json
 import os
 import signal
@@ -105,18 +104,14 @@ class Stopped(Exception):
 
 def run_and_exit(main: Callable[[], object]) -> NoReturn:
     """Call ``main`` and leave the process with the right exit code, whatever happens."""
-    for stream in (sys.stdout, sys.stderr):
-        # Under LC_ALL=C a name with an accent would end the run.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     faulthandler.enable()  # a crash in C++ tells its line of Python
 
     try:
         main()
         _close_groups()
         code = 0
-    except SystemExit as leaving:
-        code = _code_of(leaving)
+    except SystemExit:
+        raise  # Python prints the text and gives the code
     except Stopped as stopped:
         _write_error_file(str(stopped))  # the launcher reports a failure, by these words
         _close_groups()
@@ -131,14 +126,6 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
         _fail("".join(traceback.format_exception(error)), lost_peer=is_lost_peer(error))
         code = 1
     _flush_and_exit(code)
-
-
-def _code_of(leaving: SystemExit) -> int:
-    """Return the exit code of ``sys.exit(...)``, and print its text as Python would."""
-    if leaving.code is None or isinstance(leaving.code, int):
-        return leaving.code or 0
-    print(leaving.code, file=sys.stderr)
-    return 1
 
 
 def end_at_once(message: str, *, before: Callable[[], object], code: int = 1) -> NoReturn:

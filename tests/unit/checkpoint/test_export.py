@@ -193,7 +193,7 @@ class RuinsOne(Ruins):
 @pytest.mark.parametrize(
     "what", ["buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"]
 )
-def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(
+def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
     what: str, tmp_path: Path
 ) -> None:
     settings = {"keep_last": 1, "ema_decay": 0.9}
@@ -202,8 +202,8 @@ def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(
     ):
         fit(tmp_path, Masking(), RuinsOne(6, what), **settings)
     assert steps(tmp_path) == [4]
-    resumed = fit(tmp_path, Masking(), resume="auto", **settings)
-    assert steps(tmp_path) == [8] and resumed.not_finite_at_start == ["buffer mask"]
+    fit(tmp_path, Masking(), resume="auto", **settings)
+    assert steps(tmp_path) == [8]
     assert "values that are not finite" not in log_of(tmp_path)
 
 

@@ -246,6 +246,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     assert not_finite(parts) == []
 
     model.scale.data.fill_(float("nan"))
-    model.frozen.weight.data[0, 0] = float("inf")
+    model.frozen.weight.data[0, 0] = float("nan")
     assert not_finite(parts) == ["scale", "frozen frozen.weight"]
-    assert not_finite(parts, "frozen", "buffer") == ["frozen frozen.weight"]
+    model.frozen.weight.data[0, 0] = float("inf")
+    assert not_finite(parts) == ["scale"], "as a mask may be"

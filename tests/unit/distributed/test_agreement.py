@@ -1,4 +1,4 @@
-"""Agreement of one process with itself, and of ranks that cannot reach one another.
+"""Agreement of one process with itself.
 
 Several ranks agree in tests/jobs/test_same_curve_ranks.py and test_exits.py.
 """
@@ -9,11 +9,9 @@ import signal
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from trainer.distributed import agreement
 from trainer.distributed.agreement import Agreement
-from trainer.errors import LaunchError, TrainerError
+from trainer.errors import TrainerError
 
 
 def test_one_process_agrees_with_itself() -> None:
@@ -59,19 +57,3 @@ def test_an_error_of_the_main_process_is_raised() -> None:
     assert done == [1]
     with pytest.raises(TrainerError, match="no space left"):
         Agreement().run_on_main(fail)
-
-
-def test_ranks_that_cannot_reach_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**arguments: object) -> None:
-        raise RuntimeError(
-            "Gloo connectFullMesh failed with connect: Connection refused\nException raised from ..."
-        )
-
-    monkeypatch.setattr(dist, "new_group", refuse)
-    with pytest.raises(LaunchError) as caught:
-        agreement._gloo_group(None)
-    assert str(caught.value) == (
-        "ranks cannot reach one another over gloo (Gloo connectFullMesh failed with connect: "
-        "Connection refused); where a machine's name leads to another network, set "
-        "GLOO_SOCKET_IFNAME to the interface that the machines share (ip addr lists them)"
-    )
