@@ -6,7 +6,7 @@ users add. ``row.py`` puts them into one row, in the order in which they are cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -171,22 +171,19 @@ class Hooks:
 
     def __init__(self, row: Sequence[Callback]) -> None:
         self.row = list(row)
-        self._methods: dict[str, list[Callable[..., None]]] = {}
+        self._of: dict[str, list[Callback]] = {}
         for event in EVENTS:
             empty = getattr(Callback, event)  # the other hooks would only cost a call a step
-            hooks = [hook for hook in row if getattr(type(hook), event) is not empty]
-            self._methods[event] = [getattr(hook, event) for hook in hooks]
-            if event == "on_step":
-                self._of_steps = hooks
+            self._of[event] = [hook for hook in row if getattr(type(hook), event) is not empty]
 
     def call(self, event: str, *arguments: Any) -> None:
         """Call the hooks that override an event other than ``on_step``."""
-        for method in self._methods[event]:
-            method(*arguments)
+        for hook in self._of[event]:
+            getattr(hook, event)(*arguments)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Call the hooks that are due at a step."""
-        for hook in self._of_steps:
+        for hook in self._of["on_step"]:
             # An earlier hook of the row decides whether the step is the last.
             if hook.every == 1 or info.is_last or info.step % hook.every == 0:
                 hook.on_step(run, info)

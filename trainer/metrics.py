@@ -7,6 +7,7 @@ a sum of weights is not.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import ConfigError, DataError, Origin, Problem
-from .text import kind_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -73,13 +73,7 @@ class WeightedSums:
 
         Raises:
             ConfigError: one number for a whole batch, whose weight is unknown.
-            DataError: there are no names.
         """
-        if not isinstance(metrics, Mapping):
-            raise DataError(
-                "evaluation_step must return values by name, {name: value}; "
-                f"it returned {kind_of(metrics)}"
-            )
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)
@@ -197,7 +191,13 @@ def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
     """Compute a torchmetric, and name the elements of its value. Collective: call on every rank."""
-    result = metric.compute()
+    with warnings.catch_warnings():
+        # A rank whose batches do not count has nothing of its own to compute from, rightly so.
+        warnings.filterwarnings(
+            "ignore", "The ``compute`` method of metric .* was called before the ``update``"
+        )
+        result = metric.compute()
+
     named = {name: result}
     if isinstance(result, Mapping):
         named = {f"{name}/{key}": value for key, value in result.items()}

@@ -297,14 +297,19 @@ class Task:
 
 def own_optimizer(task: Task) -> str | None:
     """Return the method by which a task builds its own optimizer. None if it has none."""
-    build = type(task).build_optimizer
-    return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
+    return _own_method(task, "build_optimizer")
 
 
 def own_schedule(task: Task) -> str | None:
     """Return the method by which a task builds its own schedule. None if it has none."""
-    build = type(task).build_schedule
-    return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
+    return _own_method(task, "build_schedule")
+
+
+def _own_method(task: Task, name: str) -> str | None:
+    method = getattr(type(task), name)
+    if method is getattr(Task, name):
+        return None
+    return f"{method.__module__}:{method.__qualname__}"
 
 
 def computed_tokens(task: Task, batches: Iterable[Any]) -> float:

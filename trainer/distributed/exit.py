@@ -42,8 +42,7 @@ _SIGNS_OF_A_LOST_PEER = (
 )
 
 _last_work: list[Callable[[], object]] = []
-_work_after_error: list[Callable[[], object]] = []
-_work_after_last_barrier: list[Callable[[], object]] = []
+_at_the_end: list[Callable[[bool], object]] = []
 _is_written = False  # everything of the run is written
 
 
@@ -53,14 +52,13 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
     return lambda: _last_work.remove(work)
 
 
-def after_error(work: Callable[[], object]) -> None:
-    """Call ``work`` if this process ends by an error, once the error is printed."""
-    _work_after_error.append(work)
+def at_the_end(work: Callable[[bool], object]) -> None:
+    """Call ``work(has_failed)`` at the end of this process.
 
-
-def after_last_barrier(work: Callable[[], object]) -> None:
-    """Call ``work`` behind the last barrier of the ranks, before their groups are closed."""
-    _work_after_last_barrier.append(work)
+    After an error the call comes once the error is printed, otherwise behind the last barrier of
+    the ranks, before their groups are closed.
+    """
+    _at_the_end.append(work)
 
 
 def is_written() -> bool:
@@ -166,8 +164,8 @@ def _close_groups() -> None:
     else:
         dist.barrier(device_ids=devices)
         has_all = True
-    for work in _work_after_last_barrier:
-        work()
+    for work in _at_the_end:
+        work(False)
     if has_all:
         dist.destroy_process_group()
 
@@ -225,9 +223,9 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         )
     _print(message)
 
-    for work in _work_after_error:
+    for work in _at_the_end:
         with contextlib.suppress(Exception):
-            work()
+            work(True)
 
 
 def _print(message: str) -> None:

@@ -42,8 +42,7 @@ from typing import Any, NamedTuple
 
 from ..errors import TrainerError
 from .exit import (
-    after_error,
-    after_last_barrier,
+    at_the_end,
     claim_first_error,
     end_at_once,
     is_lost_peer,
@@ -210,8 +209,16 @@ class Heartbeat:
         self._read(self._neighbours)
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
-    def leave(self) -> None:
-        """End the watch in order: the others do not miss this rank."""
+    def leave(self, has_failed: bool = False) -> None:
+        """End the watch in order: the others do not miss this rank.
+
+        After an error the others are told to end. They ask the store who prints the first error,
+        and the store goes with its process.
+        """
+        if has_failed:
+            if _holds_store(self.rank):
+                self._tell_the_end()
+            return
         self._has_left.set()
         self._note_own()
         self._ask_briefly(self._send)
@@ -452,14 +459,6 @@ class Heartbeat:
 
     # -- the main thread --------------------------------------------------------------------------
 
-    def end_others(self) -> None:
-        """Tell the others to end, after the error of this rank was printed.
-
-        The others ask the store who prints the first error. The store goes with its process.
-        """
-        if _holds_store(self.rank):
-            self._tell_the_end()
-
     def explain(self) -> str:
         """Return which rank is gone, after a connection broke. "" if no rank is known to be."""
         self._ending.acquire()  # for good: the thread ends nothing any more
@@ -505,8 +504,7 @@ def start(timeout: timedelta) -> None:
     store = default_store().clone()
     _watch = Heartbeat(dist.get_rank(), dist.get_world_size(), store, timeout.total_seconds())
     _watch.start()
-    after_last_barrier(_watch.leave)
-    after_error(_watch.end_others)
+    at_the_end(_watch.leave)
     atexit.register(_leave_in_order, _watch)
 
 
