@@ -34,9 +34,4 @@ def make_contiguous(model: nn.Module) -> list[str]:
         if tensor.layout == torch.strided and not tensor.is_contiguous():
             tensor.data = tensor.data.contiguous()
             changed += isinstance(tensor, nn.Parameter)
-    if not changed:
-        return []
-    return [
-        f"{changed} parameters are laid out row by row (channels_last, transposed views); "
-        "inputs in channels_last still compute in that layout"
-    ]
+    return [f"{changed} parameters are laid out row by row"] if changed else []

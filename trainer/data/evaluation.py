@@ -126,7 +126,7 @@ class EvaluationBatches:
         trial.workers = min(1, self.workers)
         trial.close()
 
-        has_state = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+        has_state = hasattr(self.dataset, "load_state_dict")
         state = copy.deepcopy(self.dataset.state_dict()) if has_state else None
         batch = next(iter(trial))
         if has_state:

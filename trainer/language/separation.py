@@ -14,7 +14,6 @@ weights are enough, which is why a small copy of a large model can be tried inst
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,8 +24,6 @@ from torch import Tensor
 from .packing import Collate
 from .problems import first_line, setting_error
 
-# Names of classes in which tokens influence each other, for the message.
-MIXERS = re.compile("(Attention|Mixer|DeltaNet|SSM|Recurrent)$")
 LENGTHS = ((5, 6), (7, 3))  # positions of the documents in each row of the batch that is tried
 
 Inputs = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -78,7 +75,7 @@ def check_separation(model: Any, inputs: Inputs) -> None:
     """
     try:
         reached = _tokens_that_reach_second_document(model, inputs)
-    except (TypeError, RuntimeError, NotImplementedError, ValueError, ImportError) as error:
+    except Exception as error:  # models raise whatever they like
         name = type(model).__name__
         rule = f"{name} cannot be trained on packed rows: {first_line(error)}; set packing: none"
         raise setting_error("packing", "best_fit", rule) from None
@@ -87,8 +84,7 @@ def check_separation(model: Any, inputs: Inputs) -> None:
     expected = torch.zeros_like(reached)
     expected[0, _second_document()] = True
     if not torch.equal(reached, expected):
-        rule = f"documents of one row reach each other in {type(model).__name__}"
-        rule += f"{_mixers_of(model)}; set packing: none"
+        rule = f"documents of one row reach each other in {type(model).__name__}; set packing: none"
         raise setting_error("packing", "best_fit", rule)
 
 
@@ -124,10 +120,3 @@ def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
         hook.remove()
 
     return gradient.reshape(*shape, -1).abs().sum(-1) != 0
-
-
-def _mixers_of(model: Any) -> str:
-    """Return the layers of a model in which documents may have met, for the message."""
-    classes = {type(module).__name__ for module in model.modules()}
-    mixers = sorted(name for name in classes if MIXERS.search(name))
-    return f" (through one of {', '.join(mixers)})" if mixers else ""

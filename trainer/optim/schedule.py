@@ -116,15 +116,13 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
 
     name = plan.schedule.removeprefix(TORCH)
     known = set(lr_scheduler.__all__) - {"LRScheduler", "ReduceLROnPlateau"}  # follows a metric
-    origin = plan.origin("schedule").named("schedule")
-    if name not in known:
-        rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
-        raise ConfigError(Problem(origin=origin, value=plan.schedule, rule=rule))
-
     settings = dict(plan.schedule_settings)
     try:
+        if name not in known:
+            raise ValueError(f"there is no such schedule; {did_you_mean(name, known)}")
         schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
+        origin = plan.origin("schedule").named("schedule")
         raise ConfigError(Problem(origin=origin, rule=rule)) from None
     return schedule

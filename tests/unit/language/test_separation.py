@@ -76,9 +76,8 @@ def test_inputs_that_let_documents_see_each_other_are_refused(added: dict[str, A
     def inputs(batch: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **added}
 
-    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM "
-    rule += r"\(through one of "
-    with pytest.raises(ConfigError, match=rule + r"LlamaAttention\); set packing: none"):
+    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM; "
+    with pytest.raises(ConfigError, match=rule + r"set packing: none"):
         check_separation(model, inputs)
 
 
@@ -87,11 +86,11 @@ def test_inputs_that_let_documents_see_each_other_are_refused(added: dict[str, A
     [
         (
             {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2},
-            r"BloomForCausalLM \(.*BloomAttention\)",
+            "BloomForCausalLM;",
         ),
         (
             {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4},
-            r"MambaForCausalLM \(.*MambaMixer\)",
+            "MambaForCausalLM;",
         ),
     ],
 )

@@ -98,13 +98,13 @@ def test_a_schedule_of_torch_with_and_without_warm_up() -> None:
         (
             "torch:ExponentailLR",
             {},
-            "schedule: 'torch:ExponentailLR': torch.optim.lr_scheduler has no such schedule; "
+            "ExponentailLR does not take schedule_settings {}: there is no such schedule; "
             "did you mean 'ExponentialLR'?",
         ),
         (
             "torch:LRScheduler",
             {},
-            "schedule: 'torch:LRScheduler': torch.optim.lr_scheduler has no such schedule; ",
+            "LRScheduler does not take schedule_settings {}: there is no such schedule; ",
         ),
         (
             "torch:ExponentialLR",
