@@ -10,7 +10,7 @@ import importlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -121,39 +121,25 @@ def import_dynamo() -> None:
 # -- FSDP2 and DTensor ----------------------------------------------------------------------------
 
 
-class GatheredParameter(NamedTuple):
-    """A parameter of an FSDP2 unit.
+def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
+    """List the whole parameters that one FSDP2 unit is gathered to, with their names in the model.
 
-    Args:
-        name: its name in the model that was given to ``fully_shard``.
-        unsharded: the whole parameter that the unit is gathered to while it computes. None before
-            the first forward pass. It stays the same object. Its memory is freed after each layer.
-    """
-
-    name: str
-    unsharded: nn.Parameter | None
-
-
-def gathered_by(unit: nn.Module) -> list[GatheredParameter]:
-    """List the parameters that one FSDP2 unit gathers.
-
-    Public names give the shards only. Edits of what is gathered are lost, and have to be noticed.
-    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13. ``_fsdp_param_group`` in 2.11).
+    None before the first forward pass. A parameter stays the same object. Its memory is freed after
+    each layer. Public names give the shards only. Edits of what is gathered are lost, and have to
+    be noticed. ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13. ``_fsdp_param_group``
+    in 2.11).
     """
     state: Any = unit._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):
         groups = state._fsdp_param_groups
     else:
-        groups = (state._fsdp_param_group,)
-
-    found = []
-    for group in groups:
-        if not group:
-            continue
-        for parameter in group.fsdp_params:
-            unsharded = getattr(parameter, "_unsharded_param", None)
-            found.append(GatheredParameter(parameter._param_fqn, unsharded))
-    return found
+        groups = [state._fsdp_param_group]
+    return [
+        (parameter._param_fqn, getattr(parameter, "_unsharded_param", None))
+        for group in groups
+        if group
+        for parameter in group.fsdp_params
+    ]
 
 
 def local_of(tensor: Any) -> Tensor:

@@ -112,7 +112,8 @@ class ZeRO(Strategy):
         if self._stage == 1 and precision["gradients"] != precision["compute"]:
             private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
         self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
-        self._gather_persistent()
+        if self._stage == 3:
+            private_deepspeed.gather_persistent(self.zero)
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
@@ -171,11 +172,12 @@ class ZeRO(Strategy):
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
         on_meta = is_on_meta(model)
+        if on_meta:
+            from .meta_device import allocate, replace_in_optimizer
+
         replaced: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
             if on_meta:
-                from .meta_device import allocate
-
                 allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
                 if private_deepspeed.is_sharded(parameter):  # a shared parameter
@@ -184,8 +186,8 @@ class ZeRO(Strategy):
                     parameter.data = parameter.data.to(init.dtype)
                 private_deepspeed.shard_parameter(init, parameter)
 
-        for group in optimizer.param_groups:
-            group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+        if on_meta:
+            replace_in_optimizer(optimizer, replaced)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
 
@@ -312,15 +314,10 @@ class ZeRO(Strategy):
         # that the model computes with stale until the next step.
         if self._stage == 3:
             private_deepspeed.copy_to_model_stage_3(self.zero)
-            self._gather_persistent()
+            private_deepspeed.gather_persistent(self.zero)
         else:
             self.zero.update_lp_params()
         self.writes += 1
-
-    def _gather_persistent(self) -> None:
-        """Gather the small parameters that stage 3 keeps whole. Collective: call on every rank."""
-        if self._stage == 3:
-            private_deepspeed.gather_persistent(self.zero)
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         import deepspeed

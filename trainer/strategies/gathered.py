@@ -20,8 +20,7 @@ def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None
     Args:
         model: sharded by ``fully_shard``.
     """
-    gathered = [parameter for unit in _units(model).values() for parameter in gathered_by(unit)]
-    return [(parameter.name, parameter.unsharded) for parameter in gathered]
+    return [parameter for unit in _units(model).values() for parameter in gathered_by(unit)]
 
 
 def carry_hooks(

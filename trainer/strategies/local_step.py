@@ -75,8 +75,6 @@ class LocalStep:
 
     def _row(self, parameter: Tensor) -> Tensor:
         """Return a parameter's rows with their gradient, as an ordinary parameter."""
-        if not isinstance(parameter, DTensor):
-            return parameter
         tensor = local_of(parameter)
         row, known = self._rows.get(parameter, (None, None))
         if row is None or known is not tensor:  # FSDP2 moves rows before the first forward pass
