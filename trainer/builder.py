@@ -220,16 +220,15 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
 
     at = origins.get("output_dir", DEFAULT)
     directory = RunDirectory(names.output_dir, main=setup.is_main, origin=at)
-    with directory.locked(agreement):
-        asked_at = origins.get("resume", DEFAULT)
-        checkpoints = directory.path / "checkpoints"
-        start = Start()
-        if config.resume != "none" or restarts():
-            from .checkpoint.find import start_of_attempt
+    setup.note(*directory.lock(agreement))
+    asked_at = origins.get("resume", DEFAULT)
+    checkpoints = directory.path / "checkpoints"
+    start = Start()
+    if config.resume != "none" or restarts():
+        from .checkpoint.find import start_of_attempt
 
-            start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
-        directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
-    setup.note(*directory.notices)
+        start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
+    directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     folder = Folder(name=names.run_name, directory=directory, start=start)
     return dataclasses.replace(setup, config=config), folder
 

@@ -24,8 +24,8 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 HOLD = """
 import os, sys, time, pathlib
-from trainer.reporting.lock import FolderLock
-lock = FolderLock(pathlib.Path(sys.argv[1]))
+from trainer.reporting.lock import lock_folder
+lock = lock_folder(pathlib.Path(sys.argv[1]))
 if sys.argv[2] == "leave a child":
     if os.fork():
         os._exit(0)

@@ -45,7 +45,6 @@ class HubPush(Callback):
         self.repo = repo
         self.private = private
         self._best = best
-        self._branch = None if best is None else "last"  # of the last model
         self._api = HfApi()
         self._uploads: dict[str, Future[Any]] = {}  # the newest by the command for its folder
 
@@ -67,15 +66,14 @@ class HubPush(Callback):
         """Push the last model, and wait for the uploads, for half of ``timeout_minutes``."""
         if not run.is_main:
             return
-        self._push(run, "model", self._branch)
+        self._push(run, "model", None if self._best is None else "last")
 
         seconds = _SIGNAL_SECONDS if run.stop_signal else 30 * run.config.timeout_minutes
         run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
-        ended, _ = wait(self._uploads.values(), timeout=seconds)
+        wait(self._uploads.values(), timeout=seconds)
         for command, upload in self._uploads.items():
-            reason: object = f"no answer after {seconds:.0f} s"
-            if upload in ended:
-                reason = upload.exception()
+            late = f"no answer after {seconds:.0f} s"
+            reason = upload.exception() if upload.done() else late
             if reason is not None:
                 line, _, _ = str(reason).partition("\n")
                 run.say(f"push_to_hub: {line}; upload the folder by: {command}")

@@ -17,10 +17,9 @@ Wings add files of their own, which ``used_folder.py`` names.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
-from .lock import LOCK, FolderLock, Locked
+from .lock import LOCK, FolderLock, Locked, lock_folder
 from .say import log_into, log_no_more
 
 
@@ -53,34 +52,24 @@ class RunDirectory:
         self.origin = origin.named("output_dir")
         self._lock: FolderLock | None = None
 
-    @property
-    def notices(self) -> list[str]:
-        """Return what is worth knowing about the folder."""
-        if self._lock is None or not self._lock.notice:
-            return []
-        return [self._lock.notice]
-
-    @contextlib.contextmanager
-    def locked(self, agreement: Agreement) -> Iterator[None]:
+    def lock(self, agreement: Agreement) -> list[str]:
         """Make the folder and lock it, before anything in it is read or changed.
 
-        The lock stays when the block ends, and is undone when it ends by an error.
         Collective: call on every rank.
+
+        Returns:
+            Why it is not locked, on the main process.
 
         Raises:
             ConfigError: another run has the lock, or the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
-        try:
-            yield
-        except BaseException:
-            self.release(undo=True)
-            raise
+        return [] if self._lock is None else self._lock.notices
 
     def _make_and_lock(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.path)
+            self._lock = lock_folder(self.path)
         except FileExistsError:
             raise self._error("is a file; give a folder") from None
         except OSError as error:
@@ -89,17 +78,16 @@ class RunDirectory:
             rule = f"another run is writing there ({holder}); end it, or give another folder"
             raise self._error(rule) from None
 
-    def release(self, *, undo: bool = False) -> None:
-        """Let another run have the folder. With ``undo`` as if this run had never looked at it."""
+    def release(self) -> None:
+        """Let another run have the folder."""
         log_no_more(self)
-        if self._lock is not None:
-            self._lock.release(undo=undo)
+        self._lock = None
 
     def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
         """Take the locked folder for this run. Collective: call on every rank.
 
         Args:
-            overwrite: empty a used folder. One of a run that failed before its first step is
+            overwrite: empty a used folder. The folder of a run that failed before its first step is
                 emptied anyway.
             continues: resume in a used folder, if it is that of a run.
 
@@ -110,18 +98,21 @@ class RunDirectory:
         log_into(self)
 
     def _claim(self, *, overwrite: bool, continues: bool) -> None:
+        assert self._lock is not None
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
-        if not entries:
-            return
+        if entries:
+            from .used_folder import take_over
 
-        from .used_folder import take_over
-
-        was_ours = self._lock is not None and self._lock.was_ours
-        problem = take_over(
-            self.path, entries, overwrite=overwrite, continues=continues, was_ours=was_ours
-        )
-        if problem:
-            raise self._error(problem)
+            was_ours = self._lock.was_ours
+            problem = take_over(
+                self.path, entries, overwrite=overwrite, continues=continues, was_ours=was_ours
+            )
+            if problem:
+                if not was_ours:  # a refused run leaves no trace
+                    (self.path / LOCK).unlink(missing_ok=True)
+                self.release()
+                raise self._error(problem)
+        self._lock.claim()
 
     def _error(self, rule: str) -> ConfigError:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
