@@ -83,10 +83,7 @@ def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_pa
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "the same within 0.05 (0.02 at the first step) of loss and norm, 0.2 of the weights"
-        in done.stdout
-    )
+    assert "the same within 0.05 of loss and norm, 0.2 of the weights" in done.stdout
     assert verdicts(done) == ["reference", "same"]
     norm = next(
         float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith(" same")
@@ -142,7 +139,7 @@ def test_a_network_with_kinks_goes_where_rounding_leads() -> None:
     first, second, *nudged = verdicts(done)
     assert (first, second) == ("reference", "rounding") and set(nudged) == {"nudged"}
     assert (
-        "the same within what rounding does to this model: not within 1e-05 of loss and norm"
+        "the same within what rounding does to this model, not within 1e-05 of loss and norm"
         in done.stdout
     )
 
@@ -153,8 +150,7 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
         "accel_configs/ddp.yaml", *DIGITS, "--task", "tests.workers.failing:FailsOnOneRank"
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert verdicts(done) == ["reference", "failed"]
-    assert "accel_configs/ddp.yaml: RuntimeError: the cat sat on rank 1" in done.stdout
+    assert "1-ddp: RuntimeError: the cat sat on rank 1" in done.stdout
 
 
 # The memory that trainer plan computes

@@ -8,7 +8,7 @@ started from weights that are nudged in their last places, shows how far roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,14 +65,6 @@ class Sameness(Enum):
     DIFFERS = "differs"
 
 
-_TEXTS = {
-    Sameness.SAME: "the same curve",
-    Sameness.ROUNDING: "the same within the rounding of this model",
-    Sameness.UNKNOWN: "not the same, by rounding or by a fault",
-    Sameness.DIFFERS: "another curve",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The verdict on a run.
@@ -80,22 +72,15 @@ class Verdict:
     Args:
         sameness: whether the run is the same as the reference.
         largest: the largest relative difference of each quantity.
-        bound: the bound for each step.
-        step: the first step that is beyond the bound. None if all steps are within.
-        gap: the largest difference at this step.
+        text: the largest difference of the loss, and the first step beyond the bound.
     """
 
     sameness: Sameness
     largest: Mapping[str, float]
-    bound: float
-    step: int | None = None
-    gap: float = 0.0
+    text: str
 
     def __str__(self) -> str:
-        apart = f"at most {self.largest['loss']:.1e} apart"
-        if self.step is not None:
-            apart = f"{self.gap:.1e} apart at step {self.step}, {apart}"
-        return f"{_TEXTS[self.sameness]}: {apart} (bound {self.bound:g})"
+        return f"{self.sameness.value}: {self.text}"
 
 
 def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
@@ -113,12 +98,9 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
     beyond = []
     for key, by_step in gaps.items():
         bound = bounds.weights if key == "weights" else bounds.step
-        for step, gap in by_step.items():
-            if not gap <= bound:  # NaN as well
-                beyond.append((step, gap, key))
+        beyond += [(step, gap, key) for step, gap in by_step.items() if not gap <= bound]
 
-    is_lost = any(math.isnan(gap) for _, gap, _ in beyond)
-    if is_lost or losses[min(losses)] > bounds.first:
+    if not losses[min(losses)] <= bounds.first:  # NaN as well
         sameness = Sameness.DIFFERS
     elif not beyond:
         sameness = Sameness.SAME
@@ -129,14 +111,12 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
     else:
         sameness = Sameness.DIFFERS
 
-    first = min((step for step, _, _ in beyond), default=None)
-    return Verdict(
-        sameness=sameness,
-        largest={key: _largest(by_step.values()) for key, by_step in gaps.items()},
-        bound=bounds.step,
-        step=first,
-        gap=_largest(gap for step, gap, _ in beyond if step == first),
-    )
+    largest = {key: _largest(list(by_step.values())) for key, by_step in gaps.items()}
+    text = f"loss at most {largest['loss']:.1e} apart (bound {bounds.step:g})"
+    if beyond:
+        step, gap, key = min(beyond)
+        text = f"{key} {gap:.1e} apart at step {step}, {text}"
+    return Verdict(sameness=sameness, largest=largest, text=text)
 
 
 def _is_led(step: int, gap: float, nudged: Sequence[Mapping[int, float]]) -> bool:
@@ -153,15 +133,12 @@ def _is_led(step: int, gap: float, nudged: Sequence[Mapping[int, float]]) -> boo
 def gaps_of(run: Run, reference: Run, key: str) -> dict[int, float]:
     """Return the relative differences of a curve at the steps of both runs."""
     curve, other = run.curve(key), reference.curve(key)
-    return {step: _relative(curve[step], other[step]) for step in sorted(curve.keys() & other)}
+    return {
+        step: abs(curve[step] - other[step]) / max(abs(other[step]), 1e-12)
+        for step in sorted(curve.keys() & other)
+    }
 
 
-def _relative(value: float | None, reference: float | None) -> float:
-    if value is None or reference is None:
-        return math.nan
-    return abs(value - reference) / max(abs(reference), 1e-12)
-
-
-def _largest(gaps: Iterable[float]) -> float:
-    """Return the largest difference. NaN if one of them is NaN or if there is none."""
-    return max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap, default=math.nan)
+def _largest(gaps: Sequence[float]) -> float:
+    """Return the largest difference. NaN if a difference is NaN or if there is none."""
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=math.nan)

@@ -6,7 +6,6 @@ A training from these weights shows how far rounding alone leads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from ..script import load_task
 from .runs import Run
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # The name of a folder of nudged weights, before the seed. Runs from such weights are known by the
@@ -33,81 +31,50 @@ UNITS = 16
 
 def is_nudged(run: Run) -> bool:
     """Return whether a run began with nudged weights."""
-    weights = str(run.plan.get("weights") or "")
-    return Path(weights).name.startswith(NUDGED)
+    return Path(str(run.plan.get("weights"))).name.startswith(NUDGED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstWeights:
-    """The weights that every run of a config begins with, on the CPU.
+def first_weights(loaded: Loaded) -> tuple[str, dict[str, Tensor]]:
+    """Build the model as every run of a config does, on the CPU.
+
+    Returns:
+        The name of a model file, and parameters and persistent buffers by their names in the file.
+    """
+    from ..checkpoint.export import ModelFile
+    from ..strategies.tensors import canonical_state
+    from .whole_model import build_whole
+
+    task, _ = load_task(loaded)
+    task.build_data()  # a model may be built from something that the data prepares
+    model = build_whole(task, loaded.config.seed)
+    form = ModelFile.of(task.saved_part(model))
+    tensors = {form.name(name): tensor for name, tensor in canonical_state(model)}
+    return form.file, {name: tensor for name, tensor in tensors.items() if name is not None}
+
+
+def write_nudged(tensors: Mapping[str, Tensor], file: Path, seed: int) -> None:
+    """Write a model file in which each trainable weight is ``UNITS`` units up or down.
 
     Args:
-        file: the name of a model file.
-        tensors: parameters and persistent buffers, by their names in a model file.
-        parameters: the parameters among them.
+        tensors: as ``first_weights`` returns them.
+        file: the new file, in a new folder.
+        seed: decides which weights go up.
     """
-
-    file: str
-    tensors: Mapping[str, Tensor]
-    parameters: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, loaded: Loaded) -> FirstWeights:
-        """Build the model as every run of the config does."""
-        from torch import nn
-
-        from ..checkpoint.export import ModelFile
-        from ..strategies.tensors import canonical_state
-        from .whole_model import build_whole
-
-        task, _ = load_task(loaded)
-        task.build_data()  # a model may be built from something that the data prepares
-        model = build_whole(task, loaded.config.seed)
-        form = ModelFile.of(task.saved_part(model))
-
-        tensors: dict[str, Tensor] = {}
-        parameters: dict[str, Tensor] = {}
-        for name, tensor in canonical_state(model):
-            name_in_file = form.name(name)
-            if name_in_file is None:
-                continue
-            tensors[name_in_file] = tensor
-            if isinstance(tensor, nn.Parameter):
-                parameters[name_in_file] = tensor.detach()
-
-        return cls(file=form.file, tensors=tensors, parameters=parameters)
-
-    def write_nudged(self, folder: Path, seed: int) -> None:
-        """Write a model folder in which each trainable weight is ``UNITS`` units up or down.
-
-        Args:
-            folder: the new folder.
-            seed: decides which weights go up.
-        """
-        import torch
-        from safetensors.torch import save_file
-
-        generator = torch.Generator().manual_seed(seed)
-        written: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in self.tensors.items():
-            if id(tensor) in seen:  # a shared tensor, under another of its names
-                continue
-            seen.add(id(tensor))
-
-            value = tensor.detach()
-            if tensor.requires_grad and tensor.is_floating_point():
-                value = _nudge(value.float(), generator)
-            written[name] = value.contiguous()
-
-        folder.mkdir(parents=True)
-        save_file(written, folder / self.file)
-
-
-def _nudge(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Move each element of a float32 tensor by ``UNITS`` units, up or down by chance."""
     import torch
+    from safetensors.torch import save_file
 
-    sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-    neighbour = torch.nextafter(value, sign * torch.tensor(torch.inf))
-    return value + UNITS * (neighbour - value)
+    generator = torch.Generator().manual_seed(seed)
+    written: dict[str, Tensor] = {}
+    # A shared tensor is written once, under its first name.
+    names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
+    for name in names.values():
+        value = tensors[name].detach()
+        if tensors[name].requires_grad:
+            value = value.float()
+            sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+            neighbour = torch.nextafter(value, sign * torch.tensor(torch.inf))
+            value = value + UNITS * (neighbour - value)
+        written[name] = value.contiguous()
+
+    file.parent.mkdir(parents=True)
+    save_file(written, file)

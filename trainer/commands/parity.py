@@ -21,20 +21,18 @@ import argparse
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.load import Loaded
-from ..errors import ConfigError, Problem
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
 from .curves import EXACT, Bounds, Gaps, Sameness, Verdict, bounds_of, gaps_of, judge
-from .nudged import NUDGED, FirstWeights, is_nudged
+from .nudged import NUDGED, first_weights, is_nudged, write_nudged
 from .runs import Run
-from .trials import Trial
+from .trials import train
 from .usage import local_text, usage_error
 
 if TYPE_CHECKING:
@@ -67,7 +65,11 @@ def run(argv: Sequence[str]) -> int:
     requests = {path: read_accelerate_file(path) for path in args.files}
     words = ["--config", args.config] if args.config else []
     loaded = load_config([*words, *settings])
-    _check(requests, loaded)
+    if loaded.config.global_batch_size is None:
+        raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
+    for path, request in requests.items():
+        if request.num_machines > 1:
+            raise usage_error("", path, "has num_machines above 1; runs start on this machine")
 
     shared = {**loaded.texts, **_OFF, "max_steps": args.steps}
     shared["global_batch_size"] = loaded.config.global_batch_size
@@ -77,45 +79,43 @@ def run(argv: Sequence[str]) -> int:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.to or temporary)
-        trials: dict[str, Trial] = {}
+        layouts: dict[str, tuple[str | None, list[str]]] = {}
         for path, more in [*_one_process(requests, loaded), *((path, []) for path in requests)]:
             # Numbered, because two files may have the same name.
-            name = f"{len(trials)}-{'one-process' if path is None else Path(path).stem}"
-            trials[name] = Trial(
-                name=name,
-                launch_file=path,
-                script=args.script,
-                arguments=[*words, *more],
-                folder=folder,
-            )
-        runs = [trial.run() for trial in trials.values()]
+            name = f"{len(layouts)}-{'one-process' if path is None else Path(path).stem}"
+            layouts[name] = path, [*words, *more]
+        runs = [train(name, *layout, folder) for name, layout in layouts.items()]
         ended = [run for run in runs if not run.error]
         if not ended:
             return _report(runs, {}, EXACT)
 
-        first = FirstWeights.of(loaded)
+        file, first = first_weights(loaded)
+
+        def gaps_from_reference(run: Run) -> Gaps:
+            gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
+            model, other = (Path(each.path) / "model" / file for each in (run, reference))
+            return {**gaps, "weights": {args.steps: _weights_gap(model, other, first)}}
+
         reference = ended[0]
         bounds = max((bounds_of(run.plan) for run in ended), key=lambda bounds: bounds.step)
-        gaps = {run.name: _gaps(run, reference, first) for run in ended[1:]}
-        nudged: list[Gaps] = []
+        gaps = {run.name: gaps_from_reference(run) for run in ended[1:]}
+        verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
 
         # Weights that the config names are not nudged: the key is taken.
         nudges = 0 if loaded.config.weights is not None else args.nudges
-        unknown = [own for own in gaps.values() if judge(own, bounds).sameness is Sameness.UNKNOWN]
+        nudged: list[Gaps] = []
+        open_names = [name for name in gaps if verdicts[name].sameness is Sameness.UNKNOWN]
         for seed in range(1, nudges + 1):
-            if all(judge(own, bounds, nudged).sameness is Sameness.ROUNDING for own in unknown):
+            if all(verdicts[name].sameness is Sameness.ROUNDING for name in open_names):
                 break
             weights = folder / "weights" / f"{NUDGED}{seed}"
-            first.write_nudged(weights, seed)
-            trial = trials[reference.name]
-            arguments = [*trial.arguments, f"--weights={weights}"]
-            again = replace(trial, name=f"nudged-{seed}", arguments=arguments).run()
-            runs.append(again)
-            if again.error:
+            write_nudged(first, weights / file, seed)
+            path, arguments = layouts[reference.name]
+            runs.append(train(f"nudged-{seed}", path, [*arguments, f"--weights={weights}"], folder))
+            if runs[-1].error:
                 break
-            nudged.append(_gaps(again, reference, first))
-
-        verdicts = {name: judge(own, bounds, nudged) for name, own in gaps.items()}
+            nudged.append(gaps_from_reference(runs[-1]))
+            verdicts = {name: judge(own, bounds, nudged) for name, own in gaps.items()}
         return _report(runs, verdicts, bounds)
 
 
@@ -130,26 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="accelerate YAMLs, before the settings")
     add("--config", help="the training config")
-    add("--script", help="your training script; not needed if the config names the task")
     add("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
     add("--nudges", type=int, default=3, metavar="N", help="nudged runs at most; default 3")
     add("--to", type=local_text, metavar="DIR", help="keep the runs in DIR/runs, a new folder")
     return parser
-
-
-def _check(requests: Mapping[str, Request], loaded: Loaded) -> None:
-    """Check that all runs can share a global batch on this machine.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if loaded.config.global_batch_size is None:
-        raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
-    for request in requests.values():
-        if request.num_machines > 1:
-            origin = request.strategy_origin.named("num_machines")
-            rule = "the runs are compared on this machine alone; set 1"
-            raise ConfigError(Problem(origin=origin, value=request.num_machines, rule=rule))
 
 
 def _one_process(
@@ -172,13 +156,6 @@ def _one_process(
     return [] if is_held else [(None, words)]
 
 
-def _gaps(run: Run, reference: Run, first: FirstWeights) -> Gaps:
-    """Return how far a run is from the reference: loss, gradient norm and weights."""
-    gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
-    gaps["weights"] = {max(gaps["loss"]): _weights_gap(run, reference, first.parameters)}
-    return gaps
-
-
 def _report(runs: Sequence[Run], verdicts: Mapping[str, Verdict], bounds: Bounds) -> int:
     """Print the table of the runs and the verdict, and return the exit code.
 
@@ -195,52 +172,38 @@ def _report(runs: Sequence[Run], verdicts: Mapping[str, Verdict], bounds: Bounds
             batch = " x ".join(str(run.plan[key]) for key in keys)
             word = "nudged" if is_nudged(run) else "reference"
         if run.name in verdicts:
-            verdict = verdicts[run.name]
-            numbers = [f"{gap:.1e}" for gap in verdict.largest.values()]
-            word = verdict.sameness.value
+            numbers = [f"{gap:.1e}" for gap in verdicts[run.name].largest.values()]
+            word = verdicts[run.name].sameness.value
         rows.append([run.name, batch, *numbers, word])
     print("\n".join(columns(rows)))
     print("largest relative differences; weights: relative to how far they moved")
 
-    failed = [run for run in runs if run.error]
-    for run in failed:
-        print(f"{run.name}: {run.error}")
-    found = {verdict.sameness for verdict in verdicts.values()}
+    wrong = [f"{run.name}: {run.error}" for run in runs if run.error]
+    for name, verdict in verdicts.items():
+        if verdict.sameness in (Sameness.UNKNOWN, Sameness.DIFFERS):
+            wrong.append(f"{name}: {verdict}")
     within = f"within {bounds.step:g} of loss and norm, {bounds.weights:g} of the weights"
-    if failed or found & {Sameness.UNKNOWN, Sameness.DIFFERS}:
-        print(f"NOT the same {within}")
-        for name, verdict in verdicts.items():
-            print(f"{name}: {verdict}")
-        return 1
-
-    if Sameness.ROUNDING in found:
+    if any(verdict.sameness is Sameness.ROUNDING for verdict in verdicts.values()):
         within = f"within what rounding does to this model, not {within}"
-    print(f"the same {within}")
-    return 0
+    print("\n".join([f"{'NOT ' if wrong else ''}the same {within}", *wrong]))
+    return int(bool(wrong))
 
 
-def _weights_gap(run: Run, reference: Run, initial: Mapping[str, Tensor]) -> float:
-    """Return the distance of all weights together, relative to how far the reference's moved."""
-    from safetensors import safe_open
+def _weights_gap(run: Path, reference: Path, initial: Mapping[str, Tensor]) -> float:
+    """Return the distance of all weights together, relative to how far the reference's moved.
 
-    squared_distance = 0.0
-    squared_way = 0.0
-    with (
-        safe_open(_model_file(run), "pt") as run_file,
-        safe_open(_model_file(reference), "pt") as reference_file,
-    ):
-        for name in set(initial) & set(reference_file.keys()):
-            expected = reference_file.get_tensor(name).double()
-            found = run_file.get_tensor(name).double()
-            squared_distance += float((found - expected).square().sum())
-            squared_way += float((expected - initial[name].double()).square().sum())
+    Args:
+        run, reference: model files.
+        initial: the first weights, by their names in the files.
+    """
+    from safetensors.torch import load_file
+    from torch.nn import Parameter
 
-    return math.sqrt(squared_distance / squared_way) if squared_way else math.nan
-
-
-def _model_file(run: Run) -> Path:
-    from ..checkpoint.export import exported_file
-
-    path = exported_file(Path(run.path) / "model")
-    assert path is not None, "a run that ended has written its model"
-    return path
+    found, expected = load_file(run), load_file(reference)
+    distance, way = 0.0, 0.0
+    for name in expected:
+        if isinstance(initial.get(name), Parameter):
+            end = expected[name].double()
+            distance += float((found[name].double() - end).square().sum())
+            way += float((end - initial[name].detach().double()).square().sum())
+    return math.sqrt(distance / way) if way else math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +35,10 @@ class Run:
     summary: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
-    def curve(self, key: str) -> dict[int, float | None]:
-        """Return the value of ``key`` at each step that logged it. None if it was not finite."""
-        return {row["step"]: row[key] for row in self.rows if key in row}
+    def curve(self, key: str) -> dict[int, float]:
+        """Return the value of ``key`` at each step that logged it. NaN if it was not finite."""
+        rows = [row for row in self.rows if key in row]
+        return {row["step"]: math.nan if row[key] is None else row[key] for row in rows}
 
 
 class _File(BaseModel):

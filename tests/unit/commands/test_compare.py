@@ -21,7 +21,7 @@ def test_table_and_json_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["compare", str(ddp), str(fsdp), "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert "ddp   ddp       2      90         1000 B  1.5000" in out
-    assert "beside ddp, fsdp: the same curve: at most 1.0e-07 apart (bound 1e-05)" in out
+    assert "beside ddp, fsdp: same: loss at most 1.0e-07 apart (bound 1e-05)" in out
     told = json.loads(file.read_text())
     assert [run["run"] for run in told["runs"]] == ["ddp", "fsdp"]
     assert (told["runs"][0]["loss"], told["runs"][0]["evaluation"]) == (1.5, {"eval/loss": 1.4})

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from trainer import TrainConfig
 from trainer.commands.nudged import NUDGED as NUDGED_FOLDER
-from trainer.commands.nudged import UNITS, FirstWeights, is_nudged
+from trainer.commands.nudged import UNITS, first_weights, is_nudged, write_nudged
 from trainer.commands.runs import read_run
 from trainer.config.load import Loaded
 
@@ -19,15 +19,14 @@ from trainer.config.load import Loaded
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_nudged_weights_are_some_units_off_and_start_a_run(tmp_path: Path) -> None:
     loaded = Loaded(config=TrainConfig(task="resuming:Odd", max_steps=2), origins={})
-    first = FirstWeights.of(loaded)
-    for seed in (1, 2):
-        first.write_nudged(tmp_path / f"{NUDGED_FOLDER}{seed}", seed)
-    one, two = (
-        load_file(tmp_path / f"{NUDGED_FOLDER}{seed}" / "model.safetensors") for seed in (1, 2)
-    )
-    for name in first.parameters.keys() & one.keys():
-        value = first.parameters[name]
-        if not first.tensors[name].requires_grad:
+    file, first = first_weights(loaded)
+    files = [tmp_path / f"{NUDGED_FOLDER}{seed}" / file for seed in (1, 2)]
+    for seed, path in enumerate(files):
+        write_nudged(first, path, seed)
+    one, two = map(load_file, files)
+    for name in first.keys() & one.keys():
+        value = first[name].detach()
+        if not first[name].requires_grad:
             assert torch.equal(one[name], value)
             continue
         off = (one[name] - value) / (value.nextafter(torch.tensor(torch.inf)) - value)
