@@ -108,8 +108,8 @@ class CausalLM(TokenTask):
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column:
             usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
-        found = [(kind, names) for kind, names in usual if None not in map(row.get, names)]
-        kind, names = (found or usual)[0]
+        fitting = (columns for columns in usual if None not in map(row.get, columns[1]))
+        kind, names = next(fitting, usual[0])
         columns = Columns(kind=kind, names=names, settings=self.chat_template_kwargs)
 
         tokenizer = self.load_tokenizer()

@@ -76,9 +76,8 @@ class SequenceClassifier(LanguageTask):
                 examples.append((text, str(label)))
 
         # The labels of the data to train on, shorter labels first: 2 before 10.
-        labels = {label for _, label in examples}
-        by_length = sorted(labels, key=lambda label: (len(label), label))
-        self.memory.setdefault("labels", by_length)
+        by_name = sorted({label for _, label in examples})
+        self.memory.setdefault("labels", sorted(by_name, key=len))
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:

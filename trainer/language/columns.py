@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .messages import Chat, read_chat, read_json
+from .messages import Chat, read_chat
 from .problems import setting_error
 from .sources import Row
 
@@ -72,10 +74,15 @@ class Columns:
         if any(map(row.get, MEDIA)):
             raise setting_error("data", origin, "has images or other media; only text is supported")
 
-        settings = {**(self.settings or {}), **read_json(origin, "chat_template_kwargs", row, dict)}
-        tools = read_json(origin, "tools", row, list)
+        settings = {**(self.settings or {}), **(row.get("chat_template_kwargs") or {})}
+        tools = row.get("tools")
+        if isinstance(tools, str):
+            with suppress(ValueError):
+                tools = json.loads(tools or "null")
         if tools:
             settings["tools"] = tools
+        if not isinstance(tools or [], list):
+            raise setting_error("data", origin, "tools: must be a list, or its JSON text")
 
         key = f"{'completion' if self.kind == 'prompt' else 'messages'}_column"
         prompt = [{"role": "system", "content": row["system"]}] if row.get("system") else []

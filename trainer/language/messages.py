@@ -102,21 +102,6 @@ def _read_message(given: Any) -> Message:
     return {**message, "content": content}
 
 
-def read_json(origin: str, column: str, row: Mapping[str, Any], wanted: type) -> Any:
-    """Return the value of a column, which may be JSON text. An empty value if there is none.
-
-    Raises:
-        ConfigError: the value is not of the wanted type.
-    """
-    value = row.get(column)
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = json.loads(value or "null")
-    if isinstance(value or wanted(), wanted):
-        return value or wanted()
-    raise setting_error("data", origin, f"{column}: must be a {wanted.__name__}, or its JSON text")
-
-
 def spoken_text(message: Message) -> str:
     """Return the text of a message's content, without the thoughts in it."""
     _, _, spoken = message.get("content", "").rpartition("</think>")

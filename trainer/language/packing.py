@@ -8,8 +8,10 @@ piece predicts the first token of the next piece.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -145,28 +147,23 @@ def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array
     Returns:
         The order of the pieces, and where in it each row begins, with the end behind the last.
     """
-    rows: list[list[int]] = []
-    rows_by_free: list[list[list[int]]] = [[] for _ in range(capacity + 1)]
-    amounts: list[int] = []  # those of which rows_by_free has a row, the smallest first
-
-    for piece in np.argsort(-lengths, kind="stable").tolist():
-        size = int(lengths[piece])
+    by_size = np.argsort(-lengths, kind="stable")
+    rows_by_free: defaultdict[int, list[int]] = defaultdict(list)
+    amounts = [capacity]  # those that are free in some row, the smallest first
+    new_rows = count()
+    belongs = []  # the row of each piece
+    for size in lengths[by_size].tolist():
         place = bisect_left(amounts, size)
-        if place == len(amounts):
-            free = capacity
-            row: list[int] = []
-            rows.append(row)
-        else:
-            free = amounts[place]
-            row = rows_by_free[free].pop()
-            if not rows_by_free[free]:
-                del amounts[place]
+        free = amounts[place]
+        row = next(new_rows) if free == capacity else rows_by_free[free].pop()
+        if free < capacity and not rows_by_free[free]:
+            del amounts[place]
 
-        row.append(piece)
+        belongs.append(row)
         free -= size
         if free and not rows_by_free[free]:
             insort(amounts, free)
         rows_by_free[free].append(row)
 
-    order = np.array([piece for row in rows for piece in row], np.int64)
-    return order, np.cumsum([0, *map(len, rows)])
+    order = by_size[np.argsort(belongs, kind="stable")]
+    return order, np.cumsum([0, *np.bincount(belongs)])
