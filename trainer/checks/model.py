@@ -8,6 +8,7 @@ from torch import nn
 
 from ..errors import LaunchError
 from ..hooks import Callback, Unfinished
+from ..private.torch import has_accumulation_hooks
 from ..strategies.tensors import WRAPPERS
 
 
@@ -21,6 +22,11 @@ class SupportedModel(Callback):
             refuse_wrapper(name, module)
             if run.plan.world_size > 1:
                 refuse_max_norm(name, module)
+            if has_extra_state(module):
+                run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
+
+        for name, parameter in model.named_parameters():
+            refuse_accumulation_hooks(name, parameter)
         refuse_shared_memory(model)
 
 
@@ -41,6 +47,25 @@ def refuse_max_norm(name: str, module: nn.Module) -> None:
             f"{name} has max_norm, by which each process would scale the rows of its own batch "
             "alone, in its own copy or part: build it without, and scale rows in a callback's "
             "on_step, in `with run.whole_parameters():`"
+        )
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Return whether a module has state beside its tensors (Transformer Engine's fp8 scales)."""
+    if type(module).get_extra_state is nn.Module.get_extra_state:
+        return False
+    state = module.get_extra_state()
+    empty = state is None or (hasattr(state, "numel") and state.numel() == 0)
+    return not empty
+
+
+def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
+    """Raise ``LaunchError`` for hooks that would see a gradient before it is averaged."""
+    if has_accumulation_hooks(parameter):
+        raise LaunchError(
+            f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
+            "would run before the gradient is averaged over micro-batches and ranks; "
+            "build an optimizer that does it in its step"
         )
 
 

@@ -13,6 +13,8 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from ..checkpoint.optimizer_state import settings
+from ..config.plain import flat
 from ..data.digest import bytes_of
 from ..distributed.agreement import Agreement
 from ..distributed.same import same_on_all_ranks
@@ -95,11 +97,12 @@ def _form(model: nn.Module) -> dict[str, str]:
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Return the kind of an optimizer, and the rate and parameters of each of its groups."""
+    """Return the kind of an optimizer, and the settings and parameters of each of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         held = [names.get(id(parameter), "unknown") for parameter in group["params"]]
-        facts[f"optimizer group {number}: lr"] = str(float(group.get("lr", 0.0)))
+        of_group = {"lr": float(group.get("lr", 0.0)), **settings(group)}
+        facts |= flat(f"optimizer group {number}: ", of_group)
         facts[f"optimizer group {number}: parameters"] = ", ".join(held)
     return facts

@@ -200,6 +200,15 @@ def share_gradient_hooks(parameter: Tensor, other: Tensor) -> None:
     parameter._backward_hooks = other._backward_hooks
 
 
+def has_accumulation_hooks(parameter: Tensor) -> bool:
+    """Return whether a parameter has hooks that run when its gradient was added up.
+
+    ``Tensor.register_post_accumulate_grad_hook`` is public, but nothing lists the hooks.
+    ``_post_accumulate_grad_hooks``, last seen in torch 2.13.
+    """
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def edit_count(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place. Reading it takes 60 ns.
 

@@ -14,6 +14,20 @@ from trainer.checks.model import SupportedModel, refuse_shared_memory
 from trainer.errors import LaunchError
 
 
+class Counting(nn.Linear):
+    calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+
+class Nothing(nn.Linear):
+    """As layers of TransformerEngine have it that do not compute in fp8."""
+
+    def get_extra_state(self) -> Any:
+        return torch.empty(0)
+
+
 def notes_of(model: nn.Module, world_size: int = 2) -> list[str]:
     notes: list[str] = []
     run: Any = SimpleNamespace(plan=SimpleNamespace(world_size=world_size), note=notes.append)
@@ -27,6 +41,12 @@ def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
+def with_hook_behind() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "line"),
     [
@@ -35,6 +55,10 @@ def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
             "0 is a DataParallel: build the model itself",
         ),
         (lambda: nn.Embedding(4, 2, max_norm=1.0), "Embedding has max_norm"),
+        (
+            with_hook_behind,
+            "weight has a hook behind its gradient (register_post_accumulate_grad_hook)",
+        ),
         (
             lambda: tied(lambda weight: weight),
             "0.weight and 1.weight are two parameters in one memory",
@@ -53,6 +77,11 @@ def test_what_strategies_would_lose_is_refused(build: Callable[[], nn.Module], l
 
 def test_one_process_may_scale_the_rows_of_an_embedding() -> None:
     assert notes_of(nn.Embedding(4, 2, max_norm=1.0), world_size=1) == []
+
+
+def test_extra_state_that_no_checkpoint_holds_is_a_notice() -> None:
+    [note] = notes_of(nn.Sequential(Counting(2, 2), Nothing(2, 2)))
+    assert note == "0 has extra state, which no checkpoint holds: keep it in buffers"
 
 
 def test_a_shared_parameter_and_parts_that_do_not_meet_are_taken() -> None:

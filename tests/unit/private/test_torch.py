@@ -230,6 +230,15 @@ def test_layers_reset_their_parameters_by_one_of_the_methods() -> None:
     )
 
 
+def test_hooks_behind_a_gradient_are_seen() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert not private_torch.has_accumulation_hooks(parameter)
+    parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert private_torch.has_accumulation_hooks(parameter), (
+        f"{TORCH} has no Tensor._post_accumulate_grad_hooks"
+    )
+
+
 def test_edits_in_place_are_counted() -> None:
     tensor = torch.ones(2)
     assert hasattr(tensor, "_version"), f"{TORCH} has no Tensor._version"
