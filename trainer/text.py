@@ -72,10 +72,9 @@ def kind_of(value: object) -> str:
     """Return the type of a value for a message: ``a Tensor``, ``a tuple of (Tensor, Tensor)``."""
     if value is None:
         return "None"
-    name = type(value).__name__
     if isinstance(value, tuple):
-        name += f" of ({', '.join(type(part).__name__ for part in value)})"
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
+    return f"a {type(value).__name__}"
 
 
 def size(count: float) -> str:

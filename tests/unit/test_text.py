@@ -53,9 +53,9 @@ def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -
 def test_a_value_is_said_by_its_kind() -> None:
     assert [kind_of(value) for value in (None, 1, (1, "a"), OSError())] == [
         "None",
-        "an int",
+        "a int",
         "a tuple of (int, str)",
-        "an OSError",
+        "a OSError",
     ]
 
 

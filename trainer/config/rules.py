@@ -19,14 +19,14 @@ def check_rules(check: Validator, c: Any) -> None:
     Args:
         c: the ``TrainConfig``.
     """
-    for key, rule in (*_of_run(c), *_of_optimizer(c)):
+    for key, rule in _broken(c):
         check.record(key, rule, getattr(c, key))
     if c.schedule is not None:
         check_schedule(check, c.schedule, c.schedule_settings)
 
 
-def _of_run(c: Any) -> Iterator[tuple[str, str]]:
-    """Yield a key and a rule about the length of a run, its batch, its folder and its trackers."""
+def _broken(c: Any) -> Iterator[tuple[str, str]]:
+    """Yield the key and the rule of each mistake."""
     if c.overwrite and c.resume == "auto":
         yield "overwrite", "would delete the run that resume: auto continues; remove one of the two"
     if c.epochs is None and c.max_steps is None:
@@ -38,9 +38,6 @@ def _of_run(c: Any) -> Iterator[tuple[str, str]]:
             rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
             yield "profile_steps", rule
 
-
-def _of_optimizer(c: Any) -> Iterator[tuple[str, str]]:
-    """Yield a key and a rule about optimizer, learning rate and schedule."""
     optimizer = c.optimizer or OPTIMIZERS[0]
     if optimizer in OPTIMIZERS and c.optimizer_settings:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"

@@ -7,7 +7,7 @@ Accelerate refuses unknown keys at the top level only. A key of a section is an 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...config.documents import Document
@@ -44,32 +44,28 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     top_level = {*fields, "dynamo_backend"}
     arguments = set(launch_arguments())
 
+    top = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
     entries: dict[str, Sourced[Any]] = {}
-    for section, key, value in _settings(doc, check):
-        known = top_level
-        if section:
-            known = {name for name in arguments if name.startswith(_SECTIONS[section])}
-        found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
-        argument = key if key in known else _PREFIXES.get(section, "") + key
-        if argument not in known:
-            check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
-        elif argument in entries:
-            check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
-        else:
-            entries[argument] = found
-    return {**entries, **flags}
-
-
-def _settings(doc: Document, check: Findings) -> Iterator[tuple[str, str, Any]]:
-    """Yield section, key and value of each setting. Null is absent, and ``_key`` is a comment."""
-    top_level = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
     for section in ("", *_SECTIONS):
-        values = (doc.data.get(section) or {}) if section else top_level
+        values, known = top, top_level
+        if section:
+            values = doc.data.get(section) or {}
+            known = {name for name in arguments if name.startswith(_SECTIONS[section])}
         if not isinstance(values, dict):
             check.fail(Sourced(values, doc.origin(section)), "must be a mapping")
+
         for key, value in values.items():
-            if value is not None and not key.startswith("_"):
-                yield section, key, value
+            if value is None or key.startswith("_"):  # absent, or a comment
+                continue
+            found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
+            argument = key if key in known else _PREFIXES.get(section, "") + key
+            if argument not in known:
+                check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
+            elif argument in entries:
+                check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
+            else:
+                entries[argument] = found
+    return {**entries, **flags}
 
 
 def read_values(model: type[M], entries: Entries, check: Findings) -> M:
