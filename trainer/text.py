@@ -54,11 +54,9 @@ def printable(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for a wrong name, or else which names are known."""
-    by_lower_case = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-    if near:
-        return f"did you mean {by_lower_case[near[0]]!r}?"
-    return f"known: {listed(sorted(known), 12) or 'none'}"
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {listed(names, 12) or 'none'}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
