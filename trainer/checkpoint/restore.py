@@ -250,7 +250,7 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
     if before == layout.world_size:
         rank = str(layout.rank)
-        kinds = {name: f"rng.{name}" for name in rng.GENERATORS}
+        kinds = {name: f"rng.{name}" for name in rng.read()}
         rng.write(
             {n: ranges.whole(kind, rank) for n, kind in kinds.items() if ranges.holds(kind, rank)}
         )

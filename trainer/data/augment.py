@@ -51,14 +51,12 @@ class Items:
         if read_many is None:
             items = [self.dataset[index] for index in indices]
         else:
-            items = list(read_many(indices))
+            items = read_many(indices)
 
-        if self.augment is None:
-            return items
-        augmented = []
-        for item, (epoch, index, _) in zip(items, keys, strict=True):
-            augmented.append(self.augmented(item, epoch, index))
-        return augmented
+        return [
+            self.augmented(item, epoch, index)
+            for item, (epoch, index, _) in zip(items, keys, strict=True)
+        ]
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
         """Return the item as the augmentation makes it in this epoch."""

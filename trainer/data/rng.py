@@ -18,8 +18,6 @@ from torch import Tensor
 
 from .seeds import seed_of
 
-GENERATORS = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda")
-
 
 def read() -> dict[str, Tensor]:
     """Return the state of each generator, in a form that does not depend on the platform."""

@@ -234,9 +234,8 @@ def small_copy(model: Any) -> Any:
     """
     config = copy.deepcopy(model.config)
     kinds = list(getattr(config, "layer_types", None) or ())
-    layers = min(2, config.num_hidden_layers)
-    if kinds:
-        layers = max(kinds.index(kind) + 1 for kind in set(kinds))
+    few = min(2, config.num_hidden_layers)
+    layers = max((kinds.index(kind) + 1 for kind in set(kinds)), default=few)
 
     config.num_hidden_layers = layers
     if "layer_types" in vars(config):  # others derive it
