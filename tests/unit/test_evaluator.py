@@ -326,7 +326,7 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
     assert len(files) > 2
     for file in files:
         assert (with_it / file).read_bytes() == (without / file).read_bytes(), file
-    assert log_of(with_it).count(f"{LINE} of drawn, stream, stepped") == 1
+    assert log_of(with_it).count(f"{LINE} of each set") == 1
     assert LINE not in log_of(without)
 
 
@@ -382,7 +382,7 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
 
     with pytest.raises(KeyError, match="labels"):
         Trainer(Broken(), four_steps(tmp_path)).fit()
-    assert log_of(tmp_path).endswith(f"{LINE} (sanity_evaluation: false leaves it out)\n")
+    assert log_of(tmp_path).endswith(f"{LINE} of each set (sanity_evaluation: false skips it)\n")
     assert not (tmp_path / "metrics.jsonl").exists()
 
     class Empty(Plain):
