@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 from ..config.arguments import FILES, split_command_line
 from ..config.documents import read_document
@@ -79,14 +77,11 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         allow_abbrev=False,
     )
     parser.add_argument("--processes", type=int, help="replaces the number in the launch files")
-    parser.add_argument("--script", help="the training script, whose folder holds the task")
     args, words = parser.parse_known_args(argv)
     if not words:
         parser.error("name the files to check (`accelerate env` describes this machine)")
     if args.processes is not None and args.processes < 1:
         parser.error("--processes must be at least 1")
-    if args.script:
-        sys.path.insert(0, str(Path(args.script).resolve().parent))
     return args, words
 
 
@@ -156,16 +151,16 @@ def _describe(
     if gpus:  # the file may be for machines with more GPUs
         gpus = max(gpus, local_world)
 
-    if training is None:
-        plan = resolve(TrainConfig(task="any:Task", max_steps=1), request, launcher, gpus, {})
-        return "\n".join([f"{launch_file}:", table(plan_rows(plan.as_dict()), plan.notices)])
-
-    loaded = load_config(training)
-    task, config = load_task(loaded)
-    plan = resolve(
-        config, request, launcher, gpus, loaded.origins, optimizer_built_by=own_optimizer(task)
-    )
-    names = resolve_names(config, plan, loaded.origins)
-    title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
-    rows = [(key, str(value)) for key, value in dataclasses.asdict(names).items()]
-    return "\n".join([title, table([*rows, *plan_rows(plan.as_dict())], plan.notices)])
+    title, origins, built_by = f"{launch_file}:", {}, None
+    config = TrainConfig(task="any:Task", max_steps=1)
+    if training is not None:
+        loaded = load_config(training)
+        task, config = load_task(loaded)
+        origins, built_by = loaded.origins, own_optimizer(task)
+        title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
+    plan = resolve(config, request, launcher, gpus, origins, optimizer_built_by=built_by)
+    rows = plan_rows(plan.as_dict())
+    if training is not None:
+        names = resolve_names(config, plan, origins)
+        rows = [("run_name", names.run_name), ("output_dir", names.output_dir), *rows]
+    return "\n".join([title, table(rows, plan.notices)])

@@ -53,10 +53,6 @@ class _Plan(_File):
     run_name: str | None = None
     mixed_precision: str = "no"
     precision: dict[str, str] = {}
-    optimizer_groups: list[dict[str, Any]] = []
-    machine: dict[str, Any] = {}
-    total_steps: NonNegativeInt | None = None
-    state_bytes_per_rank: NonNegativeInt | None = None
 
 
 class _Row(_File):

@@ -1,8 +1,7 @@
 """``trainer show FILE``: print the first batch of a language task as the model sees it.
 
-Tokens that are trained on are green. In a file or a pipe they stand between « and ». Behind each
-token that ``MaskedLM`` predicts stands the token that it hides, behind a text of
-``SequenceClassifier`` its label.
+Tokens that are trained on stand between « and ». Behind each token that ``MaskedLM`` predicts
+stands the token that it hides, above a text of ``SequenceClassifier`` its label.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from .usage import usage_error
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
-
-GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -108,13 +105,12 @@ def _masked(row: dict[str, Any]) -> Iterator[tuple[list[int], list[bool]]]:
 
 def _text(tokenizer: Any, tokens: list[int], is_trained: list[bool]) -> str:
     """Return tokens as text, with the tokens marked that are trained on."""
-    before, after = (GREEN, PLAIN) if sys.stdout.isatty() else ("«", "»")
     parts = []
     start = 0
     for is_marked, span in groupby(is_trained[: len(tokens)]):
         end = start + len(list(span))
         # A span decoded alone may lose the space before it. So the text that it adds is shown.
         text = tokenizer.decode(tokens[:end])[len(tokenizer.decode(tokens[:start])) :]
-        parts.append(f"{before}{text}{after}" if is_marked else text)
+        parts.append(f"«{text}»" if is_marked else text)
         start = end
     return "".join(parts)

@@ -22,7 +22,9 @@ def test_committed_files_would_run(check: Check) -> None:
         assert done.stdout.count(f" under {path}:\n") == len(configs)
 
 
-def test_errors_of_all_files_are_told_once(check: Check, tmp_path: Path) -> None:
+def test_errors_of_all_files_are_told_once(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         "train.yaml": "task: digits_cnn:DigitsCNN\ntask_settings: {widht: 32}\nepochs: 1\n",
         "lr.yaml": "task: digits_cnn:DigitsCNN\nepochs: 1\nmicro_batch_sise: 8\n",
@@ -31,8 +33,8 @@ def test_errors_of_all_files_are_told_once(check: Check, tmp_path: Path) -> None
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    words = ["accel_configs/ddp.yaml", "--script", "examples/train.py"]
-    done = check(*words, *(str(tmp_path / name) for name in files))
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    done = check("accel_configs/ddp.yaml", *(str(tmp_path / name) for name in files))
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
     places = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in told]
@@ -96,14 +98,16 @@ def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path
     assert "strategy    zero1\n" in done.stdout and "4 x 1 x 8 = 32 " in done.stdout
 
 
-def test_settings_alone_and_the_options_of_a_training(check: Check) -> None:
+def test_settings_alone_and_the_options_of_a_training(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = check("--accel_config", "accel_configs/fsdp.yaml", "--config", DIGITS)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["run_name", "DigitsCNN-fsdp-2"] in lines
     assert ["output_dir", "runs/digits_cnn"] in lines
 
-    words = ["task=digits_cnn:DigitsCNN", "max_steps=5", "--script", "examples/train.py"]
-    done = check(*words)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    done = check("task=digits_cnn:DigitsCNN", "max_steps=5")
     assert "command line under 1 processes:\n" in done.stdout
     assert "strategy    single\n" in done.stdout

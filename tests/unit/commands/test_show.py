@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from trainer.commands import cli
 
 
 def test_show_packed_documents_and_their_trained_tokens(
-    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = conversation_config(tmp_path, llama, sequence_length=96)
     assert cli.main(["show", *words]) == 0
@@ -26,9 +25,6 @@ def test_show_packed_documents_and_their_trained_tokens(
     assert shown.count("\n-- ") == 2, "a line for each document, none for the padding"
     assert cli.main(["show", *words, "--rows", "0"]) == 0
     assert "row 1" not in capsys.readouterr().out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert cli.main(["show", *words]) == 0
-    assert "\x1b[32mGood day<|im_end|>\x1b[0m" in capsys.readouterr().out
 
 
 def test_show_masked_and_classified_rows(

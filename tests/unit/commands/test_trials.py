@@ -18,3 +18,4 @@ def test_last_error_of_a_log() -> None:
     report = "Traceback (most recent call last):\nChildFailedError: \nRoot Cause (first observed failure):\n[0]:\n  rank : 0"
     thrown = "Traceback (most recent call last):\n  x\n  ValueError: no\n"
     assert last_error(f"{report}\n  traceback : {thrown}\n====\n") == "ValueError: no"
+    assert last_error(f"rank 1: {thrown}") == "ValueError: no"
