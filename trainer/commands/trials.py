@@ -17,7 +17,8 @@ from .runs import Run, read_run
 # comes last and says nothing of the cause.
 _ERROR = re.compile(
     r"^\s*(?:\[rank\d+\]:\s*|traceback : )?"
-    r"(?!\S*(?:ChildFailed|CalledProcess)Error)([\w.]*(?:Error|Exception): .+|rank \d+: (?!Traceback).+)$",
+    r"(?!\S*(?:ChildFailed|CalledProcess)Error)([\w.]*(?:Error|Exception): .+|"
+    r"rank \d+: (?!Traceback).+)$",
     re.MULTILINE,
 )
 
