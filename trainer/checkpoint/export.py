@@ -113,16 +113,19 @@ def export_model(
     _raise_first(agreement.gather(changed_buffer(strategy)))
     strategy.sync_buffers()
 
-    kept = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
+    entries = []
+    handles = []
+    for name, shape, dtype, handle in strategy.named_tensors():
+        name_in_file = form.name(name)
+        if name_in_file is not None:
+            entries.append((name_in_file, shape, form.dtype(name, dtype)))
+            handles.append((name, handle))
+
     # Each tensor is gathered, on all ranks, when it is asked for.
-    tensors = (
-        strategy.gather(name, handle).to(form.dtype(name, dtype)) for name, _, dtype, handle in kept
-    )
+    pairs = zip(handles, entries, strict=True)
+    tensors = (strategy.gather(*handle).to(dtype) for handle, (_, _, dtype) in pairs)
     problem = ""
     if strategy.accelerator.is_main_process:
-        entries = []
-        for name, shape, dtype, _ in kept:
-            entries.append((str(form.name(name)), shape, form.dtype(name, dtype)))
         try:
             write_model(directory, form.file, entries, tensors, save_beside)
         except CheckpointError as error:
@@ -204,7 +207,7 @@ def check_storable(model: nn.Module) -> None:
 
 def exported_file(directory: Path) -> Path | None:
     """Return the tensor file of an exported model or of a part of it. None if there is none."""
-    return next(iter(sorted(directory.glob("*.safetensors"))), None)
+    return min(directory.glob("*.safetensors"), default=None)
 
 
 def export_dtypes(

@@ -250,10 +250,8 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
     if before == layout.world_size:
         rank = str(layout.rank)
-        kinds = {name: f"rng.{name}" for name in rng.read()}
-        rng.write(
-            {n: ranges.whole(kind, rank) for n, kind in kinds.items() if ranges.holds(kind, rank)}
-        )
+        stored = [name for name in rng.read() if ranges.holds(f"rng.{name}", rank)]
+        rng.write({name: ranges.whole(f"rng.{name}", rank) for name in stored})
         return []
 
     # The generators of so many ranks cannot be given to another number of ranks. New ones must not

@@ -27,7 +27,6 @@ from ..text import size
 from . import store
 from .disk import FileFact, check_free, check_shared
 from .parts import Parts
-from .pieces import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2
@@ -134,14 +133,10 @@ class Saver:
         self.last_step = parts.step
 
         # What fails here on one rank is known to all before anything is copied.
-        pieces: list[tuple[Key, Tensor]] = []
-        files: Mapping[str, bytes] = {}
-        user_tensors: Mapping[str, Tensor] = {}
         problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
-            if parts.rank == 0:
-                files, user_tensors = self._begin(parts)
+            files, user_tensors = self._begin(parts) if parts.rank == 0 else ({}, {})
         except (TrainerError, OSError) as error:
             problem = str(error)
         problems = self.agreement.gather(problem)
@@ -224,10 +219,7 @@ class Saver:
                 pinned=snapshot.pinned,
             )
         except (OSError, CheckpointError) as error:  # the new one is safe
-            self.say(
-                f"note: an older checkpoint than that of step {snapshot.step} cannot be deleted: "
-                f"{error}"
-            )
+            self.say(f"note: an old checkpoint cannot be deleted: {error}")
 
     def _fail(self, errors: list[str]) -> None:
         """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""

@@ -90,9 +90,7 @@ def take(
         "strategy": parts.strategy.plan.strategy,
         "world_size": parts.world_size,
     }
-    pinned: set[int] = set()
-    for callback in parts.callbacks:
-        pinned.update(callback.pinned_steps())
+    pinned = set().union(*(callback.pinned_steps() for callback in parts.callbacks))
     return Snapshot(
         step=parts.step, rank=parts.rank, facts=facts, pieces=taken, files=files, pinned=pinned
     )

@@ -106,8 +106,8 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
         step = step_of(path)
         is_multiple = keep_every is not None and step % keep_every == 0
         if step not in pinned and not is_multiple:
-            hidden = folder / f".{name_of(step)}.old"
-            os.rename(folder / name_of(step), hidden)
+            hidden = path.with_name(f".{path.name}.old")
+            os.rename(path, hidden)
             delete(hidden)
 
 
@@ -119,20 +119,11 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(damaged: Iterable[Path]) -> None:
-    """Rename damaged checkpoints to ``.damaged``, so that their steps can be written again.
-
-    Raises:
-        CheckpointError: one cannot be renamed.
-    """
+    """Rename damaged checkpoints to ``.damaged``, so that their steps can be written again."""
     for path in damaged:
         target = path.with_name(f"{path.name}.damaged")
-        try:
-            delete(target)
-            os.rename(path, target)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path}: is damaged and cannot be renamed: {error.strerror}"
-            ) from None
+        delete(target)
+        os.rename(path, target)
 
 
 def is_ours(entry: Path) -> bool:
