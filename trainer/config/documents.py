@@ -19,6 +19,7 @@ import yaml
 from ..errors import ConfigError, Origin, Problem, origin_of
 from .paths import not_local
 
+_MOST_VALUES = 100_000  # of a file. An alias counts as often as it is used
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
@@ -151,6 +152,8 @@ def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) ->
             rule = "a key must be text; put it in quotes"
         elif key in origins:
             rule = f"is set twice, first on line {origins[key].line}; keep one"
+        elif len(origins) > _MOST_VALUES:
+            rule = "too many values: do aliases (*name) repeat each other?"
         if rule:
             raise ConfigError(Problem(origin=origin, rule=rule))
         origins[key] = origin

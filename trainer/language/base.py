@@ -21,7 +21,7 @@ from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
-from .tokens import Corpus, Encoder, Int64Array, load_tokenizer, vocabulary_of
+from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -202,12 +202,15 @@ class TokenTask(LanguageTask):
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
         text_column: the column to train on, of rows with columns.
+        bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
+            first bad row ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
 
     config: dict[str, Any] | None = None
     text_column: str = "text"
+    bad_rows: BadRows = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +227,8 @@ class TokenTask(LanguageTask):
         Args:
             row: the first row of the data. Empty if the data is empty.
         """
-        return Encoder(self.load_tokenizer(), Columns(names=(self.text_column,)))
+        columns = Columns(names=(self.text_column,))
+        return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
@@ -234,8 +238,7 @@ class TokenTask(LanguageTask):
         corpus = Corpus.prepare(sources, encoder, self.cache_dir, key)
         if encoder.columns.kind != "text":
             self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
-        if corpus.left_out:
-            self.note(f"{corpus.left_out:,} documents without a token to train on are left out")
+        self.note(*corpus.notices)
         return corpus
 
     def build(self, auto_class: str, **defaults: Any) -> Any:

@@ -20,7 +20,7 @@ from .columns import USUAL, Columns, Kind
 from .ends import end_with
 from .loss import FusedHead, why_not_fusible
 from .meta_model import CAUSAL, small_copy
-from .packing import Collate, Packing, Rows
+from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
@@ -56,9 +56,13 @@ class CausalLM(TokenTask):
             the tokenizer's templates). By default the tokenizer's chat template.
         chat_template_kwargs: arguments of the template beside the messages. Those of a row come
             first.
+        turns: ``each`` trains on each turn of a conversation as the template writes the turn while
+            it is the last. By default a conversation is trained on once, as it is at its end.
         sequence_length: positions of a row.
         packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
-            each document a row. A document that is longer than a row is split.
+            each document a row.
+        long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
+            behind the first piece, or ``refuse``d.
         adapter: low-rank adapters, which alone are trained. {} for the defaults.
         attention: transformers' name: sdpa, eager, flash_attention_2 (on GPUs). By default the
             choice of the model's class.
@@ -77,8 +81,10 @@ class CausalLM(TokenTask):
     completion_column: str | None = None
     template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    turns: Literal["each"] | None = None
     sequence_length: Annotated[int, Field(ge=2)] = 1024
     packing: Packing = "best_fit"
+    long_documents: LongDocuments = "split"
     activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
 
@@ -91,8 +97,14 @@ class CausalLM(TokenTask):
 
     def build_data(self) -> Data:
         def rows(corpus: Corpus, chosen: Int64Array) -> Rows:
-            length, cache = self.sequence_length, self.cache_dir
-            return Rows(corpus, chosen, length=length, packing=self.packing, cache=cache)
+            return Rows(
+                corpus,
+                chosen,
+                length=self.sequence_length,
+                packing=self.packing,
+                long_documents=self.long_documents,
+                cache=self.cache_dir,
+            )
 
         train, evaluation = self.parts(self.tokenized, rows)
         tokenizer = self.load_tokenizer()
@@ -110,13 +122,18 @@ class CausalLM(TokenTask):
             usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
         fitting = (columns for columns in usual if None not in map(row.get, columns[1]))
         kind, names = next(fitting, usual[0])
-        columns = Columns(kind=kind, names=names, settings=self.chat_template_kwargs)
+        columns = Columns(
+            kind=kind,
+            names=names,
+            each_turn=self.turns == "each",
+            settings=self.chat_template_kwargs,
+        )
 
         tokenizer = self.load_tokenizer()
         if not columns.are_chats(row):
             end = tokenizer.eos_token_id
             self.memory.setdefault("ends", [] if end is None else [end])
-            return Encoder(tokenizer, columns)
+            return Encoder(tokenizer, columns, bad_rows=self.bad_rows)
 
         text, name = read_template(tokenizer, self.template)
         writer = ChatWriter(tokenizer, text)
@@ -124,7 +141,7 @@ class CausalLM(TokenTask):
         self.note(f"template: {name}")
         if not ends:
             self.note("template: no token ends a turn of the assistant")
-        return Encoder(tokenizer, columns, writer)
+        return Encoder(tokenizer, columns, writer, self.bad_rows)
 
     # -- model ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
-from .messages import FORMS, Chat, Form, Message, in_form, spoken_text
+from .messages import FORMS, Chat, Form, Message, in_form, spoken_text, thoughts_of
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
 from .templates import GENERATION
@@ -56,6 +56,10 @@ class ChatWriter:
     Args:
         tokenizer: that knows the special tokens of the template.
         text: of the template.
+
+    Attributes:
+        without_thoughts: how many of the assistant's turns the template wrote without their
+            thoughts, as many do with all turns but the last.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
@@ -63,6 +67,7 @@ class ChatWriter:
         self.text = text
         self.has_marks = GENERATION.search(text) is not None
         self.watched = compile_watched(text)
+        self.without_thoughts = 0
         self._form = cache(self._find_form)
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
@@ -102,6 +107,7 @@ class ChatWriter:
                     "{% generation %} around them"
                 )
                 raise setting_error("template", f"{origin} message {number + 1}", rule)
+            self.without_thoughts += chat.trained[number] and thoughts_of(message) not in written
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             rule = "the template leaves the row's tools out; give another template"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal
 
 from .messages import Chat, read_chat
@@ -52,11 +53,14 @@ class Columns:
             row has them. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``,
             the answer is ``output``.
         names: of the columns.
+        each_turn: a conversation is trained on turn by turn: each as the template writes the turn
+            while it is the last.
         settings: of the template, for all conversations. Those of a row come first.
     """
 
     kind: Kind = "text"
     names: tuple[str, ...] = ("text",)
+    each_turn: bool = False
     settings: Mapping[str, Any] | None = None
 
     def are_chats(self, row: Row) -> bool:
@@ -65,8 +69,8 @@ class Columns:
             return isinstance(row.get(self.names[0]), list)
         return self.kind in ("messages", "instruction")
 
-    def read_chat(self, row: Row, origin: str) -> Chat:
-        """Return the conversation of a row to train on.
+    def read_chats(self, row: Row, origin: str) -> list[Chat]:
+        """Return the conversations of a row to train on: one, or one for each turn.
 
         Raises:
             ConfigError: the row has another form.
@@ -93,7 +97,14 @@ class Columns:
             parts = take(row, origin, "instruction", "data", str), row.get("input")
             prompt.append({"role": "user", "content": "\n\n".join(filter(None, parts))})
             messages = [{"role": "assistant", "content": messages}]
-        return read_chat(origin, key, prompt, messages, settings)
+        chat = read_chat(origin, key, prompt, messages, settings)
+        if not self.each_turn:
+            return [chat]
+        turns = []
+        for number in compress(range(len(chat.trained)), chat.trained):
+            only = [False] * number + [True]
+            turns.append(replace(chat, messages=chat.messages[: number + 1], trained=only))
+        return turns
 
 
 def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[int]]:

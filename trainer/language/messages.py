@@ -52,6 +52,13 @@ class Form(NamedTuple):
 FORMS = (Form(False, False), Form(True, False), Form(False, True), Form(True, True))
 
 
+def thoughts_of(message: Message) -> str:
+    """Return the thoughts of a message: of their own key, or in its content."""
+    content, _, _ = message.get("content", "").rpartition("</think>")
+    thoughts = message.get("reasoning_content") or content.replace("<think>", "")
+    return str(thoughts).strip()
+
+
 def read_chat(
     origin: str, key: str, prompt: Any, messages: Any, settings: Mapping[str, Any]
 ) -> Chat:

@@ -21,11 +21,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ..data.cache import prepare_once
+from .problems import setting_error
 from .tokens import TARGET, Corpus, Int64Array, UInt32Array
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raise it when the same documents become other rows
 Packing = Literal["best_fit", "none"]
+LongDocuments = Literal["split", "cut", "refuse"]
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -39,18 +41,40 @@ class Rows(Dataset[dict[str, Tensor]]):
         chosen: documents of the corpus, by number.
         length: positions of a row.
         packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
+        long_documents: what to do with a document that has more positions than a row.
         cache: folder in which the plan of the rows is kept.
+
+    Raises:
+        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``, or no
+            row is left.
     """
 
     def __init__(
-        self, corpus: Corpus, chosen: Int64Array, *, length: int, packing: Packing, cache: str
+        self,
+        corpus: Corpus,
+        chosen: Int64Array,
+        *,
+        length: int,
+        packing: Packing,
+        long_documents: LongDocuments,
+        cache: str,
     ) -> None:
         self.tokens = corpus.tokens
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
+        longest = int((self.ends - corpus.starts[chosen]).max())
+        if longest - 1 > length and long_documents == "refuse":
+            rule = f"a document has {longest:,} tokens; raise it, or set long_documents"
+            raise setting_error("sequence_length", length, rule)
 
         def write_plan(folder: Path) -> None:
-            pieces = cut_documents(self.tokens, corpus.starts[chosen], self.ends, length)
+            pieces = cut_documents(
+                self.tokens,
+                corpus.starts[chosen],
+                self.ends,
+                length,
+                keep_rest=long_documents == "split",
+            )
             rows = np.arange(len(pieces) + 1)
             if packing == "best_fit":
                 order, rows = best_fit(pieces[:, 1], length)
@@ -60,9 +84,14 @@ class Rows(Dataset[dict[str, Tensor]]):
 
         # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        folder = prepare_once(cache, [FORMAT, self.version, length, packing], write_plan)
+        folder = prepare_once(
+            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
+        )
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
+        if len(self) == 0:
+            rule = "no document has a token to train on in its first positions; raise it"
+            raise setting_error("sequence_length", length, rule)
 
     def __len__(self) -> int:
         return len(self.rows) - 1
@@ -113,7 +142,7 @@ class Collate:
 
 
 def cut_documents(
-    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int
+    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
 ) -> Int64Array:
     """Cut documents into pieces of at most ``length`` positions. Pieces without a target go out.
 
@@ -121,17 +150,19 @@ def cut_documents(
         tokens: of all documents. The bit ``TARGET`` says which have a loss.
         starts, ends: of each document, in ``tokens``.
         length: positions of a row.
+        keep_rest: keep all pieces of a long document with a target. Else only its first piece.
 
     Returns:
         (first token, positions) of each piece, as (n, 2).
     """
     pieces = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        for first in range(start, end - 1, length):
+        stop = end - 1 if keep_rest else start + 1
+        for first in range(start, stop, length):
             size = min(length, end - 1 - first)
             if (tokens[first + 1 : first + size + 1] & TARGET).any():
                 pieces.append((first, size))
-    return np.array(pieces, np.int64)
+    return np.array(pieces, np.int64).reshape(-1, 2)
 
 
 def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array]:

@@ -3,7 +3,7 @@
     rows.jsonl, .ndjson, .json, .csv, .tsv, .parquet    rows, also packed as .gz
     notes.txt and any other file                        a text, which is a row
     a/*.jsonl                                           the files of one kind that match
-    folder                                              as datasets reads it
+    folder                                              as datasets reads or has saved it
     hf:NAME, hf:NAME:SUBSET                             a data set of the Hub
 
 ``@SPLIT`` behind a folder or a name of the Hub names its split: ``hf:NAME@train[:1000]``. Without
@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
+# A folder of ``save_to_disk`` has one of these files. load_dataset refuses such a folder.
+SAVED = ("dataset_dict.json", "state.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
 
 
 def _find(name: str, key: str) -> Source:
-    from datasets import load_dataset
+    from datasets import DatasetDict, load_dataset, load_from_disk
 
     given = str(Path(name).expanduser())
     matches = sorted(glob.glob(given, recursive=True)) or [given]
@@ -110,7 +112,11 @@ def _find(name: str, key: str) -> Source:
             raise setting_error(key, name, rule)
 
     try:
-        dataset = load_dataset(path, split=split, **options)
+        if any((Path(path) / file).is_file() for file in SAVED):
+            dataset = load_from_disk(path)
+            dataset = dataset[split] if isinstance(dataset, DatasetDict) else dataset
+        else:
+            dataset = load_dataset(path, split=split, **options)
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":

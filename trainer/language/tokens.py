@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
 
 from ..data.cache import prepare_once
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .chat import ChatWriter, TrainingText
 from .columns import Columns, read_ids, take
 from .problems import first_line, setting_error
@@ -31,6 +31,7 @@ ROWS = 512  # that are encoded at once, by as many threads as the tokenizer uses
 Encoded = tuple[list[int], Any]  # tokens, and 1 for each that is a target, else 0
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
+BadRows = Literal["leave_out"] | None
 
 
 def load_tokenizer(name: str, key: str) -> Any:
@@ -69,30 +70,42 @@ class Encoder:
     Args:
         columns: of a row that are trained on.
         writer: of conversations. None: the rows are no conversations.
+        bad_rows: whether rows that cannot be trained on are left out. ``bad`` has their errors.
     """
 
     tokenizer: Any
     columns: Columns
     writer: ChatWriter | None = None
+    bad_rows: BadRows = None
+    bad: list[ConfigError] = field(default_factory=list)
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[Encoded]:
-        """Yield the tokens of some rows, in order.
+        """Yield the tokens of each document of some rows, in order.
 
         Args:
-            rows: at least one row, each with its origin, for messages.
+            rows: each with its origin, for messages.
 
         Raises:
-            ConfigError: a row cannot be trained on.
+            ConfigError: a row cannot be trained on, and such rows are not left out.
         """
-        if self.columns.kind == "ids":
-            known = vocabulary_of(self.tokenizer)
-            for origin, row in rows:
-                yield read_ids(row, origin, self.columns.names[0], known)
+        known = vocabulary_of(self.tokenizer) if self.columns.kind == "ids" else 0
+        documents: list[TrainingText] = []
+        for origin, row in rows:
+            try:
+                if self.columns.kind == "ids":
+                    yield read_ids(row, origin, self.columns.names[0], known)
+                else:
+                    documents += self._texts(origin, row)
+            except ConfigError as error:
+                if self.bad_rows is None:
+                    raise
+                self.bad.append(error)
+        if not documents:
             return
 
         # All texts in one call: a fast tokenizer then uses several threads. A chat template writes
         # the special tokens itself.
-        texts, spans = zip(*[self._text(origin, row) for origin, row in rows], strict=True)
+        texts, spans = zip(*documents, strict=True)
         coded = self.tokenizer(
             list(texts),
             add_special_tokens=self.writer is None,
@@ -105,17 +118,17 @@ class Encoder:
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
             yield (ids, targets) if self.writer else self._with_ends(ids, targets)
 
-    def _text(self, origin: str, row: Row) -> TrainingText:
-        """Return the text of a row, and the spans that are trained on."""
+    def _texts(self, origin: str, row: Row) -> list[TrainingText]:
+        """Return the texts of a row, each with the spans that are trained on."""
         columns = self.columns
         if self.writer is not None:
-            return self.writer.write(origin, columns.read_chat(row, origin))
+            return [self.writer.write(origin, chat) for chat in columns.read_chats(row, origin)]
 
         text: str = take(row, origin, columns.names[0], f"{columns.kind}_column", str)
         if columns.kind == "text":
-            return text, None
+            return [(text, None)]
         whole = text + take(row, origin, columns.names[1], "completion_column", str)
-        return whole, [(len(text), len(whole))]
+        return [(whole, [(len(text), len(whole))])]
 
     def _with_ends(self, ids: list[int], targets: Any) -> Encoded:
         """Drop a second token that begins the text, and add the token that ends it, a target.
@@ -164,13 +177,13 @@ class Corpus:
         tokens: in uint32. The bit ``TARGET`` says which are targets.
         ends: where each document ends in ``tokens``.
         content: changes with the tokens and with which of them are targets, and with nothing else.
-        left_out: number of documents without a target, which are left out.
+        notices: about rows that are left out, for the banner.
     """
 
     tokens: UInt32Array
     ends: Int64Array
     content: str
-    left_out: int = 0
+    notices: Sequence[str] = ()
 
     @classmethod
     def prepare(cls, sources: Sequence[Source], encoder: Encoder, cache: str, key: str) -> Corpus:
@@ -192,6 +205,7 @@ class Corpus:
             [source.digest for source in sources],
             dataclasses.asdict(encoder.columns),
             writer and writer.text,
+            encoder.bad_rows,
             sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
             str(tokenizer.special_tokens_map),
         ]
@@ -222,7 +236,11 @@ class Corpus:
 
 
 def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
-    """Write the files of a corpus: tokens.bin, ends.npy, about.json."""
+    """Write the files of a corpus: tokens.bin, ends.npy, about.json.
+
+    Raises:
+        ConfigError: of the first row, if all rows are bad.
+    """
     from tqdm import tqdm
 
     rows = chain.from_iterable(source.read() for source in sources)
@@ -241,8 +259,21 @@ def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
                 content.update(tokens.tobytes())
                 lengths.append(len(ids))
 
+    notices = []
+    if encoder.bad:
+        if not lengths:
+            raise encoder.bad[0]
+        notices.append(f"{len(encoder.bad):,} bad rows are left out, the first: {encoder.bad[0]}")
+    if left_out:
+        notices.append(f"{left_out:,} documents without a token to train on are left out")
+    if encoder.writer is not None and encoder.writer.without_thoughts:
+        notices.append(
+            f"the template leaves out the thoughts of {encoder.writer.without_thoughts:,} turns; "
+            "turns: each trains on each turn as the last of its conversation"
+        )
+
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.tobytes())
     np.save(folder / "ends.npy", ends)
-    about = {"content": content.hexdigest(), "left_out": left_out}
+    about = {"content": content.hexdigest(), "notices": notices}
     (folder / "about.json").write_text(json.dumps(about))

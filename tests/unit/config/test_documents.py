@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from config_loading import problems
 
 from trainer.config.documents import read_document
 from trainer.config.load import load_config
+from trainer.errors import ConfigError
 
 
 def test_numbers_are_what_they_look_like_and_all_else_is_text(here: Path) -> None:
@@ -72,7 +74,15 @@ def test_wrong_json_is_one_line(here: Path, text: str, rule: str) -> None:
     assert line.startswith(f"train.json{rule}")
 
 
-def test_aliases_and_merges(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [6, 30])
+def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path: Path) -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{one}: &a{one} [{', '.join([f'*a{one - 1}'] * 10)}]" for one in range(1, depth)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(rows))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"bomb.yaml:1: .*: too many values: do aliases"):
+        read_document(tmp_path / "bomb.yaml")
+    assert time.monotonic() - began < 20
     (tmp_path / "fine.yaml").write_text("a: &a {x: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, y: 1}\n")
     data = read_document(tmp_path / "fine.yaml").data
     assert data["b"] == [{"x": [1, 2]}] * 2 and data["c"] == {"x": [1, 2], "y": 1}

@@ -19,6 +19,7 @@ from chats import (
     FILTERED,
     PARTS,
     THOUGHTFUL,
+    encoder,
     template_file,
     trained_spans,
     trained_texts,
@@ -55,11 +56,25 @@ def test_what_the_assistant_says_is_trained_on_without_the_generation_prompt(
     assert trained_spans(template, conversation("Hi", "Good", "And you?", "Fine")) == turns
 
 
-def test_a_conversation_is_trained_on_as_it_is_at_its_end() -> None:
+def test_a_conversation_is_trained_on_as_it_is_at_its_end_or_turn_by_turn() -> None:
     assert trained_spans(DROPS_THOUGHTS, THOUGHTFUL) == [
         "Hello<|im_end|>\n",
         "<think>\nso\n</think>\n\nBye<|im_end|>\n",
     ]
+    assert trained_spans(DROPS_THOUGHTS, THOUGHTFUL, each_turn=True) == [
+        "<think>\nhm\n</think>\n\nHello<|im_end|>\n",
+        "<think>\nso\n</think>\n\nBye<|im_end|>\n",
+    ]
+
+
+def test_turns_whose_thoughts_a_template_leaves_out_are_counted() -> None:
+    told = encoder(DROPS_THOUGHTS)
+    list(told.encode([("row", THOUGHTFUL)]))
+    assert told.writer is not None
+    assert told.writer.without_thoughts == 1
+    plain = encoder(CHATML)
+    list(plain.encode([("row", conversation("a", "b", "c", "d"))]))
+    assert plain.writer is not None and plain.writer.without_thoughts == 0
 
 
 @pytest.mark.parametrize(
@@ -216,7 +231,9 @@ def test_a_template_that_raises_is_named_with_the_conversation(
             causal.build_data()
 
 
-def test_settings_reach_the_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+def test_settings_reach_the_template_and_turns_may_be_documents(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
     data = str(save_rows(tmp_path / "a.jsonl", [conversation("a", "one", "c", "two")]))
     template = UNMARKED.replace("<|im_end|>", "{{ ending }}")
     keys = {
@@ -227,3 +244,5 @@ def test_settings_reach_the_template(task: Callable[..., CausalLM], tmp_path: Pa
     }
     assert trained_texts(task(**keys)) == ["one!\n", "two!\n"]
     assert len(task(**keys).build_data().train) == 1
+    assert sorted(trained_texts(task(**keys, turns="each"))) == ["one!\n", "two!\n"]
+    assert len(task(**keys, turns="each").build_data().train) == 2

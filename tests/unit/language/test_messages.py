@@ -10,7 +10,7 @@ from chats import CALL, encoder, trained_spans
 from tiny_language import MARKED, conversation, tokenizer
 
 from trainer import ConfigError
-from trainer.language.messages import Form, in_form, read_chat, spoken_text
+from trainer.language.messages import Form, in_form, read_chat, spoken_text, thoughts_of
 from trainer.language.templates import CHATML
 
 
@@ -78,5 +78,9 @@ def test_arguments_of_a_call_are_text_or_a_mapping(form: Form, arguments: Any) -
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-def test_thoughts_are_no_part_of_the_spoken_text() -> None:
-    assert spoken_text({"content": "<think>\nhm\n</think>\nHello"}) == "Hello"
+def test_thoughts_are_taken_from_their_key_or_the_content() -> None:
+    content = "<think>\nhm\n</think>\nHello"
+    assert thoughts_of({"reasoning_content": " so "}) == "so"
+    assert thoughts_of({"content": content}) == "hm"
+    assert thoughts_of({"content": "Hello"}) == ""
+    assert spoken_text({"content": content}) == "Hello"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tiny_language import (
     conversation,
@@ -17,6 +18,7 @@ from tiny_language import (
     tokenizer,
 )
 
+from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED, Collate, Rows, best_fit
 from trainer.language.tokens import TARGET, Corpus
@@ -33,7 +35,7 @@ def corpus(*documents: list[int], is_target: Callable[[int], bool] = bool) -> Co
 
 def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
     chosen = np.arange(len(found.ends))
-    options: dict[str, Any] = {"packing": "best_fit", **settings}
+    options: dict[str, Any] = {"packing": "best_fit", "long_documents": "split", **settings}
     return Rows(found, chosen, length=length, cache=str(cache), **options)
 
 
@@ -84,6 +86,23 @@ def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_lef
     rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1
+    with pytest.raises(
+        ConfigError, match="no document has a token to train on in its first positions"
+    ):
+        rows_of(found, tmp_path, 4, long_documents="cut")
+
+
+def test_long_documents_are_cut_or_refused_on_request(tmp_path: Path) -> None:
+    found = corpus([1, 2], list(range(10, 25)))
+    rows = rows_of(found, tmp_path, 6, long_documents="cut")
+    assert predictions(rows)[-1] == (15, 16)
+    with pytest.raises(
+        ConfigError, match=r"sequence_length: 6: a document has 15 tokens; raise it"
+    ):
+        rows_of(found, tmp_path, 6, long_documents="refuse")
+    assert len(rows_of(corpus(list(range(7))), tmp_path, 6, long_documents="refuse")) == 1, (
+        "7 tokens fit in 6"
+    )
 
 
 def test_best_fit_fills_rows_and_keeps_to_their_length() -> None:

@@ -30,9 +30,11 @@ def test_rows_are_the_same_from_every_kind_of_file(
     save_rows(folder / "a.jsonl", ROWS)
     (tmp_path / "a.json").write_text(json.dumps(ROWS))
     parquet.write_table(Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    (tmp_path / "splits").mkdir()
-    save_rows(tmp_path / "splits" / "train.jsonl", ROWS)
-    save_rows(tmp_path / "splits" / "test.jsonl", ROWS[2:])
+    saved = datasets.Dataset.from_list(ROWS)
+    saved.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": saved, "test": saved.select([2])}).save_to_disk(
+        str(tmp_path / "splits")
+    )
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     for name in ("a.ndjson", "A.JSONL", "lines.json"):
         (tmp_path / name).write_text(lines)
@@ -46,6 +48,7 @@ def test_rows_are_the_same_from_every_kind_of_file(
         "a.parquet",
         "folder",
         "fol*/*.jsonl",
+        "saved",
         "splits",
         "splits@train",
     ):
@@ -141,9 +144,10 @@ def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty': cannot be read: .* any data files"):
         read_rows(str(tmp_path / "empty"))
-    (tmp_path / "splits").mkdir()
-    save_rows(tmp_path / "splits" / "test.jsonl", ROWS)
-    with pytest.raises(ConfigError, match=r"splits': cannot be read: .*"):
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    with pytest.raises(ConfigError, match=r"splits': cannot be read: .*train"):
         read_rows(str(tmp_path / "splits"))
     with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be read: "):
         read_rows("hf:no-such/set")

@@ -1,4 +1,4 @@
-"""Texts and completions as tokens: which are targets, and which end a text."""
+"""Texts, completions and bad rows as tokens: which are targets, and which end a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chats import CHATS, trained_texts
-from tiny_language import save_rows, tokenizer
+from tiny_language import conversation, save_rows, tokenizer
 
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
@@ -86,7 +86,7 @@ def joined_words() -> Any:
 
 def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
     """All tokens of a prompt and its completion, and those that are targets."""
-    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")))
+    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")), None)
     [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
@@ -106,7 +106,7 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 
     own = joined_words()
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
-    encoder = Encoder(own, Columns())
+    encoder = Encoder(own, Columns(), None)
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
         [(ids, flags)] = encoder.encode([("row", {"text": text})])
         tokens = own.convert_ids_to_tokens(ids)
@@ -119,3 +119,20 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
     )
     assert pair(own, "ask:", " you")[0][-2:] == ["▁you", "</s>"]
     assert pair(own, "ask:", " you")[1] == ["▁you", "</s>"]
+
+
+BAD = [conversation("a", "b"), {"messages": []}, conversation("c", "d"), {"messages": "x"}]
+
+
+def test_bad_rows_are_counted_and_left_out_on_request(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    data = str(save_rows(tmp_path / "a.jsonl", BAD))
+    with pytest.raises(ConfigError, match=r"a.jsonl row 2': must hold a list of "):
+        task(data=data).build_data()
+    causal = task(data=data, bad_rows="leave_out", packing="none")
+    assert len(causal.build_data().train) == 2
+    assert any(line.startswith("2 bad rows are left out, the first: ") for line in causal.notices())
+    alone = str(save_rows(tmp_path / "b.jsonl", BAD[1:2]))
+    with pytest.raises(ConfigError, match="must hold a list of"):
+        task(data=alone, bad_rows="leave_out").build_data()

@@ -97,11 +97,14 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-    own = {
-        field: Sourced(data[key], doc.origin(key))
-        for field, key in _OWN_FIELDS.items()
-        if data.get(key) is not None
-    }
+        dtype = data.get("data_types", {}).get("grad_accum_dtype") or "fp32"
+        if dtype != "fp32":
+            found = Sourced(dtype, doc.origin("data_types.grad_accum_dtype"))
+            check.refuse(found, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
+    own = {}
+    for field, key in _OWN_FIELDS.items():
+        if data.get(key) is not None:
+            own[field] = Sourced(data[key], doc.origin(key))
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
