@@ -20,6 +20,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
+        if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            if all(isinstance(item, Mapping) for item in (*old, *new)):
+                old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         elif old != new:
