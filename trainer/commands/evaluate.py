@@ -134,7 +134,12 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     told = "write the results of Task.prediction_step; FILE.NAME.jsonl for a set with a name"
     add("--predictions", type=local_path, metavar="FILE.jsonl", help=told)
     add("--only_predictions", action="store_true", help="measure nothing")
-    return parser.parse_known_args(argv)
+    args, words = parser.parse_known_args(argv)
+    if args.only_predictions and args.predictions is None:
+        parser.error("--only_predictions needs --predictions FILE.jsonl")
+    if args.predictions and args.predictions.suffix != ".jsonl":
+        parser.error("--predictions FILE must end in .jsonl")
+    return args, words
 
 
 def find_model(target: Path) -> tuple[Path, Path | None]:
