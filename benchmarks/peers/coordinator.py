@@ -218,7 +218,7 @@ def origin(command: str) -> dict[str, Any]:
         "date": str(date.today()),
         "load_before": round(os.getloadavg()[0], 2),
         "machine": machine(torch.device("cpu"), lambda one: [one]),
-        "versions": versions(installed=True),
+        "versions": versions(),
     }
 
 

@@ -43,11 +43,12 @@ def restore_optimizer(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -
             # A flat group keeps one value for all its parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
-            state = _read_values(strategy, state_key, names, form, ranges, notices)
+            values = _read_values(strategy, state_key, names, form, ranges, notices)
+            state: dict[str, Any] = {}
             for key, dtype in form.ranges.items():
-                if state or any(ranges.holds(PREFIX + key, name) for name in names):
+                if values or any(ranges.holds(PREFIX + key, name) for name in names):
                     state[key] = torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
-            states[state_key] = state
+            states[state_key] = {**state, **values}
 
         for key in form.ranges:
             if ranges.holds(PREFIX + key, shard.name):

@@ -35,7 +35,8 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
             cls = getattr(module, class_name, None)
             if isinstance(cls, type) and issubclass(cls, base):
                 return cls
-            rule = f"the module has no {class_name!r}; {did_you_mean(class_name, dir(module))}"
+            names = [name for name in dir(module) if not name.startswith("_")]
+            rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
             if cls is not None:
                 package = base.__module__.partition(".")[0]
                 rule = f"does not name a subclass of {package}.{base.__name__}"
