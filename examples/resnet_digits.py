@@ -3,7 +3,7 @@ r"""A small ResNet on handwritten digits, with what people bring to one.
     trainer train --config examples/configs/resnet_digits.yaml
     accelerate launch --config_file accel_configs/fsdp.yaml -m trainer train \
         --config examples/configs/resnet_digits.yaml
-    trainer evaluate runs/resnet_digits --best --predictions predictions.jsonl
+    trainer evaluate runs/resnet_digits/best --predictions predictions.jsonl
 
 BatchNorm, mixup that fades by epoch, class weights, two learning rates, a stem that is frozen at
 first, a moving average, two evaluation sets, pictures. The curve is the same under every strategy
