@@ -203,6 +203,9 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     """
     _do_last_work()
 
+    # The launcher ends all processes when one ends: this error must be printed first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     # The rank that claims the error. None if there is no store to ask, as before the processes
     # are connected, when every rank reads the same files and finds the same fault.
     owner = claim_first_error()
