@@ -15,13 +15,13 @@ def same_on_all_ranks(facts: Mapping[str, str], gather: Callable[[Any], list[Any
     Collective: call on every rank.
 
     Args:
-        facts: values by what they are of, both for people.
+        facts: values by what they are of, both for people. Their order counts.
         gather: collects a value of every rank, in rank order.
 
     Returns:
         The first difference, as ``rank 1: lr is 0.1, rank 0: 0.001``. Empty if there is none.
     """
-    checksum = xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode())
+    checksum = xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())
     if len(set(gather(checksum))) == 1:
         return ""
 
@@ -32,4 +32,7 @@ def same_on_all_ranks(facts: Mapping[str, str], gather: Callable[[Any], list[Any
             value, of_rank_0 = own.get(name, "missing"), first.get(name, "missing")
             if value != of_rank_0:
                 return f"rank {rank}: {name} is {value}, rank 0: {of_rank_0}"
+        for name, of_rank_0 in zip(own, first, strict=True):
+            if name != of_rank_0:
+                return f"rank {rank}: in another order: {name} stands where rank 0 has {of_rank_0}"
     return ""

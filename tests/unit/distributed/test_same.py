@@ -30,6 +30,10 @@ FACTS = {"seed": "0", "lr": "0.1", "warmup": "5"}
         ({**FACTS, "seed": "1", "lr": "1"}, "rank 1: seed is 1, rank 0: 0"),
         ({**FACTS, "more": "2"}, "rank 1: more is 2, rank 0: missing"),
         ({"seed": "0", "lr": "0.1"}, "rank 1: warmup is missing, rank 0: 5"),
+        (
+            {"seed": "0", "warmup": "5", "lr": "0.1"},
+            "rank 1: in another order: warmup stands where rank 0 has lr",
+        ),
     ],
 )
 def test_the_first_difference_names_rank_and_both_values(others: Any, told: str) -> None:
