@@ -282,6 +282,8 @@ def sets_of(data: Data) -> dict[str, EvaluationSet]:
         return {}
     if not isinstance(given, Mapping) or 0 in given:  # a mapping with the key 0 is a data set
         given = {UNNAMED: given}
+    elif not given:
+        raise DataError("Data.evaluation holds no set: give some by name, or None")
     elif not all(isinstance(name, str) and name.strip() and "/" not in name for name in given):
         rule = "the names of sets must be text without a slash: metrics are eval/name/loss"
         raise DataError(f"Data.evaluation: {list(given)}: {rule}")

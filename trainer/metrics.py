@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import ConfigError, DataError, Origin, Problem
+from .text import kind_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -73,7 +74,13 @@ class WeightedSums:
 
         Raises:
             ConfigError: one number for a whole batch, whose weight is unknown.
+            DataError: the values have no names.
         """
+        if not isinstance(metrics, Mapping):
+            raise DataError(
+                "evaluation_step must return values by name, {name: value}; "
+                f"it returned {kind_of(metrics)}"
+            )
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)

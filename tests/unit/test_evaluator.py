@@ -75,6 +75,7 @@ def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
 @pytest.mark.parametrize(
     ("evaluation", "told"),
     [
+        ({}, "Data.evaluation holds no set: give some by name, or None"),
         ({"a/b": [1]}, "Data.evaluation: ['a/b']: the names of sets must be text without a slash"),
         ({" ": [1]}, "Data.evaluation: [' ']: the names of sets must be text without a slash"),
         ({1: [1]}, "Data.evaluation: [1]: the names of sets must be text"),

@@ -16,7 +16,7 @@ from layouts import Numbers, layout
 from torch import Tensor
 
 from trainer.data.evaluation import EvaluationBatches
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.metrics import WeightedSums
 
 
@@ -161,6 +161,16 @@ def test_a_number_from_the_host_meets_the_others_on_the_device() -> None:
     sums = WeightedSums()
     sums.add({"host": (3.0, 2.0), "device": torch.ones(4, device="meta")})
     assert sums.reduce(OnMeta()).keys() == {"host", "device"} and OnMeta.reduced[0].is_meta  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"), [(None, "None"), (torch.ones(4), "a Tensor"), ([1.0], "a list")]
+)
+def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
+    with pytest.raises(
+        DataError, match=f"^evaluation_step must return values by name, .* it returned {said}$"
+    ):
+        WeightedSums().add(result)
 
 
 def test_torchmetrics_that_no_step_names_can_be_dropped(accelerator: Accelerator) -> None:
