@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import ConfigError, LaunchError, Problem, origin_of
 from ..optim.groups import OF_GROUPS, describe_groups
 from ..optim.schedule import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from ..plan import Plan
 
-# Keys of the config that describe the optimizer.
-SETTINGS = ("optimizer", "optimizer_settings", *OF_GROUPS)
-
 
 def build_optimizer(
     task: Task, config: TrainConfig, model: nn.Module, plan: Plan
@@ -31,10 +28,11 @@ def build_optimizer(
     """Build the task's optimizer, by default the plan's. Parameters outside of it are frozen.
 
     Returns:
-        The optimizer, its description for reports, and notices: of parameters that were frozen, and
-        of settings that the task's own optimizer may not have.
+        The optimizer, its description for reports, and a notice if parameters were frozen.
 
     Raises:
+        ConfigError: the task builds an optimizer, and the config names another, or settings that
+            this optimizer does not have.
         LaunchError: the task built no optimizer, or an optimizer that trains nothing, or that holds
             a parameter which is not the model's: its gradient would not be exchanged.
     """
@@ -71,11 +69,33 @@ def build_optimizer(
         rate = described[0]["lr"]
         if rate != plan.lr:
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
-        given = [key for key in SETTINGS if getattr(config, key) != DEFAULTS[key]]
-        if given:
-            unsure = listed(given, len(given))
-            notices.append(f"{built_by} builds the optimizer: {unsure} count only if it reads them")
+        unused = _unused(config, optimizer, described)
+        if unused:
+            kind = type(optimizer).__name__
+            rule = f"no effect: {built_by} builds the optimizer, {kind}; remove {listed(unused)}"
+            raise ConfigError(Problem(origin=origin_of(plan.origins, unused[0]), rule=rule))
     return optimizer, reported, notices
+
+
+def _unused(config: TrainConfig, optimizer: Optimizer, groups: list[dict[str, Any]]) -> list[str]:
+    """Return the keys of the config that name another optimizer, or a value that no group has.
+
+    A default is not compared: the config.yaml of an earlier run has all keys.
+    """
+    given = {key: getattr(config, key) for key in OF_GROUPS} | config.optimizer_settings
+    unused = [
+        key
+        for key, value in given.items()
+        if value != DEFAULTS.get(key)
+        and all(_as_json(group.get(key)) != _as_json(value) for group in groups)
+    ]
+    named = (config.optimizer or "").lower()
+    is_other = named and not named.endswith(type(optimizer).__name__.lower())
+    return ["optimizer", *unused] if is_other else unused
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:
