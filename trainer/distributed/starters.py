@@ -38,7 +38,7 @@ def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
     """Return which program started one process a rank, and the ranks by torchrun's names.
 
     Raises:
-        LaunchError: the variables of several processes are incomplete.
+        LaunchError: the variables of several processes are incomplete, or hold no ranks.
     """
     name: Name = "environment" if "RANK" in env and "WORLD_SIZE" in env else "python"
     ranks = {"LOCAL_RANK": "0"} if name == "environment" else {}
@@ -53,8 +53,10 @@ def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
             break
 
     told = {key: {**ranks, **env}.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    is_one = told["RANK"] in ("", "0") and told["WORLD_SIZE"] in ("", "1")
-    if not all(told.values()) and not (is_one and (told["RANK"] or not is_started)):
+    rank, world_size = told["RANK"], told["WORLD_SIZE"]
+    is_rank = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
+    is_one = rank in ("", "0") and world_size in ("", "1")
+    if not (is_rank and told["MASTER_ADDR"]) and not (is_one and (told["RANK"] or not is_started)):
         found = ", ".join(f"{key}={value!r}" for key, value in told.items())
         raise LaunchError(
             f"several processes (by: {name}) do not know each other: {found}; set all of them, "

@@ -99,6 +99,8 @@ def test_plain_python(lines: list[list[str]]) -> None:
         {"WORLD_SIZE": "8", "MASTER_ADDR": "node1"},
         {"RANK": "1"},
         {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+        {"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
         {"RANK": "-1", "WORLD_SIZE": "1"},
         {"PMI_SIZE": "16", "PMI_RANK": "15"},
         {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "15"},
