@@ -39,8 +39,9 @@ def configured_callbacks(
     made: list[Any] = []
     for number, value in enumerate(values):
         place = f"callbacks.{number}"
-        (named, settings), *more = value.items() if isinstance(value, Mapping) else [(value, None)]
-        if more or not isinstance(settings, Mapping | None):
+        items = [*value.items()] if isinstance(value, Mapping) else [(value, None)]
+        named, settings = items[0] if len(items) == 1 else ("", "")
+        if not isinstance(settings, Mapping | None):
             check.record(place, "must be module:Class, or {module:Class: {its settings}}", value)
             continue
 

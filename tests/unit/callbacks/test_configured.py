@@ -117,6 +117,7 @@ def test_a_class_with_empty_settings() -> None:
         (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
         ("Thaw", "must be module:Class, such as mymodule:LogImages"),
         ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or {module"),
+        ({}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": 3}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
         ({f"{HERE}:Thaw": {"at": "3"}}, "must be a valid integer"),
