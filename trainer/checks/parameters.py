@@ -32,34 +32,30 @@ class EditedParameters(Callback):
     """
 
     def __init__(self) -> None:
-        self._looks = False  # not before the first step
-        self._counts: list[int] = []
+        self._counts: dict[str, int] | None = None  # None: nothing is compared
         self._writes = 0
 
     def on_start(self, run: Run) -> None:
-        self._read(run)
-        self._looks = bool(self._counts)  # under DDP the parameters are the values
+        if run.strategy.temporary_parameters():  # under DDP the parameters are the values
+            self._read(run)
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
-        if not self._looks:
-            return
-        if run.strategy.writes == self._writes:
+        if self._counts is None or run.strategy.writes == self._writes:
             self._compare(run)
         else:
             self._read(run)
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
-        if self._looks:
-            self._compare(run)
+        self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if self._looks:
+        if self._counts is not None:
             self._read(run)
 
     def on_save(self, run: Run) -> None:
-        if self._looks and run.strategy.writes == self._writes:
+        if run.strategy.writes == self._writes:
             self._compare(run)
 
     def _read(self, run: Run) -> None:
@@ -68,35 +64,29 @@ class EditedParameters(Callback):
 
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` if a parameter was edited since its count was read."""
-        counts = _edits(run)
-        if counts == self._counts:
+        if self._counts is None:
             return
-
-        pairs = zip(_looked_at(run), self._counts, counts, strict=True)
-        names = {str(name) for (name, _), before, after in pairs if before != after}
-        raise LaunchError(
-            f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
-            "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
-            "in a callback's on_step"
-        )
-
-
-def _edits(run: Run) -> list[int]:
-    """Return how often each parameter was edited in place. 0 if it is not gathered now."""
-    named = _looked_at(run)
-    return [0 if parameter is None else edit_count(parameter) for _, parameter in named]
+        before = self._counts
+        names = [name for name, count in _edits(run).items() if count != before.get(name, 0)]
+        if names:
+            raise LaunchError(
+                f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
+                "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
+                "in a callback's on_step"
+            )
 
 
-def _looked_at(run: Run) -> Sequence[tuple[str, Tensor | None]]:
-    """Return the parameters that are looked at, by name.
+def _edits(run: Run) -> dict[str, int]:
+    """Return how often each parameter that is gathered now was edited in place, by name.
 
     If a part of the model is saved, only that part: the task says that the rest stays as it is.
     """
-    named = run.strategy.temporary_parameters()
     saved = run.parts.model_file.names
-    if saved is None:
-        return named
-    return [(name, parameter) for name, parameter in named if name in saved]
+    return {
+        name: edit_count(parameter)
+        for name, parameter in run.strategy.temporary_parameters()
+        if parameter is not None and (saved is None or name in saved)
+    }
 
 
 class TrainableSet(Callback):
