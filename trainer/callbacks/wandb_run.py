@@ -16,6 +16,7 @@ from typing import Any
 from accelerate.tracking import WandBTracker
 
 from ..config.naming import experiment_of
+from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
 from ..run import Run
 from ..text import is_secret
@@ -46,8 +47,11 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             silent=True,
             x_disable_meta=any(is_secret(word.partition("=")[0]) for word in sys.argv),
         )
+        project = config.project
+        if project == DEFAULTS["project"]:
+            project = os.environ.get("WANDB_PROJECT") or project
         super().__init__(
-            config.project,
+            project,
             id=run_id(training.directory),
             resume="allow",
             group=experiment_of(config),

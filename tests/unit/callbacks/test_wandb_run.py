@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_run import fake_run
 from launchers import ROOT, clean_environment
+from plans import plan, request
 from tracked import SECRET
 from trackers import inspect, quiet
 
+from trainer import TrainConfig
 from trainer.callbacks import wandb_run
 from trainer.reporting.directory import RunDirectory
 
@@ -139,3 +142,14 @@ def test_the_variable_is_the_id_of_a_fresh_folder_alone(
 
     monkeypatch.setenv("WANDB_RUN_ID", "other")
     assert wandb_run.run_id(directory) == "mine", "the folder continues its run"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "mine"), ("own", "own")])
+def test_the_project_of_the_config_goes_before_the_variable(
+    given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    config = TrainConfig(task="a:B", max_steps=1, **({"project": given} if given else {}))
+    run = fake_run(config=config, plan=plan(request("ddp")), name="run")
+    run.directory = RunDirectory(str(tmp_path), main=True)
+    assert wandb_run.WandbRun(run).run_name == expected
