@@ -124,7 +124,7 @@ def raw_read(path: Path, weights: list[Tensor], state: list[Tensor]) -> None:
 def held(one: Trainer) -> tuple[list[Tensor], list[Tensor]]:
     """Return copies of what this rank loads: weights, and the optimizer's state of them."""
     shards, optimizer = [*one.run.strategy.shards()], one.run.strategy.optimizer
-    form = one.run.optimizer_form
+    form = one.run.parts.optimizer_form
     state = [
         tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()
     ]
@@ -232,7 +232,7 @@ def measure(
         begin(one, 1)
         have_pages(root / f"pages-{rank}", mine)
         launched.accelerator.wait_for_everyone()
-        saved.append(seconds(one.save))
+        saved.append(seconds(one.run.save))
 
     def read_by_hand() -> None:
         launched.accelerator.wait_for_everyone()
@@ -248,15 +248,15 @@ def measure(
 
     def load_and_stall() -> None:
         begin(one, 1)
-        rises.append(rise(one.save)[1])
-        info = discover.inspect(args.of or one.saver.folder / store.name_of(1))
-        checks.append(seconds(partial(discover.verify, info, one.agreement)))
+        rises.append(rise(one.run.save)[1])
+        info = discover.inspect(args.of or one.run.saver.folder / store.name_of(1))
+        checks.append(seconds(partial(discover.verify, info)))
 
         def load() -> None:
             restore.load(one.run.parts, info, allow_change=True)
 
         def as_new() -> None:
-            one.strategy.optimizer.state.clear()
+            one.run.strategy.optimizer.state.clear()
             trim()
             launched.accelerator.wait_for_everyone()
 
@@ -268,12 +268,12 @@ def measure(
         as_new()
         before = bytes_from_disk()
         cold_loads.append(seconds(load))
-        from_disk.append(one.agreement.sum(bytes_from_disk() - before) / info.bytes)
-        one.saver.policy = replace(one.saver.policy, in_background=True)
+        from_disk.append(one.run.agreement.sum(bytes_from_disk() - before) / info.bytes)
+        one.run.saver.config = replace(config, save_in_background=True)
         begin(one, 2)
-        stalls.append(seconds(one.save))
-        one.saver.finish()
-        one.saver.policy = replace(one.saver.policy, in_background=False)
+        stalls.append(seconds(one.run.save))
+        one.run.saver.finish()
+        one.run.saver.config = replace(config, save_in_background=False)
 
     for one_way, other in ((write_by_hand, save), (read_by_hand, load_and_stall)):
         for number in range(args.repetitions + 1):
@@ -294,17 +294,16 @@ def measure(
         cold_loads,
     ):
         del times[0]  # memory and files were new
-    if args.keep and one.is_main:
-        shutil.copytree(one.saver.folder / store.name_of(2), args.keep)
+    if args.keep and one.run.is_main:
+        shutil.copytree(one.run.saver.folder / store.name_of(2), args.keep)
 
     begin(one, 0)
     places = (10, 10_000_000)
     for step in places:
-        one.step, one.samples = (
-            step,
-            one.train_data.restore({"samples": step * one.plan.global_batch_size}),
-        )
-        one.save()
+        position = {"samples": step * one.run.plan.global_batch_size}
+        one.run.position.step = step
+        one.run.position.samples = one.run.train_data.restore(position)
+        one.run.save()
     one.close()  # Accelerate's clipping takes the only model that it has prepared
     one = None  # and its memory
     mine.clear()

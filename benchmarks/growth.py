@@ -307,7 +307,7 @@ def show(title: str, names: Sequence[str], rows: Iterator[list[float]]) -> None:
             ]
         )
         before = values
-    print("\n".join(columns(cells, left=1)), flush=True)
+    print("\n".join(columns(cells)), flush=True)
 
 
 def main() -> None:
