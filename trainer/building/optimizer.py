@@ -65,23 +65,27 @@ def build_optimizer(
     reported: dict[str, Any] = {"optimizer_groups": described}
     built_by = own_optimizer(task)
     if built_by is not None:
-        reported["optimizer"] = f"{type(optimizer).__name__} of {built_by}"
+        kind = type(optimizer).__name__
+        reported["optimizer"] = f"{kind} of {built_by}"
         reported["optimizer_settings"] = {}
         rate = described[0]["lr"]
         if rate != plan.lr:
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
-        unused = _unused(config, optimizer, described)
+        unused = _unused(config, kind, described)
         if unused:
-            kind = type(optimizer).__name__
             rule = f"no effect: {built_by} builds the optimizer, {kind}; remove {listed(unused)}"
             raise ConfigError(Problem(origin=origin_of(plan.origins, unused[0]), rule=rule))
     return optimizer, reported, notices
 
 
-def _unused(config: TrainConfig, optimizer: Optimizer, groups: list[dict[str, Any]]) -> list[str]:
+def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> list[str]:
     """Return the keys of the config that name another optimizer, or a value that no group has.
 
     A default is not compared: the config.yaml of an earlier run has all keys.
+
+    Args:
+        kind: the name of the optimizer's class.
+        groups: as ``describe_groups`` returns them.
     """
     given = {key: getattr(config, key) for key in OF_GROUPS} | config.optimizer_settings
     unused = [
@@ -90,9 +94,8 @@ def _unused(config: TrainConfig, optimizer: Optimizer, groups: list[dict[str, An
         if value != DEFAULTS.get(key)
         and all(plain(group.get(key)) != plain(value) for group in groups)
     ]
-    named = (config.optimizer or "").lower()
-    is_other = named and not named.endswith(type(optimizer).__name__.lower())
-    return ["optimizer", *unused] if is_other else unused
+    is_same = (config.optimizer or kind).lower().endswith(kind.lower())
+    return unused if is_same else ["optimizer", *unused]
 
 
 def build_no_optimizer(model: nn.Module) -> Optimizer:

@@ -17,6 +17,7 @@ from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, ConfigError, Origin, Problem
+from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .compatibility import changed_settings, differences
@@ -78,10 +79,9 @@ def load(
     changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
-    notices += _load_tensors(parts, ranges, places)
-    if before["optimizer"] == now["optimizer"]:
-        notices += restore_optimizer(parts.strategy, parts.optimizer_form, ranges)
-    else:
+    same_optimizer = before["optimizer"] == now["optimizer"]
+    notices += _load_tensors(parts, ranges, places, with_optimizer=same_optimizer)
+    if not same_optimizer:
         notices.append("the optimizer changed: its state starts fresh")
     if before["optimizer_groups"] == now["optimizer_groups"]:
         # A callback may have changed settings during the run.
@@ -219,15 +219,28 @@ def _check_none(wrong: Sequence[str], source: Path) -> None:
         raise CheckpointError(f"{source}: does not hold this model: {listed(wrong, 3)}")
 
 
-def _load_tensors(parts: Parts, ranges: Ranges, places: Places) -> list[str]:
+def _load_tensors(
+    parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool = False
+) -> list[str]:
     """Read parameters, buffers and the moving average, as far as there is one. Return notices.
 
     Collective: call on every rank.
+
+    Args:
+        with_optimizer: read the optimizer's state as well: that of each parameter beside it, which
+            is the order of the files. In another order a disk takes twice the time.
     """
     strategy = parts.strategy
-    for shard in strategy.shards(trainable=None):
+
+    def read(shard: Shard) -> None:
         if shard.name in places:
             ranges.read(*places[shard.name], shard.start, shard.tensor)
+
+    notices = []
+    if with_optimizer:
+        notices = restore_optimizer(strategy, parts.optimizer_form, ranges, read)
+    for shard in strategy.shards(trainable=False if with_optimizer else None):
+        read(shard)
     strategy.write_back()
 
     for name, buffer in strategy.buffers():
@@ -239,9 +252,9 @@ def _load_tensors(parts: Parts, ranges: Ranges, places: Places) -> list[str]:
             ranges.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    if parts.averages is None or ranges.names("average"):
-        return []
-    return ["the checkpoint holds no moving average: it starts with the weights"]
+    if parts.averages is not None and not ranges.names("average"):
+        notices.append("the checkpoint holds no moving average: it starts with the weights")
+    return notices
 
 
 def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..private.torch import set_schedule
-from ..strategies import Strategy
+from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
 from .decode import decode
 from .optimizer_state import PREFIX, OptimizerForm, settings
@@ -24,11 +24,16 @@ def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
         group[key] = tuple(value) if isinstance(group[key], tuple) else value
 
 
-def restore_optimizer(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list[str]:
+def restore_optimizer(
+    strategy: Strategy, form: OptimizerForm, ranges: Ranges, read: Callable[[Shard], None]
+) -> list[str]:
     """Give a fresh optimizer the state that a checkpoint holds. Return notices.
 
     A parameter that had no state (it never had a gradient) gets none, or zeros if its engine keeps
     it in a flat group with others.
+
+    Args:
+        read: is called for each trainable shard before its state is read.
     """
     group_of: dict[str, Sequence[str]] = {}
     for group in form.groups:
@@ -37,6 +42,7 @@ def restore_optimizer(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -
     states: dict[Tensor, dict[str, Any]] = {}
     notices: list[str] = []
     for shard in strategy.shards():
+        read(shard)
         state_key = shard.state_key
         assert state_key is not None, f"{shard.name} is not trained"
         if state_key not in states:
