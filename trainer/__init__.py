@@ -1,7 +1,7 @@
 """samecurve: one training script, any strategy, numbers you can trust.
 
-Each public name is imported at its first use, so that a mistake in a config is reported before
-torch is loaded, which takes seconds. Type checkers read the same names in ``__init__.pyi``.
+A public name is imported at the first use, so that a mistake in a config is reported before torch
+is loaded, which takes seconds. Type checkers read the same names in ``__init__.pyi``.
 """
 
 import importlib

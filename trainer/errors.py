@@ -1,4 +1,4 @@
-"""All errors that users can meet, and the origins of the values that their messages name.
+"""All errors that users can meet, and the origins of the values that the messages name.
 
     TrainerError                 exit code 1
     ├── ConfigError (ValueError)       2    a file, a key or a value is wrong
@@ -6,7 +6,7 @@
     ├── DataError (ValueError)         1    the data cannot serve this run
     └── CheckpointError (ValueError)   1    files of a run cannot be written or read
 
-Users' mistakes are exceptions of this tree. Broken invariants are asserts.
+A user's mistake is an exception of this tree. A broken invariant is an assert.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TrainerError(Exception):
     """Base of all errors that are raised on purpose."""
 
     exit_code = 1
-    on_every_rank = True  # all ranks find a wrong file. One of them reports it
+    on_every_rank = True  # all ranks find a wrong file. The first rank reports the file
 
 
 class LaunchError(TrainerError, ValueError):
-    """The processes, devices or strategy that run are not the requested ones."""
+    """The processes, devices or strategy that run were not requested."""
 
     exit_code = 2
 
@@ -47,12 +47,12 @@ class CheckpointError(TrainerError, ValueError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Turn an ``OSError`` of the block into a ``CheckpointError`` of one line: the disk is full."""
+    """Turn an ``OSError`` of the block, such as a full disk, into a ``CheckpointError``."""
     try:
         yield path
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror}; once it can, resume: auto continues "
+            f"{path}: cannot be written: {error.strerror}; once the path can be written, resume: auto continues "
             "from the newest checkpoint"
         ) from None
 
@@ -61,13 +61,13 @@ def writing(path: Path) -> Iterator[Path]:
 class Origin:
     """The place where a value was set.
 
-    It prints as ``file:line (key)`` or ``command line (--flag)``.
+    As text an origin is ``file:line (key)`` or ``command line (--flag)``.
 
     Args:
         source: a file, ``command line``, or another source, such as ``TrainConfig``.
         line: the line of the file.
-        key: the dotted key or the flag there. "" for the source as a whole.
-        is_default: nobody has set the value, so any other source overrides it.
+        key: the dotted key or the flag. "" for the source as a whole.
+        is_default: nobody has set the value, so any other source overrides the value.
     """
 
     source: str
@@ -77,7 +77,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """Return the origin without its key, for a text that names the key itself."""
+        """Return the origin without the key, for a text that names the key itself."""
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
     def named(self, key: str) -> Origin:
@@ -93,7 +93,7 @@ DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 
 def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainConfig") -> Origin:
-    """Return where a key was set: its own place, or the place of the nearest mapping around it.
+    """Return the origin of a key: the key's place, or that of the nearest mapping around the key.
 
     Args:
         key: dotted, such as ``task_settings.width``.
@@ -109,7 +109,7 @@ def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainCo
 
 @dataclass(frozen=True)
 class Sourced(Generic[T]):
-    """A value and its origin, which messages name."""
+    """A value and the origin that messages name."""
 
     value: T
     origin: Origin
@@ -119,43 +119,36 @@ class Sourced(Generic[T]):
         return Problem(origin=self.origin, value=self.value, rule=rule)
 
     def meaning(self, value: U) -> Sourced[U]:
-        """Return another value at the same origin: what the user's value stands for."""
+        """Return another value at the same origin: the meaning of the user's value."""
         return Sourced(value, self.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, as one line: ``file:line: key: value: rule``.
+    """A mistake, in one line: ``file:line: key: value: rule``.
 
     Args:
         origin: the place to change.
-        rule: what is required and what to change, without a full stop.
-        value: the wrong value as the user wrote it. None if there is none.
+        rule: the requirement and the change to make, without a full stop.
+        value: the wrong value as the user wrote the value. None for a missing value.
     """
 
     origin: Origin
     rule: str
     value: object = None
 
-    @property
-    def key(self) -> str:
-        return self.origin.key
-
     def __str__(self) -> str:
-        parts = [self.origin.place]
-        if self.key:
-            parts.append(self.key)
-        value = hidden(self.value, secret=is_secret(self.key))
-        if value is not None:
-            parts.append(_shown(value))
-        return ": ".join([*parts, self.rule])
+        key = self.origin.key
+        value = hidden(self.value, secret=is_secret(key))
+        shown = "" if value is None else _shown(value)
+        return ": ".join(filter(None, (self.origin.place, key, shown, self.rule)))
 
 
 class ConfigError(TrainerError, ValueError):
     """A file, a key or a value is wrong.
 
     Args:
-        problems: all that were found. The message has one line for each.
+        problems: all mistakes. The message has a line for each.
     """
 
     exit_code = 2
@@ -164,16 +157,15 @@ class ConfigError(TrainerError, ValueError):
         if isinstance(problems, Problem):
             problems = [problems]
         self.problems = tuple(problems)
-        assert self.problems, "a ConfigError needs at least one problem"
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
-        # Pickle, which sends errors to other ranks, would call the class with the text otherwise.
+        # Pickle, which sends errors to other ranks, would call the class with the text.
         return ConfigError, (self.problems,)
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message shows it: at most 80 characters, in YAML's spelling of bools."""
+    """Return a value as text of at most 80 characters. Bools are spelled as in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     text = repr(value)

@@ -1,4 +1,4 @@
-"""``trainer.main()``: the whole of a training script."""
+"""``trainer.main()``: a whole training script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Read the config, launch, train, export, and leave the process with the right exit code.
 
     Args:
-        argv: arguments without the script's name. By default the command line's.
+        argv: arguments without the script's name. By default those of the command line.
     """
     run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
@@ -50,8 +50,8 @@ def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
     Collective: call on every rank.
 
     Args:
-        loaded: what was read of the command line.
-        task, config: of it.
+        loaded: the command line and the config that names the task.
+        task, config: the result of ``load_task``.
     """
     from .launching import launch
     from .task import own_optimizer
@@ -69,9 +69,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
 
     Raises:
-        ConfigError: everything that is wrong with the file and the command line.
-        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered. The latter with the
-            task's defaults.
+        ConfigError: all mistakes in the file and the command line.
+        SystemExit: with 0, after ``--help`` or ``--print_config``, which shows the task's defaults.
     """
     loaded = read_config(argv)
     if loaded.is_printed:
@@ -82,14 +81,15 @@ def load_config(argv: Sequence[str]) -> Loaded:
 
 
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
-    """Return the task that a config names, and the config with all of its settings.
+    """Return the task that a config names, and the config with all settings of the task.
 
     Keys that nobody set have the values of ``Task.fine_tuning_defaults``. ``loaded.origins`` names
-    them afterwards.
+    these keys afterwards.
 
     Raises:
-        ConfigError: there is no such task or callback, or it cannot have these settings.
+        ConfigError: there is no such task or callback, or a setting is wrong.
     """
+    from .callbacks.configured import configured_callbacks
     from .task import Task
 
     for folder in _folders(loaded.config_file):
@@ -97,15 +97,11 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
             sys.path.append(folder)
     cls = find_class(loaded.config.task, Task, origin_of(loaded.origins, "task"))
     task = check_settings(cls, loaded.config.task_settings, loaded)
-    if loaded.config.callbacks:
-        from .callbacks.configured import configured_callbacks
-
-        configured_callbacks(loaded.config.callbacks, loaded.origins, only_check=True)
+    configured_callbacks(loaded.config.callbacks, loaded.origins, only_check=True)
 
     defaults = _task_defaults(task, loaded.origins)
-    origin = Origin(f"default of {cls.__name__}", is_default=True)
     for key in defaults:
-        loaded.origins[key] = origin.named(key)
+        loaded.origins[key] = Origin(f"default of {cls.__name__}", key=key, is_default=True)
 
     # All settings of the task, so that the config that is saved is complete.
     config = dataclasses.replace(loaded.config, **defaults, task_settings=plain(task))
@@ -115,14 +111,13 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     """Return the defaults of a task for the keys that nobody set.
 
-    A warm-up belongs to its schedule: where a key of either is set, the task gives none of them.
+    Warm-up and schedule belong together: if a key of either is set, the task gives no warm-up.
     """
     from .optim.groups import OF_GROUPS
     from .task import own_optimizer, own_schedule
 
-    given = {key for key, origin in origins.items() if not origin.is_default}
-    left_out = set(given)
-    if given & {"schedule", *WARMUPS}:
+    left_out = {key for key, origin in origins.items() if not origin.is_default}
+    if left_out & {"schedule", *WARMUPS}:
         left_out.update(WARMUPS)
     if own_optimizer(task) is not None:
         left_out.update(OF_GROUPS)
@@ -138,5 +133,4 @@ def _folders(config_file: str | None) -> list[str]:
     here = Path.cwd()
     folder = here if config_file is None else Path(config_file).resolve().parent
     between = [path for path in (folder, *folder.parents) if here in path.parents]
-    folders = [here, *between] if between else [here, folder]
-    return [str(path) for path in folders]
+    return [str(path) for path in (here, *(between or [folder]))]

@@ -1,4 +1,4 @@
-"""Text for people: sizes, tables, lists, the nearest known name, and secrets left out."""
+"""Text for people: sizes, tables, lists, the nearest known name, and hidden secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-# Names of settings whose text is a secret. The tokens of a tokenizer are none (eos_token).
+# Names of settings whose text is a secret. The tokens of a tokenizer (eos_token) are no secrets.
 _SECRET = re.compile(
     r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption).?key$|secret|passw|passphrase|credential|"
     r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token$",
@@ -31,8 +31,8 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
     """Return a value in which the texts of secrets are replaced by ``(hidden)``.
 
     Args:
-        value: any JSON value. The secrets in it are found by their keys.
-        secret: whether all texts in it are secrets.
+        value: any JSON value. The keys decide which texts are secrets.
+        secret: whether all texts are secrets.
     """
     if isinstance(value, Mapping):
         return {
@@ -53,9 +53,13 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for a wrong name, or else which names are known."""
+    """Return ``did you mean 'x'?`` for a wrong name, or a list of the known names.
+
+    A known name may be the initials of the wrong name: ``lr`` for ``learning_rate``.
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    initials = re.sub("([^_])[^_]*_?", r"\1", name)
+    near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {listed(names, 12) or 'none'}"
 
 
@@ -90,7 +94,7 @@ def clock(seconds: float) -> str:
 
 
 def seconds_of(duration: str) -> int:
-    """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``. 0 if it is none."""
+    """Return the seconds of a text such as ``2d``, ``1h30m`` or ``90s``. 0 for any other text."""
     if re.fullmatch("([0-9]+[dhms])+", duration) is None:
         return 0
     parts = re.findall("([0-9]+)(.)", duration)
@@ -104,7 +108,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_headline(name: str) -> bool:
-    """Return whether a metric is shown to people. Elements such as ``eval/recall/3`` are not."""
+    """Return whether a metric is shown to people. An element such as ``eval/recall/3`` is not."""
     return not name.rpartition("/")[2].isdigit()
 
 

@@ -36,7 +36,7 @@ GONE, STOPPED = "is gone: killed, out of memory", "is stopped"
 STILL = "no rank has moved for"
 # Two ranks that stand still are told after half of it.
 SHORT = ["--timeout_minutes", "0.4"]
-FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once it can, resume: auto continues"
+FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once the path can be written, resume: auto continues"
 NOT_SAVED = "the checkpoint of step 6 was not saved: .*"
 
 

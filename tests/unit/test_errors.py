@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with (
         pytest.raises(
             CheckpointError,
-            match=f"^{path}: cannot be written: No such file or directory; once it can, resume: auto",
+            match=f"^{path}: cannot be written: No such file or directory; once the path can be written, resume: auto",
         ),
         writing(path),
     ):

@@ -1,6 +1,6 @@
 """Annotations of settings, as pydantic reads them from the JSON form of a file.
 
-An annotation is any that pydantic reads: no text becomes a number, no number a truth value, but a
+Any annotation of pydantic's may be used. Text never becomes a number, and a number never a bool. A
 whole number serves as a ``float``, a list as a tuple or a set, the value of an ``Enum``'s member as
 the member, and a mapping as a dataclass.
 """
@@ -28,13 +28,16 @@ def annotations_of(cls: Any) -> dict[str, Any]:
     """
     described = cls if is_made_from_fields(cls) else cls.__init__
     hints = typing.get_type_hints(described, include_extras=True)
-    parameters = inspect.signature(cls).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind not in _VARIABLE]
-    return {name: hints.get(name, Any) for name in names}
+    parameters = inspect.signature(cls).parameters.items()
+    return {
+        name: hints.get(name, Any)
+        for name, parameter in parameters
+        if parameter.kind not in _VARIABLE
+    }
 
 
 def is_made_from_fields(cls: Any) -> bool:
-    """Return whether a class is a dataclass without an ``__init__`` written below its fields."""
+    """Return whether a class is a dataclass whose ``__init__`` is made from the fields."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     return "__dataclass_fields__" in vars(owner)
 
@@ -54,7 +57,7 @@ def form_of(cls: Any) -> TypeAdapter[Any]:
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
-    """Return the default of each field of a dataclass that has one."""
+    """Return the defaults of a dataclass's fields, by name."""
     defaults = {}
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         if not field.init:

@@ -1,4 +1,4 @@
-"""The command line of a training script and its help.
+"""The command line of a training script.
 
 Settings are written ``--key value``, ``--key=value`` or ``key=value``, and nested ones
 ``--task_settings.width 64``, which argparse cannot read. Their values stay text here, because the
@@ -31,15 +31,14 @@ _FLAGS = {key for key, default in DEFAULTS.items() if isinstance(default, bool)}
 def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the options that were typed after a training script, by dotted key, and other words.
 
-    A key that is true or false may be alone, and then is true. The last value of a key counts.
-    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment has the
-    same.
+    A bool key without a value is true. The last value of a key counts. ``--local_rank``, which the
+    deepspeed launcher appends, is dropped: the environment has the same value.
 
     Raises:
         ConfigError: a key has no value.
     """
-    texts = {}
-    words = []
+    texts: dict[str, str] = {}
+    words: list[str] = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -47,8 +46,8 @@ def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             words.append(word)
             continue
         name, equals, text = word.partition("=")
-        key = name.lstrip("-").replace("-", "_")
-        key = _OTHER_SPELLINGS.get(key, key)
+        typed = name.lstrip("-").replace("-", "_")
+        key = _OTHER_SPELLINGS.get(typed, typed)
         texts[key] = text if equals else _value_after(name, key, rest)
     texts.pop("local_rank", None)
     return texts, words

@@ -1,4 +1,4 @@
-"""The rules that wrong settings break, out of pydantic's error."""
+"""The rules that wrong settings break, from pydantic's error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broken_rules(
             rule = f"{before} or {rule}"
         problems[key] = (rule, None if details["type"] == "missing" else details["input"])
 
-    # If a value fits no member of a union, a mistake inside of it says the most.
+    # If a value fits no member of a union, the mistake inside of the value says the most.
     return {
         key: problem
         for key, problem in problems.items()
@@ -46,7 +46,7 @@ def _key_of(details: Any, data: Any) -> str:
 
 
 def _rule_of(details: Any, known: Collection[str]) -> str:
-    """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
+    """Return the rule that a value breaks: pydantic's words, or those of a ValueError."""
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name, *below = details["loc"]
         return "unknown key" if below else f"unknown key; {did_you_mean(name, known)}"

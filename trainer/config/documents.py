@@ -1,7 +1,7 @@
 """Strict reading of YAML and JSON, with the line of every key.
 
-pydantic checks types and limits afterwards (``validate.py``). YAML's and JSON's parsers report no
-lines of keys and accept a key that is set twice, so a walk over YAML's nodes does both here.
+The parsers of YAML and JSON report no lines of keys and accept a key that is set twice. So this
+module walks over YAML's nodes. pydantic checks types and limits afterwards (``validate.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from ..errors import ConfigError, Origin, Problem, origin_of
 from .paths import not_local
 
-_MOST_VALUES = 100_000  # of a file. An alias counts as often as it is used
+_MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
@@ -42,8 +42,8 @@ class Document:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def origin(self, key: str) -> Origin:
-        """Return the origin of a dotted key: its line, or that of the nearest mapping around it."""
-        return self.origins.get(key) or origin_of(self.origins, key, self.path)
+        """Return the line of a dotted key, or that of the nearest mapping around the key."""
+        return origin_of(self.origins, key, self.path)
 
 
 def read_document(path: str | Path, *, what: str = "file") -> Document:
@@ -79,9 +79,9 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the value of a command-line argument, read as YAML would read it in a file.
+    """Return the value that a file with this text as YAML would have.
 
-    Text that YAML would cut, and text that is no valid YAML, stays as it is.
+    Text that YAML would cut, and text that is no valid YAML, is returned unchanged.
     """
     try:
         value, _ = _parse("", text)
@@ -92,15 +92,14 @@ def parse_scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader whose numbers are what they look like.
+    """A SafeLoader that reads ``1e-3`` as a number, and ``010``, ``1:30`` and dates as text.
 
-    YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90. Here the first is a number,
-    and the others are text, as dates are.
+    YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90.
     """
 
 
 class _Dumper(yaml.SafeDumper):
-    """A SafeDumper that quotes all text that ``_Loader`` or another reader takes for a number."""
+    """A SafeDumper that quotes all text that a reader takes for a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -137,7 +136,7 @@ def _parse(path: str, text: str) -> tuple[Any, dict[str, Origin]]:
 
 
 def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) -> None:
-    """Note the origins of all keys below a node, whose own dotted key is ``above``."""
+    """Note the origins of all keys below a node. ``above`` is the node's dotted key."""
     items: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.SequenceNode):
         items = [(index, item, item) for index, item in enumerate(node.value)]

@@ -1,4 +1,4 @@
-"""The settings that decide the numbers of a run: one list, for resuming and for comparing runs."""
+"""The settings that decide the numbers of a run, for resuming and for comparing runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from ..text import hidden
 from .plain import plain
 from .schedules import TO_FINAL
 
-# Keys of the training config, of plan.json and of a checkpoint. Each of them knows some. How a job
-# runs (strategy, processes, the cut of the global batch), what it logs and where it writes is not
-# here.
+# Keys of the training config, of plan.json and of a checkpoint, which hold some of the keys each.
+# Strategy, processes, the cut of the global batch, logging and folders decide no number.
 SETTINGS = (
     "task", "task_settings", "parameters", "weights", "base_weights", "seed",
     "train_samples", "global_batch_size", "drop_last",
@@ -27,13 +26,13 @@ OF_THE_END = ("total_steps", "final_lr_ratio")
 
 
 def task_facts(task: object, named: str) -> dict[str, Any]:
-    """Return which task it is, and its settings as JSON holds them, whoever built it.
+    """Return the name and the settings of a task, as JSON holds them.
 
-    The texts of secrets are hidden: who they let in does not decide the numbers. Fields that take
-    no part in comparing tasks (``field(compare=False)``) are no settings but the task's memory.
+    The texts of secrets are hidden: they decide no number. Fields that take no part in comparing
+    tasks (``field(compare=False)``) are no settings but the task's memory.
 
     Args:
-        named: the task in the config, ``module:Class``. It counts if it leads to the task's class.
+        named: ``module:Class`` in the config. The name of the class replaces any other text.
     """
     cls = type(task)
     module, _, name = named.partition(":")
@@ -48,10 +47,7 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
 
 
 def task_folder(task: object) -> str | None:
-    """Return the folder from which the module of a task is imported, to find it there again.
-
-    None if its file is not known.
-    """
+    """Return the folder from which a task's module is imported. None for a module without a file."""
     name = type(task).__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
@@ -61,12 +57,12 @@ def task_folder(task: object) -> str | None:
 
 
 def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide the numbers, out of all that is known of a run."""
-    keys = list(SETTINGS)
+    """Return those facts of a run that decide the numbers."""
+    keys = SETTINGS
     if facts.get("schedule") in TO_FINAL:
-        keys.extend(OF_THE_END)
+        keys += OF_THE_END
 
     chosen = {key: facts[key] for key in keys if key in facts}
-    if chosen.get("float32") == "exact":  # checkpoints of such runs have no such key
+    if chosen.get("float32") == "exact":  # checkpoints of such runs may lack the key
         del chosen["float32"]
     return chosen

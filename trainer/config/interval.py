@@ -1,4 +1,4 @@
-"""How often something is done in a run: every so many optimizer steps, or parts of an epoch."""
+"""Intervals of a run, in optimizer steps or in epochs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 
 
 def check_interval(value: object) -> object:
-    """Return a value that says how often. Raise ``ValueError`` for any other."""
+    """Return the value of an interval. Raise ``ValueError`` for any other value."""
     number = _epochs(value) if isinstance(value, str) else value
     if not isinstance(number, int | Fraction) or isinstance(number, bool) or number <= 0:
         raise ValueError(f"must be {FORMS}")
@@ -25,7 +25,7 @@ def check_interval(value: object) -> object:
 
 
 Every = Annotated[int | str, BeforeValidator(check_interval)]
-"""The annotation of a setting that says how often."""
+"""The annotation of a setting that is an interval."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Interval:
     """An interval of a run.
 
     Args:
-        steps: optimizer steps from one time to the next. Those of a part of an epoch need not be a
-            whole number: a quarter of an epoch of 10 steps ends within the steps 3, 5, 8 and 10.
+        steps: the length in optimizer steps, which may be a fraction: a quarter of an epoch of 10
+            steps ends within the steps 3, 5, 8 and 10.
     """
 
     steps: Fraction
 
     def is_due_at(self, step: int) -> bool:
-        """Return whether a multiple of the interval ends with this step, or within it."""
+        """Return whether a multiple of the interval ends with or within this step."""
         numerator, denominator = self.steps.numerator, self.steps.denominator
-        # In whole numbers: fractions take 20 times as long, and this is asked at each step.
+        # Fractions would take 20 times as long as whole numbers, at each step.
         return step * denominator // numerator > (step - 1) * denominator // numerator
 
     @property
@@ -76,7 +76,7 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
 def checked_interval(
     value: int | str | None, steps_per_epoch: int | None, origin: Origin
 ) -> Interval | None:
-    """Return the interval that a key of the config stands for. None stays None.
+    """Return the interval that a key of the config stands for. None for None.
 
     Raises:
         ConfigError: as ``interval_of``.
@@ -90,13 +90,13 @@ def checked_interval(
 
 
 def _epochs(text: str) -> Fraction:
-    """Return the epochs that a text such as ``1/4 epoch`` names. 0 if it names none."""
+    """Return the epochs of a text such as ``1/4 epoch``. 0 for any other text."""
     found = _EPOCHS.fullmatch(text)
     return Fraction(found[1]) if found else Fraction(0)
 
 
 def interval_text(interval: Interval | None) -> str:
-    """Return how often something is done, for people: ``every 2.5 steps and at the end``."""
+    """Return an interval as text for people: ``every 2.5 steps and at the end``."""
     if interval is None:
         return "at the end"
     return f"every {float(interval.steps):,.10g} steps and at the end"

@@ -21,7 +21,7 @@ from .validate import Validator
 
 S = TypeVar("S")
 _TASK_SETTINGS = "task_settings"
-# Keys that went out, at their defaults. At another value they are unknown keys.
+# Keys that went out, at their defaults. With another value such a key is unknown.
 _GONE = {"hang_seconds": 10.0, "unfreeze": None, "replica_check_every": None}
 
 
@@ -31,13 +31,13 @@ class Loaded:
 
     Args:
         config: the resolved values.
-        origins: by dotted key. Absent for what is left at its default. ``load_task`` adds those of
-            the task's defaults.
+        origins: by dotted key, without values at their defaults. ``load_task`` adds those of the
+            task's defaults.
         config_file: the training config, as named on the command line.
-        accel_config, deepspeed: the files that say how to run, as named there.
-        texts: what was typed, by dotted key. The type of a task's setting is known with the task
-            only.
-        is_printed: whether the config is to be shown, and nothing trained.
+        accel_config, deepspeed: the launch files, as named on the command line.
+        texts: the settings of the command line as text, by dotted key. Only the task knows the
+            types of its settings.
+        is_printed: whether the config is shown instead of trained.
     """
 
     config: TrainConfig
@@ -53,8 +53,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
 
     Raises:
-        ConfigError: everything that is wrong with the file and the command line.
-        SystemExit: with 0, after ``--help`` was answered.
+        ConfigError: all mistakes in the file and the command line.
+        SystemExit: with 0, after ``--help``.
     """
     texts, words = split_command_line(argv)
     if "help" in texts:
@@ -81,8 +81,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     if config is None:
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):
-        if value == HIDDEN and key not in texts:
-            rule = f"a secret, which is not written down; give it again: --{key} VALUE"
+        if value == HIDDEN:
+            rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
             origin = origin_of(origins, key)
             raise ConfigError(Problem(origin=origin, value=value, rule=rule))
     return Loaded(
@@ -103,7 +103,7 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
-    """Return where each value was set, by dotted key."""
+    """Return the origin of each value, by dotted key."""
     typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
     around = {key.partition(".")[0]: origin for key, origin in typed.items()}
     replaced = tuple(f"{key}." for key in texts)

@@ -21,7 +21,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
         origin: of the text, for errors.
 
     Raises:
-        ConfigError: there is no such module, or no such class in it.
+        ConfigError: there is no such module, or the module has no such class.
     """
     module_name, _, class_name = named.replace(":", ".").rpartition(".")
     if re.fullmatch(CLASS, f"{module_name}:{class_name}") is None:

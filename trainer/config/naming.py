@@ -1,4 +1,4 @@
-"""The name of a run and its folder: templates such as ``runs/{experiment}-lr{lr}-s{seed:03}``.
+"""The names of a run and of the run's folder: ``runs/{experiment}-lr{lr}-s{seed:03}``.
 
 Placeholders are those of ``str.format``: a literal brace is doubled.
 """
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 _DEFAULT_NAME = "{experiment}-{strategy}-{world_size}"
 # Facts of the plan that are no keys of the config.
 _FACTS = ("strategy", "world_size", "num_machines", "device")
-# A template, and keys by which one start of a run differs from its next: none finds it again.
+# The templates themselves, and keys that differ between the starts of a run, whose folder would not
+# be found again.
 _NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The name of a run, for people, and its folder."""
+    """The name of a run, for people, and the run's folder."""
 
     run_name: str
     output_dir: str
@@ -37,8 +38,7 @@ class Names:
 def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
     """Fill in the placeholders of ``run_name`` and ``output_dir``.
 
-    Keys that a launch file may set, too, have the values that run. The learning rate is the one
-    before scaling.
+    Keys that a launch file may set, too, have the values that run. The learning rate is not scaled.
 
     Args:
         plan: of the run.
@@ -48,11 +48,10 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         ConfigError: a placeholder is unknown or too wide.
     """
     facts = {**vars(plan), "experiment": experiment_of(config), "lr": plan.lr_reference}
-    values = dict(dotted(hidden(vars(config))))
-    for key in (*_FACTS, *values):
-        if facts.get(key) is not None:
-            values[key] = facts[key]
-    values = {key: value for key, value in values.items() if key not in _NO_VALUES}
+    values = dict.fromkeys(_FACTS) | dict(dotted(hidden(vars(config))))
+    values |= {key: facts[key] for key in values if facts.get(key) is not None}
+    for key in _NO_VALUES:
+        del values[key]
 
     templates = {"run_name": config.run_name or _DEFAULT_NAME, "output_dir": config.output_dir}
     for key, template in templates.items():
@@ -65,25 +64,25 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
 
 
 def experiment_of(config: TrainConfig) -> str:
-    """Return the name that runs which are compared have in common: by default the task's."""
+    """Return the name that compared runs share: by default the task's."""
     return config.experiment or config.task.rpartition(":")[2]
 
 
 def as_literal(text: str) -> str:
-    """Return the template that stands for a text, whatever braces it holds."""
+    """Return the template of a literal text, with doubled braces."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def file_name_part(text: str) -> str:
-    """Return a text that can be a part of a file's name: no slash, no space, no leading dot."""
+    """Return a text as a part of a file's name: without slash, space and leading dot."""
     return re.sub(r"^\.+", "_", re.sub(r"[^\w.+=,-]+", "-", text))
 
 
 class _Names(Formatter):
-    """A ``str.format`` whose names are dotted keys, and whose widths are limited.
+    """A ``str.format`` with dotted keys as names, and a limit on widths.
 
     Args:
-        path: whether values become parts of names of files.
+        path: whether values become parts of file names.
     """
 
     def __init__(self, path: bool) -> None:
@@ -103,7 +102,7 @@ class _Names(Formatter):
 
 
 def _spelled(value: Any) -> str:
-    """Return a value as YAML spells it, on one line. Of a list its items, between commas."""
+    """Return a value in YAML's spelling, in a line. The items of a list are between commas."""
     if isinstance(value, list | tuple):
         return ",".join(map(_spelled, value))
     text = "none" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Paths that users type: of this machine's file system, never an address like ``s3://a/b``."""
+"""Paths of this machine's file system, and never an address such as ``s3://a/b``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import AfterValidator
 
 
 def not_local(path: str | PurePath) -> str:
-    """Return the rule that an address breaks if it is given as a path. Empty for a path."""
-    # Two letters at least, so that C:/ is a path. pathlib leaves one slash of two.
+    """Return the rule that an address breaks as a path. Empty for a path."""
+    # Two letters at least, so that C:/ is a path. pathlib drops the second slash.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is None:
         return ""
     return (
@@ -21,7 +21,7 @@ def not_local(path: str | PurePath) -> str:
 
 
 def local_path(text: str) -> str:
-    """Return a path. Raise ``ValueError`` for text that cannot be one."""
+    """Return a path. Raise ``ValueError`` for text that is no path."""
     rule = not_local(text)
     if rule:
         raise ValueError(rule)

@@ -1,4 +1,4 @@
-"""Values as files hold them."""
+"""Values in the form that files hold."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from typing import Any
 
 
 def plain(value: object, *, compared: bool = False) -> Any:
-    """Return ``value`` as text, finite numbers, lists and mappings, which JSON and YAML keep equal.
+    """Return ``value`` as text, finite numbers, lists and mappings: JSON and YAML keep these equal.
 
     Members of an ``Enum`` become their values. Paths, and objects that no file can hold, become
     text.
 
     Args:
-        compared: return the form by which runs are compared, which checkpoints hold and every
-            process has alike: infinite numbers unchanged, other objects by their type.
+        compared: return the form of checkpoints and of comparisons, which is the same in every
+            process: infinite numbers are unchanged, and other objects are named by their type.
     """
     nested = functools.partial(plain, compared=compared)
 
     if isinstance(value, enum.Enum):
         return nested(value.value)
-    if value is None or isinstance(value, bool):
+    if isinstance(value, int | None):
         return value
     if isinstance(value, float) and (compared or math.isfinite(value)):
         return float(value)  # without a class such as numpy's
-    if isinstance(value, int):
-        return int(value)
     if isinstance(value, str | float | PurePath):
         return str(value)
 
@@ -64,7 +62,7 @@ def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 
 def flat(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return nested values as texts by one name each: keys joined by dots behind the prefix."""
+    """Return nested values as texts by dotted keys behind a prefix."""
     return {
         key: value if isinstance(value, str) else json.dumps(plain(value, compared=True))
         for key, value in dotted(values, prefix)

@@ -1,4 +1,4 @@
-"""Rules between the keys of a training config, and those that types and limits cannot say."""
+"""Rules of a training config that types and limits cannot express."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .schedules import check_schedule
 from .validate import Validator
 
-# Those with keys of their own. Any other is named by its class.
+# Optimizers with keys of their own. Any other optimizer is named by its class.
 OPTIMIZERS = ("adamw", "adam", "sgd")
-WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
+WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # the same length in three units
 
 
 def check_rules(check: Validator, c: Any) -> None:
-    """Record a problem for each rule that is broken by values that are right each alone.
+    """Record a problem for each rule that valid values break together.
 
     Args:
         c: the ``TrainConfig``.

@@ -1,4 +1,4 @@
-"""The schedules that a config can name, and the check of their settings, without torch."""
+"""The schedules that a config can name, and their settings. torch is not imported."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
 def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
-    """Record what is wrong with a schedule and its settings.
+    """Record the mistakes of a schedule and its settings.
 
-    What only torch knows is checked when the schedule is built.
+    The settings of torch's schedules are checked when the schedule is built.
     """
     if schedule in SCHEDULES:
         check.build(SCHEDULES[schedule], settings, "schedule_settings")

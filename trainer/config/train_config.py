@@ -1,8 +1,8 @@
-"""The training config: what is trained, its limits, and the origin of each default.
+"""The training config: all keys, with their limits and defaults.
 
-How a job runs (strategy, world size, offload) is in the accelerate YAML or the DeepSpeed JSON
-instead. The keys that may be in both are None here by default. ``load.py`` reads the config from
-files and the command line. ``rules.py`` has the rules between its keys.
+The accelerate YAML or the DeepSpeed JSON decides how a job runs (strategy, world size, offload).
+Keys that may be in both files are None here by default. ``load.py`` reads the config from files and
+the command line. ``rules.py`` has the rules between keys.
 """
 
 from __future__ import annotations

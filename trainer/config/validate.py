@@ -23,7 +23,7 @@ _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Validator:
-    """A collector of what is wrong with settings, in ``problems``.
+    """A collector of the mistakes in settings, in ``problems``.
 
     Args:
         origin: returns the origin of a dotted key.
@@ -40,13 +40,13 @@ class Validator:
         prefix: str = "",
         texts: Mapping[str, str] = _NO_TEXTS,
     ) -> dict[str, Any]:
-        """Return the values as the arguments of ``cls``, or none. Record what is wrong with them.
+        """Return the values as the arguments of ``cls``. Record mistakes and return none if any.
 
         Args:
             values: by name.
             prefix: the dotted key of ``values``.
-            texts: values typed on the command line, by dotted key below ``prefix``. They replace
-                others. They are read as YAML, and stay text if only the text fits.
+            texts: values of the command line, by dotted key below ``prefix``. They replace
+                ``values``. They are read as YAML, and stay text if only the text fits.
         """
         given = with_values(values, {key: parse_scalar(text) for key, text in texts.items()})
         fitting, problems = _checked(cls, given)
@@ -68,7 +68,7 @@ class Validator:
     ) -> S | None:
         """Return ``cls(**values)``, or None if there are problems.
 
-        A ValueError that the class itself raises is one of them.
+        A ValueError of the class is a problem, too.
         """
         before = len(self.problems)
         fitting = self.settings(cls, values, prefix, texts)
@@ -78,18 +78,18 @@ class Validator:
             return cls(**fitting)
         except ConfigError as error:
             for problem in error.problems:
-                self.problems.append(replace(problem, origin=self.origin(problem.key)))
+                self.problems.append(replace(problem, origin=self.origin(problem.origin.key)))
         except ValueError as error:
             self.record(prefix, str(error))
         return None
 
     def record(self, key: str, rule: str, value: object = None) -> None:
-        """Record a problem of a dotted key, whose origin is looked up."""
+        """Record a problem of a dotted key."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
 
 
 def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``root`` with other values at some dotted keys. What is no mapping is replaced."""
+    """Return ``root`` with other values at some dotted keys. New mappings replace other values."""
     changed = dict(root)
     for key, value in values.items():
         first, _, below = key.partition(".")
@@ -103,8 +103,8 @@ def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 def _checked(
     cls: Callable[..., Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
-    """Return the values as the arguments of ``cls``, or else the broken rules and values by key."""
-    # A default may have a type that no file can give, and be beyond the limits.
+    """Return the values as the arguments of ``cls``, or the broken rules and values by key."""
+    # A default may have a type that no file can give, and may break the limits.
     defaults = {
         name: default
         for name, default in defaults_of(cls).items()
