@@ -35,15 +35,62 @@ def page(module_folder: Path) -> Path:
 
 
 def fit(task: Task, **settings: Any) -> dict[str, float]:
-    given = {"task": "mixup:Mixup", "output_dir": "run", "log_every": 1, "lr": 3e-3, "epochs": 3}
+    given = {"task": "a:Task", "output_dir": "run", "log_every": 1, "lr": 3e-3, "epochs": 3}
     run = Trainer(task, TrainConfig(**given | settings))
     evaluation = run.fit()
     run.close()
     return evaluation
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normed(Task):
+    """Digits through BatchNorm, each with a partner for mixup."""
+
+    def build_data(self) -> Data:
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        images, labels = torch.tensor(x).float() / 16, torch.tensor(y)
+        items = [{"x": image, "y": label} for image, label in zip(images, labels, strict=True)]
+        trainer.say(f"{len(items)} digits")
+
+        def augment(item: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+            other = items[int(torch.randint(360, len(items), (), generator=generator))]
+            return {**item, "x2": other["x"], "y2": other["y"]}
+
+        return Data(train=items[360:], evaluation=items[:360], augment=augment)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        logits = model(batch["x"])
+        loss = nn.functional.cross_entropy(logits, batch["y"], reduction="none")
+        return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["y"]).float()}
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=plan.lr, momentum=0.9)
+
+
+class Linear(Task):
+    """Two layers without BatchNorm, for the recipes that are no whole task."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def recipe(module: str, name: str) -> Task:
+    """Return a task with the methods of the page's class."""
+    kind = getattr(importlib.import_module(module), name)
+    adam = {"build_optimizer": kind.build_optimizer}  # as any task, not as Normed
+    return type(name, (kind, Linear, Normed), adam)()
+
+
 def test_mixup_by_epoch_trains_with_one_strength_a_step_that_falls(page: Path) -> None:
-    evaluation = fit(importlib.import_module("mixup").Mixup(), micro_batch_size=32)
+    evaluation = fit(recipe("mixup", "Mixup"), micro_batch_size=32)
     assert evaluation["eval/accuracy"] > 0.8
     parts = {row["epoch"]: row["part"] for row in rows(Path("run")) if "part" in row}
     assert max(parts.values()) > 0.2 and len(set(parts.values())) > 50
@@ -52,7 +99,7 @@ def test_mixup_by_epoch_trains_with_one_strength_a_step_that_falls(page: Path) -
 
 
 def test_groups_with_names_are_logged_by_them(page: Path) -> None:
-    fit(importlib.import_module("two_rates").TwoRates(), epochs=None, max_steps=2)
+    fit(recipe("two_rates", "TwoRates"), epochs=None, max_steps=2)
     row = rows(Path("run"))[0]
     assert (row["lr"], row["lr/stem"], row["lr/head"]) == pytest.approx((3e-4, 3e-4, 3e-3))
 
@@ -104,7 +151,7 @@ def test_a_transform_that_draws_globally_is_the_same_on_every_layout(page: Path)
 def test_the_table_of_warm_up_is_what_both_schedules_give() -> None:
     from transformers import get_constant_schedule_with_warmup
 
-    warmup_steps = 4
+    warmup_steps = 2
     assert f"With w = {warmup_steps}:" in PAGE
     told = re.findall(r"^\| (\d) \| ([\d.]{4}) \| ([\d.]{4}) \|$", PAGE, re.MULTILINE)
     ours = lr_factor("constant", warmup_steps=warmup_steps, total_steps=20)
@@ -138,41 +185,12 @@ def test_behind_the_warm_up_both_are_equal(name: str) -> None:
 
 
 def test_their_warm_up_runs(page: Path) -> None:
-    mixup = importlib.import_module("mixup").Mixup
-    kind = type("Theirs", (importlib.import_module("their_warmup").TheirWarmup, mixup), {})
-    fit(kind(), epochs=None, max_steps=6, lr=0.4, warmup_steps=4)
+    fit(recipe("their_warmup", "TheirWarmup"), epochs=None, max_steps=6, lr=0.4, warmup_steps=4)
     rates = [row["lr"] for row in rows(Path("run")) if "lr" in row]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.2])
 
 
 # -- a moving average -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Normed(Task):
-    """Digits through BatchNorm."""
-
-    def build_data(self) -> Data:
-        from sklearn.datasets import load_digits
-
-        x, y = load_digits(return_X_y=True)
-        images, labels = torch.tensor(x).float() / 16, torch.tensor(y)
-        items = [{"x": image, "y": label} for image, label in zip(images, labels, strict=True)]
-        return Data(train=items[360:], evaluation=items[:360])
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        logits = model(batch["x"])
-        loss = nn.functional.cross_entropy(logits, batch["y"], reduction="none")
-        return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["y"]).float()}
-
-    def build_optimizer(self, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=plan.lr, momentum=0.9)
 
 
 def evaluated(task: Task, model: nn.Module) -> tuple[float, float]:
@@ -186,7 +204,7 @@ def evaluated(task: Task, model: nn.Module) -> tuple[float, float]:
 
 
 def test_an_averaged_model_has_statistics_of_its_own_by_one_pass(page: Path) -> None:
-    recipe = importlib.import_module("new_statistics").with_new_statistics
+    with_new_statistics = importlib.import_module("new_statistics").with_new_statistics
     settings = {"epochs": None, "max_steps": 40, "lr": 0.1, "micro_batch_size": 32}
     evaluation = fit(Normed(), ema_decay=0.99, **settings)
 
@@ -195,7 +213,7 @@ def test_an_averaged_model_has_statistics_of_its_own_by_one_pass(page: Path) -> 
     raw = evaluated(Normed(), exported)
     assert raw[0] == pytest.approx(evaluation["eval/loss"], rel=1e-5), "what the run evaluates"
 
-    model = recipe(Normed(), "run/model")
+    model = with_new_statistics(Normed(), "run/model")
     anew = evaluated(Normed(), model)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, exported.get_parameter(name)), name
