@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from ..checkpoint.export import set_config_dtype
+from ..checkpoint.safetensors_io import dtype_name
 from ..errors import LaunchError
 from ..strategies.base import compute_in
 from ..task import Task
@@ -56,7 +57,7 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
     if not narrow:
         return []
 
-    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in narrow})
+    dtypes = sorted({dtype_name(parameter.dtype) for parameter in narrow})
     buffers = [b for b in model.buffers() if b.dtype in (torch.bfloat16, torch.float16)]
     for tensor in (*narrow, *buffers):
         tensor.data = tensor.data.float()

@@ -7,14 +7,14 @@ Files and tensors
     pieces.py           flat ranges of tensors, as a rank writes them
     ranges.py           how any layout reads the ranges of any other
     forms.py            the form of manifest.json and state.json
-    contents.py         what the files of a checkpoint hold
+    contents.py         a checkpoint, opened
 
 The folder of checkpoints
     discover.py         the checkpoints that are there, and whether they are whole
-    start.py, find.py   which one a run begins with
-    store.py            committing new ones and deleting old ones
+    start.py, find.py   the checkpoint that a run begins with
+    store.py            committing new checkpoints and deleting old checkpoints
 
-What is saved
+Saving
     parts.py            the live parts of a training, and which elements this rank writes
     optimizer_state.py, schedule_state.py, codec.py   the state of some of the parts
     snapshot.py         a copy of this rank's part in host memory
@@ -24,7 +24,7 @@ Loading
     restore.py          setting a training to a checkpoint, or its weights
     restore_optimizer.py, decode.py   the state of optimizer, schedule, task and callbacks
     compatibility.py    which settings may not differ then
-    checksums.py        whether the weights are what the files hold
+    checksums.py        whether the weights are those of the files
 
 Models
     export.py, load_export.py   model files

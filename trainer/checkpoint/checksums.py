@@ -14,6 +14,7 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from .parts import Parts, assign_writers
 from .ranges import of_model_folder
+from .safetensors_io import dtype_name
 
 _AT_A_TIME = 1 << 19  # elements: some megabytes
 _MODULUS = 1 << 64
@@ -24,7 +25,7 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
     """Check that the dtypes of a model hold every value of the files that it is read from.
 
     Args:
-        names: the name of a tensor in the model, by its name in the files.
+        names: the name of a tensor in the model, by the name in the files.
         tensors: of the model, by name.
 
     Raises:
@@ -36,17 +37,17 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
             continue
         own, stored = tensors[name].dtype, ranges.dtype("parameter", name)
         if torch.promote_types(own, stored) != own:
-            own_name, stored_name = (str(dtype).removeprefix("torch.") for dtype in (own, stored))
             raise CheckpointError(
-                f"{folder}: {name} is stored in {stored_name}, and the model has it in {own_name}, "
-                f"which would round it; build the model in {stored_name}"
+                f"{folder}: {name} is stored in {dtype_name(stored)}, and the model has "
+                f"{dtype_name(own)}, which would round the values; build the model in "
+                f"{dtype_name(stored)}"
             )
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds.
 
-    It is the same on every layout of one precision. Collective: call on every rank.
+    The checksum is the same on every layout of a precision. Collective: call on every rank.
     """
     by_precision = {"bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = by_precision.get(parts.strategy.plan.mixed_precision, torch.float32)
@@ -59,17 +60,17 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return the checksum of a flat part of a tensor. Those of all parts add up to the whole's.
+    """Return the checksum of a flat part of a tensor. The sum over all parts is the whole's.
 
     Args:
         start: of the part within the whole tensor, in elements.
         dtype: to which the values are rounded first.
     """
-    width = 8 // dtype.itemsize  # elements of one word of 64 bits
+    width = 8 // dtype.itemsize  # elements of a word of 64 bits
     total = 0
     for low in range(0, values.numel(), _AT_A_TIME):
         part = values[low : low + _AT_A_TIME].to(dtype)
-        # A neighbouring part has the rest of the first and of the last word: zeros stand for it.
+        # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
         first, before = divmod(start + low, width)
         words = pad(part, (before, -(before + len(part)) % width)).view(torch.int64)
 

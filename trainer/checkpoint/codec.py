@@ -19,14 +19,14 @@ from .safetensors_io import can_hold
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return a value as JSON can hold it, and put its tensors into ``tensors``.
+    """Return a value as JSON can hold the value, and put the tensors in the value into ``tensors``.
 
     Args:
-        tensors: is given copies of them, flat and on the CPU, by names that begin with ``path``.
-        path: where the value is, for these names and for messages.
+        tensors: is given flat copies on the CPU, by names that begin with ``path``.
+        path: the place of the value, for these names and for messages.
 
     Raises:
-        CheckpointError: the value, or one in it, is neither JSON nor a tensor.
+        CheckpointError: the value, or a value inside, is neither JSON nor a tensor.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -58,5 +58,5 @@ def _can_be_key(key: object) -> bool:
 
 
 def encode_plain(value: Any, path: str) -> Any:
-    """Return a value as JSON reads it back. What JSON cannot hold becomes its text."""
+    """Return a value as JSON reads the value back. Objects that JSON lacks become texts."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)

@@ -1,4 +1,4 @@
-"""Which settings decide the numbers of a run, and how a checkpoint's differ from this run's."""
+"""The differences between the settings of a checkpoint and those of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old: Any = before.get(key)
+        new: Any = now.get(key)
+        are_lists = isinstance(old, list) and isinstance(new, list)
+        if are_lists and len(old) == len(new):
             if all(isinstance(item, Mapping) for item in (*old, *new)):
                 old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         elif old != new:
-            if isinstance(old, list) and isinstance(new, list):
+            if are_lists:
                 old, new = _without(old, new), _without(new, old)
             lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
     return lines
@@ -47,7 +49,7 @@ def changed_settings(
     Args:
         before, now: as ``fingerprint`` returns them.
         rates_before, rates_now: the base learning rate of each group of the optimizer, which code
-            may set. A change of the config's rate or schedule is reported under its own key alone.
+            may set. A change of the config's rate or schedule is reported under that key alone.
     """
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         rates_before, rates_now = (), ()
@@ -56,7 +58,7 @@ def changed_settings(
 
 
 def _with_joined_groups(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """Join the optimizer's groups of the same settings: it makes no difference to a step."""
+    """Join the optimizer's groups of the same settings, which no step tells apart."""
     names_of: dict[str, list[str]] = {}
     for group, rate in zip_longest(facts["optimizer_groups"], rates):
         text = json.dumps({"lr": rate, **group["settings"]}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold: state.json, the model's tensors and everything else."""
+"""A checkpoint, opened: state.json, the model's tensors and all other tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from .untrusted import path_inside, read_json
 
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
 _RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
-Tensors = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +29,12 @@ class Contents:
 
     Args:
         state: the values of state.json, in the form of ``STATE_FORM``.
-        model: name, shape and dtype of each tensor of a model file, in its order.
+        model: name, shape and dtype of each tensor of a model file, in the order of the file.
         ranges: the tensors.
     """
 
     state: Mapping[str, Any]
-    model: Tensors
+    model: list[tuple[str, tuple[int, ...], torch.dtype]]
     ranges: Ranges
 
     @classmethod
@@ -62,26 +61,23 @@ class Contents:
     def kind(self, name: str) -> str | None:
         """Return the kind as which a tensor of the model is stored.
 
-        None if it is not stored, as is right for a tensor without elements.
+        None for a tensor that is not stored, such as a tensor without elements.
         """
-        for kind in WEIGHTS:
-            if self.ranges.holds(kind, name):
-                return kind
-        return None
+        return next((kind for kind in WEIGHTS if self.ranges.holds(kind, name)), None)
 
     @property
     def model_file(self) -> ModelFile:
-        """Return which tensors are exported: those of the saved part, or all."""
+        """Return the form of the exported file: of the saved part, or of the whole model."""
         export = self.state.get("export")
         if export is None:
             return ModelFile()
         return ModelFile(file=export["file"], names=export["names"])
 
     def check_model(self) -> None:
-        """Check that each tensor of the model is there, from its first element to its last.
+        """Check that the files hold every element of each tensor of the model.
 
         Raises:
-            CheckpointError: one is not.
+            CheckpointError: an element is missing, or stored twice.
         """
         for name, shape, _ in self.model:
             numel = math.prod(shape)

@@ -1,4 +1,4 @@
-"""The state of tasks and callbacks, read back from what ``codec.py`` has made of it."""
+"""The state of tasks and callbacks, decoded from the JSON and tensors of ``codec.py``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
-    """Return what was encoded.
+    """Return the value that was encoded.
 
     Args:
-        tensor_of: reads a tensor by its name. None if nothing with tensors was encoded.
+        tensor_of: reads a tensor by name. None for a value without tensors.
     """
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]
@@ -22,9 +22,9 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     if "$number" in value:
         return float(value["$number"])
     if "$tuple" in value:
-        return tuple(decode(item, tensor_of) for item in value["$tuple"])
+        return tuple(decode(value["$tuple"], tensor_of))
     if "$tensor" in value:
-        assert tensor_of is not None, "nothing with tensors was encoded here"
+        assert tensor_of is not None, "a value without tensors"
         name, shape = value["$tensor"]
         return tensor_of(name).reshape(shape)
     return {key: decode(item, tensor_of) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""The checkpoints on a disk: what each says about itself, and whether that is true.
+"""The checkpoints on a disk, and whether each is as its manifest says.
 
-Whatever reads a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
+Each reader of a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
 files. ``verify`` reads every byte as well. ``docs/checkpoint_format.md`` describes the format for
 other programs.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ class CheckpointInfo:
     """A checkpoint as it is on the disk.
 
     Args:
-        step: by its name. -1 if it has another name and its manifest cannot be read.
-        manifest: what it says about itself. Empty if that cannot be read.
-        problem: why it cannot be loaded. Empty if no reason is known.
-        broken: whether the problem is in its files. Otherwise this program or this machine cannot
-            read them now.
+        step: by the name. -1 for another name, if the manifest cannot be read either.
+        manifest: the content of manifest.json. Empty if the file cannot be read.
+        problem: why the checkpoint cannot be loaded. Empty if no reason is known.
+        broken: whether the files are damaged. Otherwise this program or this machine cannot read
+            them now.
     """
 
     path: Path
@@ -43,7 +42,8 @@ class CheckpointInfo:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        return dict(self.manifest.get("files", {}))
+        files: dict[str, Mapping[str, Any]] = self.manifest.get("files", {})
+        return files
 
     @property
     def bytes(self) -> int:
@@ -53,7 +53,7 @@ class CheckpointInfo:
         """Open a checkpoint that was verified.
 
         Raises:
-            CheckpointError: it has a problem, or cannot be read any more.
+            CheckpointError: the checkpoint has a problem, or cannot be read any more.
         """
         if not self.problem:
             try:
@@ -104,15 +104,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     text = file.read_bytes()
     if not isinstance(manifest, dict) or sealed(manifest).encode() != text:
         raise CheckpointError(f"{MANIFEST} was changed after it was written")
-    if manifest.get("version") != VERSION:
-        version = str(manifest.get("version"))[:20]
-        raise Unreadable(f"has version {version} of the format; this program reads {VERSION}")
+    version = manifest.get("version")
+    if version != VERSION:
+        raise Unreadable(f"has version {version!s:.20} of the format; this program reads {VERSION}")
     check_form(text, MANIFEST_FORM, MANIFEST)
     return manifest
 
 
 def _check_sizes(info: CheckpointInfo) -> None:
-    """Check that each file of the manifest is there and has its size."""
+    """Check that each file of the manifest is there, with the size in the manifest."""
     for name, fact in info.files.items():
         size = path_inside(info.path, name).lstat().st_size
         if size != fact["bytes"]:
@@ -123,7 +123,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
     """Read every byte, and check that the tensors are those of the model that state.json lists.
 
     Args:
-        info: of the checkpoint. A problem that is found is noted there.
+        info: of the checkpoint. Takes a note of the problem, if there is a problem.
         part, parts: only every ``parts``-th file is hashed, from file ``part`` on.
     """
     if info.problem:
@@ -144,7 +144,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
 
 
 def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
-    """Inspect and verify a checkpoint, each rank some of its files. Return the same on every rank.
+    """Inspect and verify a checkpoint, each rank some of the files. The result is the same on all.
 
     Collective: call on every rank.
     """
@@ -152,13 +152,14 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
     found = verify(replace(info), agreement.rank, agreement.world_size)
     problems = agreement.gather(found.problem)
     if agreement.rank == 0 and any(problems):
-        # A network file system may show a rank an old listing, and a node may have a disk of its
-        # own under this name: only files that the main process cannot read either are damaged.
+        # A network file system may show a rank an old listing, and a node may have another disk
+        # under this name: only files that the main process cannot read either are damaged.
         verify(info)
         if not info.problem:
-            rank, problem = next(filter(itemgetter(1), enumerate(problems)))
+            problem = next(filter(None, problems))
             info.problem = (
-                f"cannot be read on rank {rank}: {problem} there, and whole for the main process"
+                f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
+                "the main process"
             )
     result: CheckpointInfo = agreement.gather(info)[0]
     return result

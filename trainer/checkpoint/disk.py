@@ -1,4 +1,4 @@
-"""Writing files and folders so that none is seen under its name before it is complete."""
+"""Writing files and folders that appear under their names when they are complete."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from ..errors import CheckpointError, LaunchError
 from ..text import size
 
 CHUNK = 1 << 20  # bytes that are hashed at a time: they fit the processor's cache
-# Bytes after which the disk begins to write. If everything is flushed at the end, a file takes 1.4
-# times as long.
+# Bytes after which the disk begins to write. Flushing only at the end takes 1.4 times as long.
 AHEAD = 1 << 24
 
 
 class FileFact(NamedTuple):
-    """What a manifest says about a file."""
+    """The entry of a file in a manifest."""
 
     name: str
     bytes: int
@@ -32,11 +31,11 @@ class FileFact(NamedTuple):
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
 ) -> FileFact:
-    """Write a new file and hash it on the way. It is on the disk when this returns.
+    """Write a new file, flush the file to the disk, and return the checksum.
 
     Args:
         parts: the content, in order.
-        name: the file's name in the manifest. By default the last part of the path.
+        name: of the file in the manifest. By default the last part of the path.
     """
     digest = xxhash.xxh3_128()
     with open(path, "xb") as file:
@@ -68,9 +67,9 @@ def part_of(path: Path) -> Path:
 
 
 def publish(path: Path) -> None:
-    """Flush what was written to ``part_of(path)`` and rename it to ``path``.
+    """Flush ``part_of(path)`` to the disk, and rename this file or folder to ``path``.
 
-    A folder that has this name already is deleted after the rename.
+    A folder that has the name already is deleted after the rename.
     """
     part = part_of(path)
     old = path.with_name(f".{path.name}.old")
@@ -89,7 +88,7 @@ def publish(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a folder, if there is one. Of a link, only the link."""
+    """Delete a file or a folder that may not exist. Of a link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -106,10 +105,13 @@ def _flush(path: Path) -> None:
 
 
 def check_free(folder: Path, needed: int, what: str) -> None:
-    """Check that the disk of a folder has room for so many bytes.
+    """Check that the disk of a folder has ``needed`` free bytes.
+
+    Args:
+        what: needs the room, for the message.
 
     Raises:
-        CheckpointError: it has not. The message says that ``what`` needs them.
+        CheckpointError: the disk has less room.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -120,12 +122,12 @@ def check_free(folder: Path, needed: int, what: str) -> None:
 
 
 def check_shared(folder: Path, agreement: Agreement) -> None:
-    """Check that a folder is the same one on every rank, since every rank writes to it.
+    """Check that every rank sees the same folder, since every rank writes a file there.
 
     Collective: call on every rank.
 
     Raises:
-        LaunchError: a node has a disk of its own under this name.
+        LaunchError: a node has another disk under this name.
         CheckpointError: the folder cannot be written.
     """
     names = agreement.gather(f".probe-{uuid.uuid4().hex}")
@@ -141,8 +143,8 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
             ) from None
 
     agreement.run_on_main(write_probe)
-    # Listing the folder makes a network file system look again. It may answer a question for one
-    # file from its cache.
+    # Listing the folder makes a network file system look again. The answer for a single file may
+    # come from a cache.
     seen = agreement.gather(folder.is_dir() and probe.name in os.listdir(folder))
     agreement.run_on_main(probe.unlink)
 

@@ -2,7 +2,7 @@
 
 The names and shapes are those of the model that the task built, whatever the strategy. Shared
 tensors are written once. For a transformers model the folder also holds its configuration, so that
-``from_pretrained`` loads it. A task may say that only a part of the model is saved
+``from_pretrained`` loads the folder. A task may save only a part of the model
 (``Task.saved_part``).
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -27,13 +28,13 @@ from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart
 from .disk import delete, part_of, publish, write_file
-from .safetensors_io import METADATA, can_hold, header, raw, read_header
+from .safetensors_io import METADATA, can_hold, dtype_name, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
 
 
 class Stateful(Protocol):
-    """An object with a state of its own."""
+    """An object with a state, which checkpoints hold."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -41,7 +42,7 @@ class Stateful(Protocol):
 
 
 class StatefulTask(Stateful, Protocol):
-    """A task: it has a state, and writes files beside the model."""
+    """A task: an object with a state, which writes files beside the model."""
 
     def save_extras(self, directory: Path) -> None: ...
 
@@ -50,16 +51,16 @@ class StatefulTask(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """What the file of an exported model holds.
+    """The form of an exported model: which tensors the file holds, under which names.
 
     Args:
-        file: its name.
-        names: the name of a tensor in the file, by its name in the model. None: all tensors, under
-            their own names.
-        dtypes: the dtype of a tensor in the file, by its name in the model. The others keep their
-            own.
-        save_config: writes the configuration files into the folder. None: the model's own are
-            written.
+        file: the name of the file.
+        names: the name of a tensor in the file, by the name in the model. None: all tensors, under
+            the names in the model.
+        dtypes: the dtype of a tensor in the file, by the name in the model. Other tensors keep
+            their dtypes.
+        save_config: writes the configuration files into the folder. None: the configuration of the
+            model is written.
     """
 
     file: str = MODEL_FILE
@@ -69,16 +70,13 @@ class ModelFile:
 
     @classmethod
     def of(
-        cls, part: SavedPart | None, dtypes: Mapping[str, torch.dtype] | None = None
+        cls, part: SavedPart | None, dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
     ) -> ModelFile:
-        """Return the file of a saved part, or of the whole model if there is none."""
-        dtypes = dtypes or {}
-        if part is None:
-            return cls(dtypes=dtypes)
-        return cls(file=part.file, names=part.names, dtypes=dtypes, save_config=part.save_config)
+        """Return the file of a saved part, or of the whole model for None."""
+        return cls(dtypes=dtypes) if part is None else cls(**vars(part), dtypes=dtypes)
 
     def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the dtype of a tensor in the file, where ``own`` is the one it has."""
+        """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
@@ -87,7 +85,7 @@ class ModelFile:
         return Counter(dtypes).most_common(1)[0][0] if dtypes else None
 
     def name(self, name: str) -> str | None:
-        """Return the name of a tensor in the file. None if it is left out."""
+        """Return the name of a tensor in the file. None for a tensor that is left out."""
         return name if self.names is None else self.names.get(name)
 
 
@@ -98,7 +96,7 @@ def export_model(
     directory: Path,
     save_beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write the model to ``directory``, which then replaces what was there.
+    """Write the model to ``directory``, which replaces a folder of this name.
 
     Collective: call on every rank.
 
@@ -107,8 +105,8 @@ def export_model(
         save_beside: writes small files to the same folder, on the main process.
 
     Raises:
-        CheckpointError: it cannot be written, or safetensors cannot hold it. What was there before
-            stays.
+        CheckpointError: the model cannot be written, or safetensors cannot hold a tensor. The
+            folder of before stays.
     """
     _raise_first(agreement.gather(changed_buffer(strategy)))
     strategy.sync_buffers()
@@ -121,7 +119,7 @@ def export_model(
             entries.append((name_in_file, shape, form.dtype(name, dtype)))
             handles.append((name, handle))
 
-    # Each tensor is gathered, on all ranks, when it is asked for.
+    # A step of this generator gathers one tensor, on all ranks.
     pairs = zip(handles, entries, strict=True)
     tensors = (strategy.gather(*handle).to(dtype) for handle, (_, _, dtype) in pairs)
     problem = ""
@@ -131,8 +129,8 @@ def export_model(
         except CheckpointError as error:
             problem = str(error)
 
-    # The other ranks take part in gathering. And so does the main one for the rest of the tensors
-    # if writing has failed.
+    # The other ranks take part in gathering. So does the main process, if writing has failed, for
+    # the rest of the tensors.
     for _ in tensors:
         pass
     _raise_first(agreement.gather(problem))
@@ -158,11 +156,12 @@ def write_model(
         entries: name, shape and dtype of each tensor, in the order of ``tensors``.
 
     Raises:
-        CheckpointError: it cannot be written, or not be read by the safetensors library. Nothing
-            has changed then.
+        CheckpointError: the file cannot be written, or the safetensors library cannot read the
+            file. The folder of before stays.
     """
-    if not_local(directory):
-        raise CheckpointError(f"{directory}: {not_local(directory)}")
+    problem = not_local(directory)
+    if problem:
+        raise CheckpointError(f"{directory}: {problem}")
 
     part = part_of(directory)
     try:
@@ -179,12 +178,12 @@ def write_model(
 
 
 def changed_buffer(strategy: Strategy) -> str:
-    """Return a message about a buffer whose shape has changed. Empty if there is none."""
+    """Return a message about a buffer whose shape has changed. Empty without such a buffer."""
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
             return (
                 f"buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now; "
-                "give it its full shape from the start, or register it with persistent=False"
+                "build the buffer in full shape, or register with persistent=False"
             )
     return ""
 
@@ -193,20 +192,20 @@ def check_storable(model: nn.Module) -> None:
     """Check that safetensors can hold each tensor of an unprepared model.
 
     Raises:
-        CheckpointError: it cannot hold one.
+        CheckpointError: safetensors cannot hold a tensor.
     """
     for name, (_, dtype) in canonical_names(model).items():
         if name == METADATA:
-            raise CheckpointError(f"{name}: safetensors keeps this name for itself; rename it")
+            raise CheckpointError(f"{name}: safetensors reserves this name; rename the tensor")
         if not can_hold(dtype):
             raise CheckpointError(
-                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}; keep it in "
-                "another dtype, or register it as a buffer with persistent=False"
+                f"{name}: safetensors has no {dtype_name(dtype)}; take another dtype, or register "
+                "a buffer with persistent=False"
             )
 
 
 def exported_file(directory: Path) -> Path | None:
-    """Return the tensor file of an exported model or of a part of it. None if there is none."""
+    """Return the tensor file of an exported model, or of a saved part. None without a file."""
     return min(directory.glob("*.safetensors"), default=None)
 
 
@@ -218,7 +217,7 @@ def export_dtypes(
     Args:
         model: not prepared yet.
         wanted: a dtype, or ``auto``: that of the files from which each tensor is read.
-        source: where these files are. None for a model that is not read from files.
+        source: the folder of these files. None for a model that is not read from files.
     """
     own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
     if wanted != "auto":
@@ -230,7 +229,7 @@ def export_dtypes(
 
     try:
         ranges, _ = of_model_folder(Path(source.folder), source.names)
-    except CheckpointError:  # a run that resumes from a checkpoint does not need these files
+    except CheckpointError:  # a run that resumes does not need these files
         return {}
     dtypes = {name: ranges.dtype("parameter", name) for name in ranges.names("parameter")}
     halves = (torch.bfloat16, torch.float16)
@@ -238,10 +237,10 @@ def export_dtypes(
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model. Others have none.
+    """Write the configuration of a transformers model. Other models have none.
 
     Args:
-        dtype: of the exported file. None: as the configuration says.
+        dtype: of the exported file. None: the dtype in the configuration.
     """
     model = unwrapped(model)
     config: Any = getattr(model, "config", None)
@@ -258,7 +257,7 @@ def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = N
 
 
 def set_config_dtype(config: Any, dtype: torch.dtype) -> None:
-    """Set the dtype in a transformers configuration and in those of its parts."""
+    """Set the dtype in a transformers configuration and in the configurations of the parts."""
     if hasattr(config, "dtype"):
         config.dtype = dtype
     for name in getattr(config, "sub_configs", ()):

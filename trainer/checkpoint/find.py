@@ -1,4 +1,4 @@
-"""Which checkpoint ``resume`` asks for, with every byte of it read."""
+"""The checkpoint that ``resume`` asks for, with every byte read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .store import named, step_of
 
 
 def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
-    """Choose the checkpoint to begin with, and read every byte of it.
+    """Choose the checkpoint to begin with, and read every byte.
 
     The command is the same for every attempt of a job: ``resume`` is meant for the first attempt,
-    and counts for a later one only if nothing was saved. Collective: call on every rank.
+    and counts for later attempts only if nothing was saved. Collective: call on every rank.
 
     Args:
-        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one)
-            or a path.
+        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, or none) or a
+            path.
         folder: of the run's own checkpoints.
         origin: of ``resume``, for messages.
 
     Raises:
         ConfigError: newer checkpoints of the same run follow the path.
-        CheckpointError: the path is no checkpoint, or a damaged one. Or all checkpoints that
-            ``auto`` found are damaged, or one cannot be read by this program or machine.
+        CheckpointError: the path is no checkpoint, or a damaged checkpoint. Or all checkpoints that
+            ``auto`` found are damaged, or this program or machine cannot read a checkpoint.
     """
     again = restarts() > 0
     own: list[Path] = agreement.gather(named(folder))[0]
@@ -54,7 +54,7 @@ def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Sta
         if not info.broken:
             raise CheckpointError(
                 f"{path}: {info.problem}; resume: auto passes over damaged checkpoints only; start "
-                "again once it can be read, or name an older one and give another output_dir"
+                "again when it can be read, or name an older checkpoint and another output_dir"
             )
         damaged.append(info)
 

@@ -1,4 +1,4 @@
-"""Load an exported model into a freshly built one, strictly."""
+"""Loading an exported model without a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .export import MODEL_FILE
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
-    """Load an exported model into a freshly built one, strictly.
+    """Load an exported model into a freshly built model. All names and shapes must agree.
 
     Raises:
         CheckpointError: names or shapes differ, or there is no model.

@@ -1,10 +1,10 @@
 """The optimizer's state by parameter name, whatever tensors the optimizer itself sees.
 
 torch keeps state for each parameter. An engine may give the optimizer flat groups of fragments
-instead. Each ``Shard`` says under which tensor its state is kept, and where in it. State is a range
-of elements, as the parameter is, or one value for a parameter as a whole (Adam's step). State of
-other shapes (factored second moments) cannot be cut along a parameter: such an optimizer is refused
-before training, since its state would be lost on resume.
+instead. Each ``Shard`` names the tensor that has the state, and the offset in this tensor. State is
+a range of elements, as the parameter is, or a single value for the whole parameter (Adam's step).
+State of other shapes (factored second moments) cannot be cut along a parameter: such an optimizer
+is refused before training, since a resume would lose the state.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WAY_ROUND = "take another optimizer, or keep_last: 0 to train without checkpoin
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerForm:
-    """What state an optimizer keeps, found out before it is wrapped by an engine.
+    """The state that an optimizer keeps, found out before an engine wraps the optimizer.
 
     Args:
-        kind: its class.
+        kind: the class of the optimizer.
         ranges: state of the parameter's shape: the dtype by the state's key (``exp_avg``).
-        values: state of one value, by its key (``step``). ``True`` where it is a tensor, ``False``
-            for a plain number.
+        values: state of a single value, by key (``step``). ``True`` for a tensor, ``False`` for a
+            plain number.
         groups: of each parameter group the ``names`` of its parameters and its ``settings`` without
             the learning rate.
     """
@@ -53,23 +53,30 @@ class OptimizerForm:
     def of(
         cls, model: nn.Module, optimizer: Optimizer, *, saved: bool, device: torch.device
     ) -> OptimizerForm:
-        """Find out what state a fresh optimizer keeps, by a step of a copy on small parameters.
+        """Find out the state of a fresh optimizer by a step of a copy on small parameters.
 
         Args:
             model: not wrapped yet.
             saved: whether the state is saved or was. Otherwise only the groups are looked at.
-            device: where it will step, and so where it is tried: some optimizers exist on GPUs
+            device: on which the optimizer steps, and the copy too: some optimizers exist on GPUs
                 only.
 
         Raises:
-            CheckpointError: its state cannot be saved, or a step on small parameters fails.
+            CheckpointError: the state cannot be saved, or a step on small parameters fails.
         """
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         for parameter, state in _state_after_step(optimizer, kind, device, saved=saved).items():
             for key, value in state.items():
-                if not _add_to_form(ranges, values, key, value, parameter):
+                is_tensor = isinstance(value, Tensor)
+                holds = is_tensor and can_hold(value.dtype)
+                if holds and value.shape == parameter.shape:
+                    # If parameters differ in this, the dtype that holds the values of both.
+                    ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
+                elif (holds and value.dim() == 0) or isinstance(value, int | float):
+                    values[key] = is_tensor
+                elif value is not None:
                     kept = getattr(value, "shape", type(value).__name__)
                     raise CheckpointError(
                         f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
@@ -79,7 +86,7 @@ class OptimizerForm:
 
         names: dict[int, str] = {}
         for name, tensor in canonical_state(model):
-            names.setdefault(id(tensor), name)  # a shared one by its first name
+            names.setdefault(id(tensor), name)  # the first name of a shared tensor
         groups = []
         for group in optimizer.param_groups:
             of_group = [names[id(p)] for p in group["params"] if id(p) in names]
@@ -90,18 +97,18 @@ class OptimizerForm:
 def _state_after_step(
     optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
 ) -> Mapping[Tensor, Mapping[str, Any]]:
-    """Return the state that one step leaves. None if it is not saved.
+    """Return the state after a step, by parameter. Empty if the state is not saved.
 
     Raises:
         CheckpointError: the step fails.
     """
     if not saved:
         return {}
-    if optimizer.state:  # some make it with the optimizer (Adagrad of torch 2.11)
+    if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
         return optimizer.state
     try:
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
-    except Exception as error:  # (an optimizer's step may want anything)
+    except Exception as error:  # an optimizer's step may want anything
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
             f"state is not known; {_WAY_ROUND}"
@@ -109,31 +116,12 @@ def _state_after_step(
     return state
 
 
-def _add_to_form(
-    ranges: dict[str, torch.dtype], values: dict[str, bool], key: str, value: Any, parameter: Tensor
-) -> bool:
-    """Add a state of a parameter to ``ranges`` or ``values``. Return whether it can be saved."""
-    if isinstance(value, Tensor):
-        if not can_hold(value.dtype):
-            return False
-        if value.shape == parameter.shape:
-            # If parameters differ in this, the dtype that holds the values of both.
-            ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
-            return True
-        if value.dim() > 0:
-            return False
-    if isinstance(value, Tensor | int | float):
-        values[key] = isinstance(value, Tensor)
-        return True
-    return value is None
-
-
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group as JSON holds them, without the learning rate."""
     found: dict[str, Any] = {}
     for key, value in group.items():
         if key not in _NOT_SETTINGS:
-            # What JSON does not hold as it is (tensors, functions) is no setting.
+            # Tensors, functions and other objects that JSON lacks are no settings.
             with contextlib.suppress(TypeError, ValueError):
                 found[key] = json.loads(json.dumps(value))
     return found
@@ -147,7 +135,7 @@ def state_of(
     A tensor is a live 1-D range of the shard's own elements, or a scalar for the whole parameter.
 
     Raises:
-        CheckpointError: the optimizer keeps state that it did not keep when it was looked at.
+        CheckpointError: the optimizer keeps state that is not in ``form``.
     """
     state_key = shard.state_key
     assert state_key is not None, f"{shard.name} is not trained"
@@ -162,5 +150,5 @@ def state_of(
             yield PREFIX + key, torch.as_tensor(value).detach()
         elif value is not None:
             raise CheckpointError(
-                f"the optimizer keeps {key!r} for {shard.name}, which it did not at the start"
+                f"the optimizer keeps {key!r} for {shard.name}, and did not at the start"
             )

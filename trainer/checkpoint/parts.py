@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, and which of its elements this rank writes."""
+"""The parts of a training that a checkpoint holds, and the elements that this rank writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..data.batches import Layout, TrainData
+from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..position import Position
@@ -24,22 +24,22 @@ from .pieces import Key
 
 
 class StatefulCallback(Stateful, Protocol):
-    """An object with a state, which may also ask for the checkpoints of some steps to be kept."""
+    """An object with a state, which may also keep the checkpoints of some steps."""
 
     def pinned_steps(self) -> Collection[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A view of the live parts of a training, which a checkpoint is made of and set from.
+    """A view of the live parts of a training, which a checkpoint is saved from and loaded into.
 
     Args:
-        position: of the run: its step, and the counters that ``state.json`` keeps.
+        position: the step of the run, and the counters that ``state.json`` keeps.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
-        averages: the moving averages of the shards that this rank owns. None if none is kept.
-        sampled: what is known of the training set from some of its samples.
-        settings: all that is known of the run by key, of which the fingerprint takes what decides
-            the numbers.
+        averages: the moving averages of the shards that this rank owns. None without averages.
+        sampled: the content of some samples of the training set.
+        settings: all facts of the run by key. The fingerprint takes the facts that decide the
+            numbers.
         config, plan: for people who read ``state.json``.
         about: the facts of the run for the model card.
     """
@@ -76,19 +76,15 @@ class Parts:
         return {**self.about, "step": self.step, **self.counters}
 
     @property
-    def layout(self) -> Layout:
-        return self.data.layout
-
-    @property
     def rank(self) -> int:
-        return int(self.strategy.accelerator.process_index)
+        return self.data.layout.rank
 
     @property
     def world_size(self) -> int:
-        return int(self.strategy.plan.world_size)
+        return self.data.layout.world_size
 
     def named_callbacks(self) -> dict[str, StatefulCallback]:
-        """Return the callbacks by class name, with ``#2`` for the second of a class and so on."""
+        """Return the callbacks by class name, with ``#2`` for the second of a class, and so on."""
         counts = Counter[str]()
         named: dict[str, StatefulCallback] = {}
         for callback in self.callbacks:
@@ -116,34 +112,32 @@ class Parts:
             (folder / name).write_text(text, encoding="utf-8")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield views of the parameters, their state and averages that this rank writes.
+        """Yield views of this rank's elements of the parameters, of their state and averages.
 
         Together the ranks write each element once.
 
         Raises:
-            CheckpointError: a buffer or the optimizer's state has another form than at the start.
+            CheckpointError: a buffer or the optimizer's state has changed form since the start.
         """
         problem = changed_buffer(self.strategy)
         if problem:
             raise CheckpointError(problem)
 
-        optimizer = self.strategy.optimizer
         averages = {shard.name: average for shard, average in self.averages or ()}
-        for shard, low, high in assign_writers(self.strategy.shards()):
-            yield _piece("parameter", shard, shard.tensor, low, high)
-            for kind, tensor in state_of(optimizer, shard, self.optimizer_form):
-                if tensor.dim() > 0:
-                    yield _piece(kind, shard, tensor, low, high)
-                elif shard.start + low == 0:
-                    # One value for the whole parameter: the owner of the first element writes it.
-                    yield Key(kind, shard.name), tensor
+        for shard, low, high in self._written():
+            tensors = [("frozen", shard.tensor)]
+            if shard.state_key is not None:
+                state = state_of(self.strategy.optimizer, shard, self.optimizer_form)
+                tensors = [("parameter", shard.tensor), *state]
             if shard.name in averages:
-                yield _piece("average", shard, averages[shard.name], low, high)
+                tensors.append(("average", averages[shard.name]))
 
-        for shard, low, high in self._frozen():
-            yield _piece("frozen", shard, shard.tensor, low, high)
-            if shard.name in averages:  # it will be trained
-                yield _piece("average", shard, averages[shard.name], low, high)
+            for kind, tensor in tensors:
+                if tensor.dim() > 0:
+                    yield Key(kind, shard.name, shard.start + low), tensor[low:high]
+                elif shard.start + low == 0:
+                    # Of the whole parameter: the owner of the first element writes the value.
+                    yield Key(kind, shard.name), tensor
 
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of the buffers that this rank writes: rank 0 all of them."""
@@ -152,38 +146,36 @@ class Parts:
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether no checkpoint holds a tensor: a frozen one, if a part is saved."""
+        """Return whether no checkpoint holds a tensor: a frozen tensor, if a part is saved."""
         saves_part = self.model_file.names is not None
         return saves_part and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
-    def _frozen(self) -> Iterator[tuple[Shard, int, int]]:
-        """Yield the frozen parameters that this rank writes, as ``assign_writers``."""
+    def _written(self) -> Iterator[tuple[Shard, int, int]]:
+        """Yield the trainable parameters, then the frozen parameters, as ``assign_writers``."""
+        yield from assign_writers(self.strategy.shards())
         if self.model_file.names is None:
             yield from assign_writers(self.strategy.shards(trainable=False))
 
     def bytes(self) -> int:
-        """Return how much this rank will write, to within some kilobytes.
+        """Return how many bytes this rank will write, to within some kilobytes.
 
-        It is known before the optimizer has any state.
+        The number is known before the optimizer has any state.
         """
         state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values())
         if self.averages:
             state += torch.float32.itemsize
 
-        total = 0
-        for shard, low, high in assign_writers(self.strategy.shards()):
-            total += (high - low) * (shard.tensor.itemsize + state)
-        for shard, low, high in self._frozen():
-            total += (high - low) * shard.tensor.itemsize
-        if self.rank == 0:
-            total += sum(buffer.nbytes for _, buffer in self.strategy.buffers())
+        total = sum(buffer.nbytes for _, buffer in self.buffer_pieces())
+        for shard, low, high in self._written():
+            more = 0 if shard.state_key is None else state
+            total += (high - low) * (shard.tensor.itemsize + more)
         return total
 
 
 def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
     """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
 
-    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of that line. A
+    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of this line. A
     shard that only this rank holds is written whole.
     """
     shards = list(shards)
@@ -203,8 +195,3 @@ def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         high = min(numel, my_end)
         if low < high:
             yield shard, low, high
-
-
-def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tuple[Key, Tensor]:
-    """Return elements ``low`` to ``high`` of a shard's values under their key."""
-    return Key(kind, shard.name, shard.start + low), values[low:high]

@@ -32,5 +32,4 @@ class Key(NamedTuple):
 def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:
     """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
     head = header((key, tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
-    content = [raw(tensor) for _, tensor in pieces if tensor.numel()]
-    return write_file(path, [head, *content])
+    return write_file(path, [head, *(raw(tensor) for _, tensor in pieces)])

@@ -1,17 +1,17 @@
-"""Flat ranges of named tensors: what checkpoints are made of, and how any layout reads any other.
+"""Flat ranges of named tensors, by which any layout reads the checkpoints of any other layout.
 
 The part of a parameter that a rank owns is a range of the flattened tensor under every strategy.
 ``Ranges`` reads "elements a to b of this tensor" from files, whichever ranks wrote them in
-whichever pieces: our checkpoints, and any folder of safetensors files (an exported model, or one of
-the Hugging Face hub). So resuming, resharding and loading pretrained weights are the same code, and
-no rank ever holds a whole model.
+whichever pieces: our checkpoints, and any folder of safetensors files (an exported model, or a
+model of the Hugging Face hub). So resuming, resharding and loading pretrained weights are the same
+code, and no rank ever holds a whole model.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     Args:
         start: the piece's first element within the flattened tensor.
         path: of the file.
-        entry: where the piece is in the file.
+        entry: dtype, shape and place in the file.
     """
 
     start: int
@@ -52,6 +52,7 @@ class Ranges:
         for kind, name, piece in pieces:
             self._pieces.setdefault((kind, name), []).append(piece)
         for (kind, name), same in self._pieces.items():
+            same.sort(key=attrgetter("start"))
             if len({piece.entry.dtype for piece in same}) > 1:
                 raise CheckpointError(f"{kind} {name}: is stored in several dtypes")
 
@@ -67,38 +68,45 @@ class Ranges:
         """Return the dtype of a stored tensor."""
         return self._pieces[kind, name][0].entry.dtype
 
-    def size(self, kind: str, name: str) -> int:
-        """Return the number of elements of a tensor that is stored whole."""
-        return max(piece.end for piece in self._pieces[kind, name])
-
     def check_whole(self, kind: str, name: str, numel: int) -> None:
-        """Check that the pieces of a tensor hold each of its ``numel`` elements once.
+        """Check that the pieces of a tensor hold each of ``numel`` elements once.
 
         Raises:
-            CheckpointError: some are in no file, or in two pieces.
+            CheckpointError: an element is in no file, or in two pieces.
         """
-        covered = 0  # all elements before this number are stored once
-        for piece in self._overlapping(kind, name, 0, sys.maxsize):
-            if piece.start > covered:
-                raise _missing(kind, name, covered, piece.start)
-            if piece.start < covered:
-                raise CheckpointError(
-                    f"{kind} {name}: elements from {piece.start} on are stored twice, of {numel}"
-                )
-            covered = piece.end
+        end = self._end(kind, name)
+        if end > numel:
+            raise CheckpointError(f"{kind} {name}: {end} elements are stored instead of {numel}")
+        for _ in self._pieces_of(kind, name, 0, numel):
+            pass
 
-        if covered < numel:
-            raise _missing(kind, name, covered, numel)
-        if covered > numel:
-            raise CheckpointError(
-                f"{kind} {name}: {covered} elements are stored instead of {numel}"
-            )
+    def _end(self, kind: str, name: str) -> int:
+        """Return the end of the last piece of a tensor. 0 without a piece."""
+        return max((piece.end for piece in self._pieces.get((kind, name), ())), default=0)
 
-    def _overlapping(self, kind: str, name: str, start: int, end: int) -> list[Piece]:
-        """Return the pieces of a tensor that overlap elements ``start`` to ``end``, in order."""
-        pieces = self._pieces.get((kind, name), [])
-        found = [piece for piece in pieces if max(piece.start, start) < min(piece.end, end)]
-        return sorted(found, key=lambda piece: piece.start)
+    def _pieces_of(
+        self, kind: str, name: str, start: int, end: int
+    ) -> Iterator[tuple[Piece, int, int]]:
+        """Yield ``(piece, low, high)``: the pieces that hold elements ``start`` to ``end``.
+
+        Raises:
+            CheckpointError: an element is in no file, or in two pieces.
+        """
+        covered = start  # all elements before this number are in a piece
+        for piece in self._pieces.get((kind, name), ()):
+            low, high = max(piece.start, start), min(piece.end, end)
+            if low >= high:
+                continue
+            if low < covered:
+                raise CheckpointError(f"{kind} {name}: elements from {low} on are stored twice")
+            if low > covered:
+                end = low
+                break
+            yield piece, low, high
+            covered = high
+
+        if covered < end:
+            raise CheckpointError(f"{kind} {name}: elements {covered} to {end} are in no file")
 
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
@@ -110,61 +118,49 @@ class Ranges:
             out: 1-D, on any device, of any dtype.
 
         Raises:
-            CheckpointError: a part of the range is in no file.
+            CheckpointError: an element is in no file, or in two pieces.
         """
-        dtype = self.dtype(kind, name) if self.holds(kind, name) else out.dtype
-        at_a_time = CHUNK // dtype.itemsize
-        for first in range(0, out.numel(), at_a_time):
-            part = out[first : first + at_a_time]
-            begin, end = start + first, start + first + part.numel()
-            covered = begin  # all elements before this number are read
-            for piece in self._overlapping(kind, name, begin, end):
-                low, high = max(piece.start, begin), min(piece.end, end)
-                if low > covered:
-                    break
-                place = piece.entry.begin + (low - piece.start) * dtype.itemsize
-                size = (high - low) * dtype.itemsize
+        for piece, low, high in self._pieces_of(kind, name, start, start + out.numel()):
+            dtype = piece.entry.dtype
+            at_a_time = CHUNK // dtype.itemsize
+            for first in range(low, high, at_a_time):
+                last = min(high, first + at_a_time)
+                size = (last - first) * dtype.itemsize
+                place = piece.entry.begin + (first - piece.start) * dtype.itemsize
                 stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
-                part[low - begin : high - begin].copy_(torch.from_numpy(stored).view(dtype))
-                covered = max(covered, high)
-            if covered < end:
-                raise _missing(kind, name, covered, end)
+                out[first - start : last - start].copy_(torch.from_numpy(stored).view(dtype))
 
     def whole(self, kind: str, name: str) -> Tensor:
-        """Read one whole tensor, flat, to the CPU.
+        """Read a whole tensor, flat, to the CPU.
 
         Raises:
-            CheckpointError: a part of it is in no file.
+            CheckpointError: an element is in no file, or in two pieces.
         """
         if not self.holds(kind, name):
             raise CheckpointError(f"{kind} {name}: is in no file")
-        numel = self.size(kind, name)
+        numel = self._end(kind, name)
         self.check_whole(kind, name, numel)  # before the memory for it is allocated
         out = torch.empty(numel, dtype=self.dtype(kind, name))
         self.read(kind, name, 0, out)
         return out
 
     def value(self, kind: str, name: str) -> Tensor:
-        """Read the one value that is stored of a parameter (Adam's step), as a scalar tensor.
+        """Read the only value that is stored of a parameter (Adam's step), as a scalar tensor.
 
         Raises:
-            CheckpointError: there are more, or none.
+            CheckpointError: the files hold more values, or none.
         """
         whole = self.whole(kind, name)
         if whole.numel() != 1:
-            raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of one")
+            raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of 1")
         return whole[0].clone()
 
 
-def _missing(kind: str, name: str, begin: int, end: int) -> CheckpointError:
-    return CheckpointError(f"{kind} {name}: elements {begin} to {end} are in no file")
-
-
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """Open the tensors of one of our checkpoints. Only the headers are read.
+    """Open the tensors of a checkpoint. Only the headers are read.
 
     Raises:
-        CheckpointError: a file cannot be read, or a name in it is no ``kind/name/start``.
+        CheckpointError: a file cannot be read, or holds a name that is no ``kind/name/start``.
     """
     pieces = []
     for path in paths:
@@ -180,16 +176,17 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
 def of_model_folder(
     folder: Path, names: Mapping[str, str] | None = None
 ) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
-    """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub.
+    """Open a folder of whole tensors: an exported model, or a model of the Hugging Face hub.
 
     Args:
-        names: the name of a tensor in the model, by its name in the files. By default the same.
+        names: the name of a tensor in the model, by the name in the files. By default the same.
 
     Returns:
         The tensors, all of the kind ``parameter``, and the shape of each.
 
     Raises:
-        CheckpointError: there is no safetensors file, or two of them hold a tensor of one name.
+        CheckpointError: the folder has no safetensors file, or two files hold a tensor of the same
+            name.
     """
     paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not paths:
@@ -202,7 +199,7 @@ def of_model_folder(
             if name in pieces:
                 raise CheckpointError(
                     f"{folder}: {name} is in {pieces[name].path.name} and in {path.name}; "
-                    "leave one of them in the folder"
+                    "remove one of the two"
                 )
             pieces[name] = Piece(0, path, entry)
 

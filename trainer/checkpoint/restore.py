@@ -31,14 +31,13 @@ from .schedule_state import schedule_state
 from .snapshot import fingerprint
 from .store import MANIFEST
 
-Place = tuple[str, str]  # kind and name of a tensor in files
-Places = Mapping[str, Place]  # by the name in the model
+Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
 
 
 def load(
     parts: Parts, info: CheckpointInfo, *, allow_change: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Set a training to where a verified checkpoint was.
+    """Set a training to the state that a verified checkpoint holds.
 
     Collective: call on every rank.
 
@@ -56,14 +55,18 @@ def load(
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
 
-    base = [name for name, *_, handle in parts.strategy.named_tensors() if parts.leaves_out(handle)]
+    tensors = list(parts.strategy.named_tensors())
+    base = [name for name, *_, handle in tensors if parts.leaves_out(handle)]
+    trained = [
+        name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape
+    ]
     shapes = {name: shape for name, shape, _ in contents.model}
     places, unused = _find(parts, ranges, WEIGHTS, shapes, info.path, without=base, renamed=False)
     _check_none([f"{name} is not in the model" for name in unused], info.path)
 
     changes = changed_settings(
         {**before, "trained": sorted(ranges.names("parameter"))},
-        {**now, "trained": sorted(_trained(parts))},
+        {**now, "trained": sorted(trained)},
         state["schedule"]["own"].get("base_lrs", ()),
         schedule_state(parts.schedule)["own"].get("base_lrs", ()),
     )
@@ -111,12 +114,6 @@ def load(
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def _trained(parts: Parts) -> list[str]:
-    """Return the names of the parameters that are trained."""
-    tensors = parts.strategy.named_tensors()
-    return [name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape]
-
-
 def load_weights(
     parts: Parts,
     path: Path,
@@ -125,13 +122,13 @@ def load_weights(
     names: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> list[str]:
-    """Set parameters and buffers to those of a checkpoint or a model folder. Return notices.
+    """Read parameters and buffers from a checkpoint or a model folder. Return notices.
 
-    Of a checkpoint with a moving average, the average is read. Everything else of the training
-    stays. Collective: call on every rank.
+    A checkpoint with a moving average gives the average. Everything else of the training stays.
+    Collective: call on every rank.
 
     Args:
-        names: the name of a tensor in the model, by its name in the files of a model folder.
+        names: the name of a tensor in the model, by the name in the files of a model folder.
         without: parameters that keep their values.
 
     Raises:
@@ -143,7 +140,7 @@ def load_weights(
         ranges = contents.ranges
         shapes = {name: shape for name, shape, _ in contents.model}
     else:
-        # A folder with the saved part of a model leaves the rest as build_model made it.
+        # A folder with the saved part of a model leaves the values of build_model to the rest.
         if os.path.lexists(path / parts.model_file.file):
             part = parts.model_file.names or {}
         names = names or {name_in_file: name for name, name_in_file in part.items()}
@@ -173,7 +170,7 @@ def _find(
     """Find each tensor of the model in files.
 
     Args:
-        kinds: as which it may be stored. The first is preferred.
+        kinds: under which a tensor may be stored. The first is preferred.
         shapes: of the stored tensors, by their names.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
@@ -181,7 +178,7 @@ def _find(
             is stored under the first.
 
     Returns:
-        The place of each tensor, and the names of stored tensors that the model has not.
+        The place of each tensor, and the names of stored tensors that the model lacks.
 
     Raises:
         CheckpointError: a tensor is missing, or has another shape.
@@ -190,7 +187,7 @@ def _find(
     for name, tensor in canonical_state(parts.strategy.model):
         names_of.setdefault(id(tensor), []).append(name)
 
-    places: dict[str, Place] = {}
+    places: Places = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
@@ -222,13 +219,13 @@ def _check_none(wrong: Sequence[str], source: Path) -> None:
 def _load_tensors(
     parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool = False
 ) -> list[str]:
-    """Read parameters, buffers and the moving average, as far as there is one. Return notices.
+    """Read parameters, buffers and the moving average, if the run keeps an average. Return notices.
 
     Collective: call on every rank.
 
     Args:
-        with_optimizer: read the optimizer's state as well: that of each parameter beside it, which
-            is the order of the files. In another order a disk takes twice the time.
+        with_optimizer: read the optimizer's state as well, parameter by parameter, which is the
+            order of the files. In another order a disk takes twice the time.
     """
     strategy = parts.strategy
 
@@ -253,24 +250,23 @@ def _load_tensors(
         else:
             average.copy_(shard.tensor)
     if parts.averages is not None and not ranges.names("average"):
-        notices.append("the checkpoint holds no moving average: it starts with the weights")
+        notices.append("the checkpoint holds no moving average, which starts with the weights")
     return notices
 
 
 def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     """Set the random number generators of this rank. Return notices."""
-    layout = parts.layout
-    before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
-    if before == layout.world_size:
-        rank = str(layout.rank)
+    before = len(ranges.names("rng.torch"))  # the number of ranks that wrote the checkpoint
+    if before == parts.world_size:
+        rank = str(parts.rank)
         stored = [name for name in rng.read() if ranges.holds(f"rng.{name}", rank)]
         rng.write({name: ranges.whole(f"rng.{name}", rank) for name in stored})
         return []
 
-    # The generators of so many ranks cannot be given to another number of ranks. New ones must not
-    # repeat what was drawn before.
-    set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
+    # Another number of ranks cannot take over the generators. The new generators must not repeat
+    # the numbers that were drawn before.
+    set_seed(seed_of(int(parts.config["seed"]), step, parts.rank))
     return [
-        f"{before} processes before, {layout.world_size} now: random numbers of the model "
+        f"{before} processes before, {parts.world_size} now: random numbers of the model "
         "(dropout) are drawn from new streams; the order of the data stays as it was"
     ]

@@ -18,7 +18,7 @@ from .ranges import Ranges
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set those encoded settings of a checkpoint that a parameter group has as well."""
+    """Set the settings of a parameter group to the encoded settings of a checkpoint."""
     for key in settings(group).keys() & saved.keys():
         value = decode(saved[key])
         group[key] = tuple(value) if isinstance(group[key], tuple) else value
@@ -29,16 +29,13 @@ def restore_optimizer(
 ) -> list[str]:
     """Give a fresh optimizer the state that a checkpoint holds. Return notices.
 
-    A parameter that had no state (it never had a gradient) gets none, or zeros if its engine keeps
-    it in a flat group with others.
+    A parameter without state (a parameter that never had a gradient) gets none, or zeros if the
+    engine keeps the parameter in a flat group with others.
 
     Args:
         read: is called for each trainable shard before its state is read.
     """
-    group_of: dict[str, Sequence[str]] = {}
-    for group in form.groups:
-        group_of.update(dict.fromkeys(group["names"], group["names"]))
-
+    group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     states: dict[Tensor, dict[str, Any]] = {}
     notices: list[str] = []
     for shard in strategy.shards():
@@ -46,7 +43,7 @@ def restore_optimizer(
         state_key = shard.state_key
         assert state_key is not None, f"{shard.name} is not trained"
         if state_key not in states:
-            # A flat group keeps one value for all its parameters, also for those on other ranks.
+            # A flat group keeps one value for all parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
             values = _read_values(strategy, state_key, names, form, ranges, notices)
@@ -77,14 +74,14 @@ def _read_values(
     """Read the values (Adam's step) of the parameters of a state key.
 
     Args:
-        notices: is given one if the parameters had different values.
+        notices: takes a notice if the parameters had different values.
     """
     group = strategy.optimizer.param_groups[0]
     on_device = group.get("fused") or group.get("capturable")
     state: dict[str, Any] = {}
     for key, is_tensor in form.values.items():
-        stored = [name for name in names if ranges.holds(PREFIX + key, name)]
-        found = {name: ranges.value(PREFIX + key, name) for name in stored}
+        kind = PREFIX + key
+        found = {name: ranges.value(kind, name) for name in names if ranges.holds(kind, name)}
         if not found:
             continue
         value = max(found.values())
@@ -101,10 +98,10 @@ def _read_values(
 
 
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:
-    """Set a fresh schedule to where a saved one was. Return notices.
+    """Set a fresh schedule to the step of a saved schedule. Return notices.
 
-    A schedule that is a function of the step takes its rates from the settings of this run. Others
-    compute each rate from the one before: they continue with the rates that were saved.
+    A schedule that is a function of the step takes the rates from the settings of this run. Others
+    compute each rate from the rate before: they continue with the saved rates.
     """
     groups = schedule.optimizer.param_groups
     rates = state["lr"]
@@ -119,7 +116,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
 
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(float(rate))  # others (a compiled step) refer to this very tensor
+            group["lr"].fill_(float(rate))  # a compiled step refers to this very tensor
         else:
             group["lr"] = float(rate)
     return []

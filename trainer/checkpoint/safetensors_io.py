@@ -36,13 +36,20 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 METADATA = "__metadata__"  # the key of a header that is no tensor
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as code has it: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPE_NAMES = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
+
+
 class Entry(NamedTuple):
-    """One tensor of a file. ``begin`` is its first byte, counted from the start of the file."""
+    """A tensor of a file. ``begin`` is the first byte, counted from the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -62,7 +69,7 @@ def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes
     """Return the first bytes of a file whose tensors follow in the order of ``entries``.
 
     Args:
-        entries: name, shape and dtype of each tensor. No two have one name.
+        entries: name, shape and dtype of each tensor. Each name comes once.
     """
     fields: dict[str, object] = {METADATA: {"format": "pt"}}
     offset = 0

@@ -4,8 +4,9 @@ A save goes through three stages, and all ranks change from one to the next at t
     writing      each rank's thread writes its own file
     committing   the main process's thread writes the manifest, renames, deletes old checkpoints
     done
-Whether all ranks have finished a stage is asked at one step boundary and known at the next
-(``AsyncMax``), so nobody waits. At most one save is in flight: the next one waits for it.
+At a step boundary the ranks begin to ask whether all have finished a stage. The answer is known at
+the next boundary (``AsyncMax``), so nobody waits. At most one save is in flight: the next save
+waits.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ DONE, BUSY, FAILED = 0, 1, 2
 
 
 class BackgroundTask:
-    """A function that runs in a thread. ``result`` is what it returned, ``error`` why it failed."""
+    """A function that runs in a thread, with the ``result`` or the text of the ``error``."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error = ""
-        # A daemon: a process that has to end does not wait for it, and what it leaves is no
-        # checkpoint yet.
+        # A daemon: a process that has to end does not wait. The files so far are no checkpoint yet.
         self.thread = Thread(target=self._run, args=(function,), name="checkpoint", daemon=True)
         self.thread.start()
 
@@ -48,7 +48,7 @@ class BackgroundTask:
             self.result = function()
         except CheckpointError as error:
             self.error = str(error)
-        except Exception as error:  # (whatever it is, it must become the error of all ranks)
+        except Exception as error:  # any error must become the error of all ranks
             self.error = f"{type(error).__name__}: {error}"
 
     @property
@@ -61,7 +61,7 @@ class BackgroundTask:
 class Saver:
     """Saves checkpoints to ``folder``.
 
-    Every method is collective: call it on every rank, at one step.
+    Every method is collective: call on every rank, at the same step.
 
     Args:
         agreement: of the ranks that save together.
@@ -69,7 +69,7 @@ class Saver:
 
     Attributes:
         last_step: the step of the newest checkpoint, which is not saved again.
-        bytes: of a checkpoint, all ranks together. Known once it is prepared.
+        bytes: of a checkpoint, all ranks together. Set by ``prepare``.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Saver:
         self._task: BackgroundTask | None = None
 
     def prepare(self, parts: Parts, saves: int) -> list[str]:
-        """Find out before the first step what would make every save fail. Return notices.
+        """Find out before the first step whether every save would fail. Return notices.
 
         Collective: call on every rank.
 
         Args:
-            saves: how many checkpoints there will be at once. 0 if the run has finished.
+            saves: the most checkpoints that exist at once. 0 if the run has finished.
 
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
@@ -113,14 +113,14 @@ class Saver:
         return []
 
     def _check_room(self, saves: int) -> None:
-        """Check that the disk has room for the checkpoints that are not there yet."""
+        """Check that the disk has room for the checkpoints to come."""
         store.clean(self.folder)
         missing = max(1, saves - len(store.named(self.folder)))
         room = f"room for {missing} checkpoints of {size(self.bytes)}"
         check_free(self.folder, missing * self.bytes, room)
 
     def save(self, parts: Parts) -> None:
-        """Begin a checkpoint of this step. It is complete when ``finish`` returns, or steps later.
+        """Begin a checkpoint of this step. ``finish`` waits until the checkpoint is complete.
 
         Collective: call on every rank.
 
@@ -132,7 +132,7 @@ class Saver:
             return
         self.last_step = parts.step
 
-        # What fails here on one rank is known to all before anything is copied.
+        # A rank that fails here tells all others before anything is copied.
         problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
@@ -178,19 +178,19 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Move a save to its next stage, if all ranks have finished this one. At a step boundary.
+        """Move a save to the next stage, if all ranks have finished. Call at a step boundary.
 
         Collective: call on every rank.
 
         Raises:
-            CheckpointError: it failed on some rank, and ``on_save_error`` is ``stop``.
+            CheckpointError: the save failed on some rank, and ``on_save_error`` is ``stop``.
         """
         task, snapshot = self._task, self._snapshot
         if task is None:
             return
 
         answer = self._status.result()
-        worst = answer[0] if answer else BUSY  # of all ranks, as it was at the last boundary
+        worst = answer[0] if answer else BUSY  # of all ranks, at the last boundary
         if worst == BUSY:
             self._status.start(task.state)
             return
@@ -208,7 +208,7 @@ class Saver:
             self._status.start(self._task.state)
 
     def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:
-        """Give the checkpoint its name, then delete old ones. In a thread of the main process."""
+        """Publish the checkpoint, then delete old ones. In a thread of the main process."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         store.commit(self.folder, snapshot.step, {**snapshot.facts, "created": created}, files)
         try:
@@ -218,7 +218,7 @@ class Saver:
                 keep_every=self.config.keep_every,
                 pinned=snapshot.pinned,
             )
-        except (OSError, CheckpointError) as error:  # the new one is safe
+        except (OSError, CheckpointError) as error:  # the new checkpoint is safe
             self.say(f"note: an old checkpoint cannot be deleted: {error}")
 
     def _fail(self, errors: list[str]) -> None:

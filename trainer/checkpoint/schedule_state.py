@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return its class, its steps, the groups' rates, and what JSON can hold of its own state."""
+    """Return class, steps and rates of a schedule, and the state that JSON can hold."""
     return {
         "kind": type(schedule).__name__,
         "steps": schedule.last_epoch,
@@ -22,7 +22,7 @@ def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and texts of a schedule's state, also those of schedules inside it.
+    """Return the numbers and texts of a schedule's state, also those of inner schedules.
 
     Functions and the like are not state: the settings make them again.
     """

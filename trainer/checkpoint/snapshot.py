@@ -21,6 +21,7 @@ from .disk import FileFact, write_file
 from .optimizer_state import settings
 from .parts import Parts
 from .pieces import Key, write_pieces
+from .safetensors_io import dtype_name
 from .schedule_state import schedule_state
 from .store import STATE
 from .untrusted import LARGEST_JSON, path_inside
@@ -32,7 +33,7 @@ class Snapshot:
 
     Args:
         facts: for the manifest. The same on every rank.
-        pieces: the tensors that this rank writes, by their keys.
+        pieces: the tensors that this rank writes, by key.
         files: other files by name. On the main process only.
         pinned: the steps whose checkpoints are kept when this one is complete.
     """
@@ -45,7 +46,7 @@ class Snapshot:
     pinned: Collection[int]
 
     def write(self, folder: Path) -> list[FileFact]:
-        """Write this rank's files. They are on the disk when it returns."""
+        """Write this rank's files, flushed to the disk. Return their facts for the manifest."""
         facts = [write_pieces(folder / f"rank-{self.rank:05d}.safetensors", self.pieces)]
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,14 +62,14 @@ def take(
     *,
     copied: bool,
 ) -> Snapshot:
-    """Copy what this rank writes to host memory. Call it on every rank. Nothing is exchanged.
+    """Copy the tensors that this rank writes to host memory. Each rank works by itself.
 
     Args:
         pieces: of model and optimizer, as ``Parts.pieces`` yields them.
-        files: those that only the main process writes.
-        user_tensors: what ``describe`` returned on the main process.
-        copied: whether training continues while the snapshot is written. Otherwise what is in host
-            memory already is not copied.
+        files: the files that only the main process writes.
+        user_tensors: the tensors that ``describe`` returned on the main process.
+        copied: whether training continues while the snapshot is written. Otherwise tensors that
+            are in host memory already are not copied.
     """
     taken: list[tuple[str, Tensor]] = []
     for key, tensor in (*pieces, *parts.buffer_pieces()):
@@ -80,13 +81,13 @@ def take(
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
-    for name, generator_state in rng.read().items():
-        taken.append((str(Key(f"rng.{name}", str(parts.layout.rank))), generator_state))
+    for name, state in rng.read().items():
+        taken.append((str(Key(f"rng.{name}", str(parts.rank))), state))
     for name, tensor in user_tensors.items():
         taken.append((str(Key("user", name)), tensor))
 
     facts = {
-        "samples": parts.counters["samples"],
+        "samples": parts.position.samples,
         "strategy": parts.strategy.plan.strategy,
         "world_size": parts.world_size,
     }
@@ -97,7 +98,7 @@ def take(
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the text of state.json, and the tensors that it names.
+    """Return the text of state.json, and the tensors that the text names.
 
     Raises:
         CheckpointError: the state of the task or of a callback cannot be saved.
@@ -134,7 +135,7 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     for name, shape, own_dtype, handle in strategy.named_tensors():
         if not parts.leaves_out(handle):
             dtype = parts.model_file.dtype(name, own_dtype)
-            state["model"].append([name, list(shape), str(dtype).removeprefix("torch.")])
+            state["model"].append([name, list(shape), dtype_name(dtype)])
     if parts.model_file.names is not None:
         state["export"] = {"file": parts.model_file.file, "names": parts.model_file.names}
 
@@ -146,10 +147,7 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return what must stay the same for the loss curve to continue as if nothing had happened.
-
-    It has the form in which JSON reads it back.
-    """
+    """Return the settings that decide the numbers of the run, as JSON reads them back."""
     form = parts.optimizer_form
     built = {
         "optimizer": form.kind,
@@ -157,17 +155,16 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "schedule_class": type(parts.schedule).__name__,
     }
     found = of_settings({**parts.settings, **built})
-    # The groups hold what these settings became, and a checkpoint has weights of its own.
+    # The groups hold these settings, and a checkpoint has weights of its own.
     del found["optimizer_settings"], found["weights"]
-    plain: dict[str, Any] = encode_plain(found, "mathematics")
-    return plain
+    return encode_plain(found, "mathematics")  # type: ignore[no-any-return]
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:
     """Return the text of state.json.
 
     Raises:
-        CheckpointError: JSON cannot hold it, or it would be too large to be read again.
+        CheckpointError: JSON cannot hold the state, or the text is too large to be read again.
     """
     try:
         text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
@@ -181,7 +178,7 @@ def state_text(state: Mapping[str, Any]) -> bytes:
 def read_extras(parts: Parts) -> dict[str, bytes]:
     """Return the small files beside an exported model, by their names in a checkpoint.
 
-    With them a checkpoint can be exported on its own.
+    Thanks to them ``trainer export`` needs only the checkpoint.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

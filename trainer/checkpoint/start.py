@@ -1,4 +1,4 @@
-"""Which checkpoint a run begins with, also one that the launcher has started again."""
+"""The checkpoint that a run begins with, also a run that the launcher has started again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The place where a run begins.
+    """The beginning of a run.
 
     Args:
         found: the checkpoint to resume from. None to begin at step 0.
-        passed_over: newer ones that are damaged.
-        continues: whether ``output_dir`` may be a used one, whose run this one continues.
+        passed_over: newer checkpoints that are damaged.
+        continues: whether ``output_dir`` may be the used folder of a run that is continued.
     """
 
     found: CheckpointInfo | None = None
@@ -28,7 +28,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        return int(self.found.manifest["step"]) if self.found else 0
+        return self.found.step if self.found else 0
 
     @property
     def samples(self) -> int:
@@ -36,7 +36,7 @@ class Start:
 
 
 def restart_notices() -> list[str]:
-    """Return a notice that this is another attempt. None in the first one."""
+    """Return a notice that this is another attempt. None in the first attempt."""
     count = restarts()
     if not count:
         return []
@@ -46,7 +46,7 @@ def restart_notices() -> list[str]:
 
 
 def how_to_resume(folder: Path) -> str:
-    """Return the command by which a job that ends now is resumed from its newest checkpoint."""
+    """Return the command that resumes a job that ends now from the newest checkpoint."""
     from .discover import listing
 
     for info in listing(folder):

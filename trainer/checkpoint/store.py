@@ -1,15 +1,15 @@
 """Changes to the folder of a run's checkpoints, made so that none is lost.
 
     checkpoints/step-00000120/
-        manifest.json            sizes and checksums of all other files. Written last
+        manifest.json            sizes and checksums of all other files, written last
         state.json               step, position, schedule, configuration, ...
-        rank-00000.safetensors   the ranges that rank 0 owned. One such file for each rank
-        extras/...               what belongs beside an exported model
+        rank-00000.safetensors   the ranges that rank 0 owned. Each rank has such a file
+        extras/...               the small files beside an exported model
 
-A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then one rename
-gives it its name. Older ones are deleted only after that, and renamed first: at any instant a name
-that can be seen is complete. ``discover.py`` reads the folder. ``docs/checkpoint_format.md``
-describes the format for other programs.
+A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then a rename
+makes the checkpoint visible. Older checkpoints are deleted only after that, and renamed first: at
+any instant each visible checkpoint is complete. ``discover.py`` reads the folder.
+``docs/checkpoint_format.md`` describes the format for other programs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OURS = re.compile(rf"\.?{NAME.pattern}(\.part|\.old|\.damaged)?|\.probe-[0-9a-f
 
 
 def named(folder: Path) -> list[Path]:
-    """Return what a folder holds under the name of a checkpoint, the newest first.
+    """Return the entries of a folder that have the name of a checkpoint, the newest first.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -50,13 +50,13 @@ def named(folder: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name. -1 if it has another name."""
+    """Return the step in a checkpoint's name. -1 for another name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
 
 def sealed(manifest: Mapping[str, Any]) -> str:
-    """Return the text of a manifest with a checksum of itself, which shows a flipped bit in it."""
+    """Return the text of a manifest with a checksum of this text, which shows a flipped bit."""
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
     return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
@@ -76,7 +76,7 @@ def begin(folder: Path, step: int) -> None:
     """Make the empty temporary folder of a checkpoint.
 
     Raises:
-        CheckpointError: there is a checkpoint of this step already.
+        CheckpointError: a checkpoint of this step exists already.
     """
     path = folder / name_of(step)
     if path.exists():
@@ -95,12 +95,12 @@ def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[Fi
 
 
 def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Collection[int]) -> None:
-    """Delete old checkpoints, after a newer one was committed.
+    """Delete old checkpoints, after a newer checkpoint was committed.
 
     Args:
-        keep_last: this many of the newest are kept.
-        keep_every: those of a multiple of this number of steps are kept.
-        pinned: the steps of others that are kept, such as the best one.
+        keep_last: the number of the newest checkpoints to keep.
+        keep_every: checkpoints at multiples of this number of steps are kept.
+        pinned: the steps of other checkpoints to keep, such as the best.
     """
     for path in named(folder)[keep_last:]:
         step = step_of(path)
@@ -112,7 +112,7 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
 
 
 def clean(folder: Path) -> None:
-    """Delete what was left half written or half deleted, as far as the disk allows it."""
+    """Delete half written and half deleted checkpoints, as far as the disk allows."""
     for entry in folder.glob(".step-*"):
         if is_ours(entry):
             shutil.rmtree(entry, ignore_errors=True)

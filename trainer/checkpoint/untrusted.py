@@ -10,12 +10,12 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-# Bytes. Far more than a run writes, and far less than what fills a machine's memory.
+# Bytes. Far more than a run writes, and far less than a machine's memory.
 LARGEST_JSON = 256 << 20
 
 
 class Unreadable(CheckpointError):
-    """A file that cannot be read by this program or on this machine. It may still be whole."""
+    """A file, perhaps a whole file, that this program or this machine cannot read."""
 
 
 def path_inside(folder: Path, name: str) -> Path:
@@ -24,7 +24,7 @@ def path_inside(folder: Path, name: str) -> Path:
     Raises:
         CheckpointError: the name leads out of the folder, over a link or to a pipe or the like, or
             holds control characters.
-        OSError: there is no such file, or it cannot be accessed.
+        OSError: the file does not exist, or cannot be accessed.
     """
     path = folder / name
     plain = name.isprintable() and "\\" not in name

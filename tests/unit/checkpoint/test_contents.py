@@ -40,7 +40,7 @@ class Typed(Odd):
 @pytest.mark.parametrize("task", [Typed(), Typed(learns=True)], ids=["buffer", "parameter"])
 def test_complex_tensors_are_refused_by_name(task: Odd, keep_last: int, tmp_path: Path) -> None:
     save_every = 2 if keep_last else None
-    match = "typed: safetensors has no complex64; keep it in another dtype"
+    match = "typed: safetensors has no complex64; take another dtype"
     refused(tmp_path, match, task, keep_last=keep_last, save_every=save_every)
 
 
@@ -52,7 +52,7 @@ class Misnamed(Odd):
 
 
 def test_a_name_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
-    refused(tmp_path, "^__metadata__: safetensors keeps this name for itself", Misnamed())
+    refused(tmp_path, "^__metadata__: safetensors reserves this name", Misnamed())
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
