@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| parity finds the same numbers the same, within bounds of the precision | one process, FSDP2 on 2; bf16 (nightly) | test_the_same_numbers_as_in_one_process, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
+| parity finds the same numbers the same, within bounds of the precision | one process, FSDP2 on 2; under the launcher, bf16 (nightly) | test_the_same_numbers_as_in_one_process, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
 | It finds a task out that depends on the layout, and one that does not | one process, DDP on 2 (nightly) | test_a_task_that_depends_on_the_layout_differs, test_batch_statistics_are_the_same_for_the_same_micro_batch |
 | It tells rounding from a difference | one process, DDP on 2 (nightly) | test_a_network_with_kinks_goes_where_rounding_leads |
 | parity shows the error of a run that failed | one process, DDP on 2 (nightly) | test_a_run_that_fails_is_shown_with_its_error |
@@ -17,10 +17,13 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from launchers import BIN, ROOT, clean_environment, launch_file, ranks, some_quick
 
+from trainer.commands import cli, trials
 from trainer.commands.runs import read_run
 
 DIGITS = [
@@ -45,17 +48,42 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines() if " x " in line]
 
 
-def test_the_same_numbers_as_in_one_process(tmp_path: Path) -> None:
+def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
+    """Start the ranks of a training that parity starts, without the seconds of a launcher."""
+    file = words[words.index("--config_file") + 1] if "--config_file" in words else None
+    named = ["--accel_config", file] if file else []
+    settings = words[words.index("train") + 1 :]
+    done = ranks(["examples/train.py", *named, *settings], 2 if file else 0)
+    files["stdout"].write(done.stdout + done.stderr)
+    return done
+
+
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_the_same_numbers_as_in_one_process(
+    launched: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Warm-up of the config is longer than the runs, which are kept: with them what was typed to
     start them.
     """
-    done = parity("accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "kept"))
+    words = ["accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "kept")]
+    if launched:
+        done = parity(*words)
+    else:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(trials, "subprocess", SimpleNamespace(run=forked))
+        code = cli.main(["parity", *words])
+        done = subprocess.CompletedProcess(words, code, *capsys.readouterr())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same within 1e-05 of loss and norm" in done.stdout
     assert verdicts(done) == ["reference", "same"]
     assert "16 x 4 x 1" in done.stdout and "16 x 2 x 2" in done.stdout
     names = ["0-one-process", "1-fsdp"]
-    assert [read_run(tmp_path / "kept" / "runs" / name).name for name in names] == names
+    runs = [read_run(tmp_path / "kept" / "runs" / name) for name in names]
+    assert [(run.name, run.plan["world_size"]) for run in runs] == [(names[0], 1), (names[1], 2)]
     logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
     assert logs == [f"{name}.txt" for name in names]
 

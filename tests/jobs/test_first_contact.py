@@ -3,7 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | make train starts as many processes as the machine takes | DDP with 0, 1 and 8 emulated GPUs | test_make_train_starts_as_many_processes_as_the_machine_takes |
-| Tests and the deepspeed launcher rehearse on the CPU beside GPUs | one process; ZeRO-2 on 2 (nightly) | test_tests_rehearse_beside_gpus, test_deepspeeds_launcher_rehearses_beside_gpus |
+| Tests and the deepspeed launcher rehearse on the CPU beside GPUs | one process, ZeRO-2 on 2 (nightly) | test_tests_rehearse_beside_gpus, test_deepspeeds_launcher_rehearses_beside_gpus |
 | The task of the README trains by the line below it | FSDP2 on 2 | test_the_task_of_the_readme_trains |
 | The test that trainer new writes passes | all on 2 (nightly) | test_the_test_that_new_writes_passes |
 | A wheel without a checkout trains what trainer new writes | DDP on 2 (nightly) | test_wheel_trains_and_tests_a_new_folder |
@@ -69,6 +69,7 @@ def test_make_train_starts_as_many_processes_as_the_machine_takes(
     )
 
 
+@pytest.mark.slow
 def test_tests_rehearse_beside_gpus() -> None:
     one = "tests/unit/test_loop.py::test_fit_works_in_a_thread"
     ask([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one], with_gpus(2))

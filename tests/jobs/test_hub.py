@@ -19,9 +19,9 @@ from launchers import STRATEGIES, Job, command, run, some_quick
 
 
 def job(how: str, hub: Hub, tmp_path: Path, *more: str) -> Job:
-    # Not forked: the address of the server is read when the Hub's package is imported.
-    launcher = "python" if how == "single" else "torchrun"
-    words = [*command(launcher, how), "--config", "examples/configs/digits_cnn.yaml"]
+    world = 0 if how == "single" else 2
+    words = [*command("ranks", how, world, script="tests/workers/at_hub.py")]
+    words += ["--config", "examples/configs/digits_cnn.yaml"]
     words += ["--max_steps", "12", "--eval_every", "6", "--best_metric", "eval/loss"]
     words += ["--push_to_hub", "anna/digits", *more]
     return run(words, tmp_path / "out", environment=hub.environment(tmp_path / "home"))

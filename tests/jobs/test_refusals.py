@@ -4,8 +4,8 @@
 |---|---|---|
 | A misspelt key of a launch file is named with its line | ZeRO on 2, all launchers (nightly) | test_nested_typos, test_a_typo_in_a_deepspeed_json |
 | No launcher starts another number of processes than was asked for | python beside a file for 2; accelerate launch, torchrun (nightly) | test_plain_python_beside_a_file_for_two, test_multi_cpu_would_be_one_process, test_the_cpu_flag_would_be_one_process, test_torchrun_starts_more_than_the_file_asks_for |
-| use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2 | test_use_cpu_runs_the_strategy_that_was_asked_for |
-| A launch file that is missing, or one too many, is named | deepspeed, accelerate launch | test_the_deepspeed_launcher_without_a_json, test_a_second_file_beside_accelerate_launchs_own |
+| use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2; under accelerate launch (nightly) | test_use_cpu_runs_the_strategy_that_was_asked_for |
+| A launch file that is missing, or one too many, is named | deepspeed, accelerate launch (nightly; the lines are unit tests) | test_the_deepspeed_launcher_without_a_json, test_a_second_file_beside_accelerate_launchs_own |
 | So is an optimizer in two places, and a class to wrap that the model lacks | ZeRO-1 on one process; FSDP2 on 2 | test_an_optimizer_in_the_json_and_in_code, test_a_wrap_class_that_the_model_does_not_have |
 | Files in the output folder are never deleted unasked | DDP on 2, one process | test_a_used_folder, test_files_of_somebody_else_are_kept |
 | Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
@@ -128,10 +128,11 @@ def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
     )
 
 
-def test_use_cpu_runs_the_strategy_that_was_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_use_cpu_runs_the_strategy_that_was_asked_for(launcher: str, tmp_path: Path) -> None:
     """Accelerate makes plain DDP of it."""
     yaml = written(tmp_path / "a.yaml", f"{FSDP}use_cpu: true\n")
-    plan = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run").ok().plan
+    plan = run([*command(launcher, yaml), *DIGITS], tmp_path / "run").ok().plan
     assert (plan["strategy"], plan["world_size"], plan["device"]) == ("fsdp", 2, "cpu")
     assert (plan["distributed_type"], plan["model_class"]) == ("FSDP", "FSDPSequential")
 
@@ -161,6 +162,7 @@ def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
 # Files that are missing, or one too many
 
 
+@pytest.mark.slow
 def test_the_deepspeed_launcher_without_a_json(tmp_path: Path) -> None:
     job = run([*deepspeed_launcher(), "examples/train.py", *DIGITS], tmp_path / "run")
     answered(
@@ -168,6 +170,7 @@ def test_the_deepspeed_launcher_without_a_json(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_second_file_beside_accelerate_launchs_own(tmp_path: Path) -> None:
     words = [*command("accelerate", "single"), "--accel_config", "accel_configs/missing.yaml"]
     job = run([*words, *DIGITS], tmp_path / "run")

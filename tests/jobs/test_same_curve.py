@@ -3,7 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | 10 or 50 steps are those of one process, at every accumulation | all of benchmarks/results/curves.md (nightly) | test_the_first_steps_are_those_of_one_process, test_the_curve_is_that_of_one_process |
-| What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one each) | test_runs_as_asked |
+| What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one) | test_runs_as_asked |
 | The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
 | Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
 | transformers loads an exported Llama | FSDP2, ZeRO-3 on 2 | test_exported_llama_loads_with_from_pretrained |
@@ -117,13 +117,14 @@ LAUNCHES = [
 ]
 
 
-# The launchers differ in how a job starts, which the CNN shows: each strategy under one of them,
-# each of them under one strategy at least. The Llama needs none of them. All others are slow tests.
+# The deepspeed launcher has its quick test here, accelerate launch and torchrun have theirs in
+# test_first_contact.py and test_faults.py: a job by a launcher costs 15 seconds, a forked one two.
+# The Llama needs none of them. All others are slow tests.
 NAMED = {"ranks": "environment"}
 USUAL = {
     "cnn": {
-        "ddp": "accelerate",
-        "fsdp": "torchrun",
+        "ddp": "ranks",
+        "fsdp": "ranks",
         "zero1": "torchrun",
         "zero2": "accelerate",
         "zero3": "deepspeed",

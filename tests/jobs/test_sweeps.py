@@ -5,7 +5,7 @@
 | The page's shell loop: six runs, their names on W&B, and the best by compare | one process (nightly) | test_the_shell_loop_of_the_page |
 | A folder named by placeholders is the same on all ranks, and found again | DDP on 2; nightly the others | test_a_folder_named_by_placeholders_is_found_again |
 | The page's search with optuna, which ends trials early | one process (nightly) | test_the_search_of_the_page |
-| What a W&B agent starts is the run of its sweep | one process | test_the_command_of_a_wandb_agent |
+| What a W&B agent starts is the run of its sweep | one process (nightly) | test_the_command_of_a_wandb_agent |
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def test_the_search_of_the_page(folder: Path) -> None:
         assert (folder / "runs" / name / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_the_command_of_a_wandb_agent(folder: Path) -> None:
     """W&B's own agent starts it, from the page's YAML, with what a server would choose."""
     sweep = yaml.safe_load((folder / "wandb_sweep.yaml").read_text())

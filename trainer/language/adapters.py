@@ -57,7 +57,7 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
         targets = [targets]  # peft takes other text as a regular expression
     config = LoraConfig(
         r=adapter.r,
-        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor
+        lora_alpha=adapter.alpha,  # a factor
         lora_dropout=adapter.dropout,
         target_modules=targets,
         # GPT-2 stores its weights transposed.

@@ -23,7 +23,7 @@ def placement_in_4_bits(quantize: str) -> dict[str, Any]:
     """
     from transformers import BitsAndBytesConfig
 
-    how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+    how = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=quantize, bnb_4bit_use_double_quant=True
     )
     return {"quantization_config": how, "device_map": {"": training_device()}}

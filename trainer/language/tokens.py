@@ -51,7 +51,7 @@ def load_tokenizer(name: str, key: str) -> Any:
         path = path.parent  # the file alone does not say which token ends a text
     try:
         if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
+            return PreTrainedTokenizerFast(tokenizer_file=str(path))
         return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
     except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
         rule = f"no tokenizer could be loaded from it: {first_line(error)}"

@@ -15,11 +15,47 @@ import torch
 from plans import launched, plan, request
 from torch import nn
 
-from trainer import TrainConfig
+from trainer import ConfigError, LaunchError, TrainConfig
 from trainer.distributed.launcher import Launcher
 from trainer.launching import start
 from trainer.launching.request import Request
 from trainer.strategies.ddp import DDP
+
+# The files that describe a job
+
+
+@pytest.mark.parametrize(
+    ("launcher", "named", "error", "line"),
+    [
+        (
+            "accelerate",
+            {"accel_config": "a.yaml"},
+            ConfigError,
+            "command line: accel_config: 'a.yaml': another file describes this job already; remove this one",
+        ),
+        (
+            "torchrun",
+            {"accel_config": "a.yaml", "deepspeed": "b.json"},
+            ConfigError,
+            "command line: accel_config: 'a.yaml': another file describes this job already; remove this one",
+        ),
+        (
+            "deepspeed",
+            {},
+            LaunchError,
+            "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json",
+        ),
+    ],
+)
+def test_a_job_is_described_by_one_file(
+    launcher: Any, named: dict[str, str], error: type[Exception], line: str
+) -> None:
+    """The jobs are in tests/jobs/test_refusals.py."""
+    files: dict[str, Any] = {"accel_config": None, "deepspeed": None} | named
+    with pytest.raises(error) as refused:
+        start.read_request_of(Launcher(name=launcher), **files)
+    assert str(refused.value) == line
+
 
 # GPUs, emulated: what is asked of torch and Accelerate
 
