@@ -52,8 +52,8 @@ def writing(path: Path) -> Iterator[Path]:
         yield path
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror}; once the path can be written, resume: auto continues "
-            "from the newest checkpoint"
+            f"{path}: cannot be written: {error.strerror}; once the path can be written, "
+            "resume: auto continues from the newest checkpoint"
         ) from None
 
 

@@ -1,5 +1,5 @@
 """``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and
-say what would run.
+show the plan of each run.
 
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
@@ -41,14 +41,14 @@ _OF_ACCELERATE = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print what would run to stdout, and each error to stderr.
+    """Print the plans to stdout, and each error to stderr.
 
     Returns:
-        0 if all of it would run, else 1.
+        0 if every training could run, else 1.
     """
     args, words = _read_arguments(argv)
     texts, paths = split_command_line(words)
-    errors = []
+    errors = {}  # in the order of the files, each error once
     try:
         trainings, launch_files = _sort(texts, paths)
     except TrainerError as error:
@@ -57,18 +57,18 @@ def run(argv: Sequence[str]) -> int:
 
     for training, launch_file in product(trainings, launch_files):
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # of what libraries print
+            with contextlib.redirect_stdout(sys.stderr):  # libraries print, too
                 answer = _describe(training, launch_file, args.processes)
             print(answer)
         except TrainerError as error:
-            errors.append(str(error))
-    for line in dict.fromkeys(errors):
+            errors[str(error)] = 1
+    for line in errors:
         print(line, file=sys.stderr)
-    return 1 if errors else 0
+    return int(bool(errors))
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of this command, and the files and settings."""
+    """Return the options of this command, and the other words: files and settings."""
     parser = argparse.ArgumentParser(
         prog="trainer check",
         usage="%(prog)s FILE ... [--key value | key=value ...] [options]",
@@ -88,39 +88,31 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
 def _sort(
     texts: dict[str, str], paths: list[str]
 ) -> tuple[list[list[str] | None], list[str | None]]:
-    """Return the command lines of trainings, one for each config, and the launch files.
+    """Return the command line of a training for each config, and the launch files.
 
-    A list without any has None in it.
+    An empty list becomes a list of None.
     """
     paths += [texts.pop(key) for key in FILES if key in texts]
     settings = [f"--{key}={text}" for key, text in texts.items()]
     trainings: list[list[str] | None] = []
     launch_files: list[str | None] = []
     for path in paths:
-        if _is_training_config(path):
-            trainings.append(["--config", path, *settings])
-        else:
+        keys = read_document(path).data.keys()
+        if keys & _OF_ACCELERATE or (path.endswith(".json") and "task" not in keys):
             launch_files.append(path)
+        else:
+            trainings.append(["--config", path, *settings])
     if settings and not trainings:
         trainings.append(settings)
     return trainings or [None], launch_files or [None]
 
 
-def _is_training_config(path: str) -> bool:
-    """Return whether a file is a training config, by its keys. Else it is a launch file."""
-    keys = read_document(path).data.keys()
-    if keys & _OF_ACCELERATE:
-        return False
-    return "task" in keys or not path.endswith(".json")
-
-
 def _read_launch_file(path: str, processes: int | None) -> Request:
-    keys = read_document(path).data.keys()
-    if not keys & _OF_ACCELERATE:
+    if not read_document(path).data.keys() & _OF_ACCELERATE:
         return read_deepspeed_file(path)
 
     flags = {}
-    if processes is not None:
+    if processes:
         flags["num_processes"] = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
     return read_accelerate_file(path, overrides=flags)
 
@@ -128,15 +120,15 @@ def _read_launch_file(path: str, processes: int | None) -> Request:
 def _describe(
     training: Sequence[str] | None, launch_file: str | None, processes: int | None
 ) -> str:
-    """Return the table of what would run.
+    """Return the table of a plan.
 
     Args:
         training: command line of a training. None for the defaults of a training config.
-        launch_file: path, if there is one.
-        processes: number of processes, if it was typed.
+        launch_file: path. None without a launch file.
+        processes: the number on the command line.
 
     Raises:
-        TrainerError: it would not run.
+        TrainerError: the training could not run.
     """
     request, world, machines = None, processes or 1, 1
     if launch_file is not None:
@@ -151,16 +143,14 @@ def _describe(
     if gpus:  # the file may be for machines with more GPUs
         gpus = max(gpus, local_world)
 
-    title, origins, built_by = f"{launch_file}:", {}, None
-    config = TrainConfig(task="any:Task", max_steps=1)
-    if training is not None:
-        loaded = load_config(training)
-        task, config = load_task(loaded)
-        origins, built_by = loaded.origins, own_optimizer(task)
-        title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
+    if training is None:
+        plan = resolve(TrainConfig(task="any:Task", max_steps=1), request, launcher, gpus, {})
+        return "\n".join([f"{launch_file}:", table(plan_rows(plan.as_dict()), plan.notices)])
+
+    loaded = load_config(training)
+    task, config = load_task(loaded)
+    origins, built_by = loaded.origins, own_optimizer(task)
     plan = resolve(config, request, launcher, gpus, origins, optimizer_built_by=built_by)
-    rows = plan_rows(plan.as_dict())
-    if training is not None:
-        names = resolve_names(config, plan, origins)
-        rows = [("run_name", names.run_name), ("output_dir", names.output_dir), *rows]
-    return "\n".join([title, table(rows, plan.notices)])
+    names = vars(resolve_names(config, plan, origins))
+    title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
+    return "\n".join([title, table([*names.items(), *plan_rows(plan.as_dict())], plan.notices)])

@@ -1,10 +1,10 @@
-"""``trainer plan WHAT``: which launch files fit the memory of a GPU.
+"""``trainer plan MODEL``: which launch files fit the memory of a GPU.
 
     trainer plan 7.5B --gpus 64 --gpu A100-80
     trainer plan path/to/hf_model --gpus 8 --gpu H100 --micro_batch 2 --sequence 4096
     trainer plan train.yaml --gpus 2 --gpu 24GiB
 
-WHAT is a parameter count, a folder with a Hugging Face model, or a training config.
+MODEL is a parameter count, a folder with a Hugging Face model, or a training config.
 docs/strategies.md derives the formulas.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,49 +31,49 @@ from .usage import local_text, usage_error
 _RESERVED = 2**30  # for the driver's context and the workspaces of libraries
 _USABLE = 0.92  # the share of the memory that an allocator can fill
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_LAYERS = 32  # assumed if only a parameter count is known
+_LAYERS = 32  # assumed for a parameter count
 
 
 def run(argv: Sequence[str]) -> int:
     """Print the bytes of each launch file.
 
     Returns:
-        0 if a launch file fits or no GPU was named, 1 if none fits.
+        0 if a launch file fits or no GPU was named, else 1.
 
     Raises:
         ConfigError: the model or the GPU is not known.
     """
     args = _read_arguments(argv)
-    memory = args.gpu and memory_of(args.gpu)
+    usable = math.inf
+    if args.gpu:
+        usable = _USABLE * memory_of(args.gpu) * 2**30 - _RESERVED
     layouts = LAYOUTS if args.gpus > 1 else ALONE
     rows = [_row(name, layout, args) for name, layout in layouts.items()]
-    fitting = []
-    if memory:
-        usable = _USABLE * memory * 2**30 - _RESERVED
-        fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
+    fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
 
     if args.json:
         print(json.dumps({"rows": rows, "fitting": fitting}, indent=2))
-    else:
-        print("\n".join(_table(rows, args)))
-        if fitting:
-            print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
-        elif memory:
-            print(f"{args.gpu}: nothing fits; take more GPUs, --recompute or a smaller batch")
-    return 1 if memory and not fitting else 0
+        return int(not fitting)
+    print(f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; ", end="")
+    print(f"of each of {args.gpus} GPUs (buffers are an upper bound):")
+    print("\n".join(columns([list(rows[0]), *map(_cells, rows)])))
+    if not fitting:
+        print(f"{args.gpu}: nothing fits; take more GPUs, --recompute or a smaller batch")
+    elif args.gpu:
+        print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
+    return int(not fitting)
 
 
 def activation_bytes(config: Any, tokens: int, width: int, *, recompute: bool = False) -> int:
     """Return the bytes of a transformer's activations after one forward pass.
 
-    A layer keeps 24 vectors of its hidden size for each token, if its attention keeps no scores.
-    With recomputation each layer keeps its input, and one layer the rest. The logits exist in the
-    compute dtype and twice in full precision.
+    A layer keeps 24 vectors of the hidden size for each token, if the attention keeps no scores.
+    With recomputation each layer keeps the input, and the current layer the rest. The logits exist
+    in the compute dtype and twice in full precision.
 
     Args:
         config: of transformers.
-        tokens: of one micro-batch.
+        tokens: of a micro-batch.
         width: bytes of an element in the compute dtype.
     """
     vector = width * config.hidden_size
@@ -83,8 +84,7 @@ def activation_bytes(config: Any, tokens: int, width: int, *, recompute: bool = 
 
 
 def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the bytes of one GPU under a launch file."""
-    config = getattr(args.model, "config", None)
+    """Return the bytes of a GPU under a launch file."""
     states = states_of(
         layout,
         args.trainable,
@@ -93,59 +93,48 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
         precision=args.precision,
         slots=1 if args.optimizer == "sgd" else 2,
         accumulates=args.accumulation > 1,
-        layers=getattr(config, "num_hidden_layers", _LAYERS),
+        layers=args.layers,
     )
-    activations = None
-    if hasattr(config, "hidden_size") and hasattr(config, "vocab_size"):
-        tokens = args.micro_batch * args.sequence
-        width = 4 if args.precision == "no" else 2
-        activations = activation_bytes(config, tokens, width, recompute=args.recompute)
-
     host = states.total if layout.offloads else 0
     return {
         "launch file": f"accel_configs/{name}.yaml",
         **asdict(states),
-        "activations": activations,
+        "activations": args.activations,
         "in host memory": host,
-        "on the GPU": states.total - host + states.buffers + (activations or 0),
+        "on the GPU": states.total - host + states.buffers + (args.activations or 0),
     }
 
 
-def _table(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str]:
-    cells = [list(rows[0])]
-    for row in rows:
-        name, *counts = row.values()
-        cells.append([name, *("?" if count is None else size(count) for count in counts)])
-    return [
-        f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; "
-        f"of each of {args.gpus} GPUs (buffers are an upper bound):",
-        *columns(cells),
-    ]
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a row of the table."""
+    name, *counts = row.values()
+    return [name, *("?" if count is None else size(count) for count in counts)]
 
 
 def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, with the model's sizes and the settings of a training config."""
+    """Return the options with the model's sizes. A training config replaces options."""
     parser = argparse.ArgumentParser(
         prog="trainer plan",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", type=local_text, metavar="WHAT")
-    parser.add_argument("--gpu", help="a name such as H100 or A100-80, or memory such as 24GiB")
-    parser.add_argument("--gpus", type=int, default=1, help="number of all GPUs; default 1")
-    parser.add_argument("--micro_batch", type=int, default=1, help="examples of a GPU; default 1")
-    parser.add_argument("--sequence", type=int, default=1024, help="tokens of an example")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
-    parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="bf16")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
-    parser.add_argument("--recompute", action="store_true", help="activation checkpointing")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("what", type=local_text, metavar="MODEL")
+    add("--gpu", help="a name such as H100 or A100-80, or memory such as 24GiB")
+    add("--gpus", type=int, default=1, help="number of all GPUs; default 1")
+    add("--micro_batch", type=int, default=1, help="examples of a GPU; default 1")
+    add("--sequence", type=int, default=1024, help="tokens of an example")
+    add("--accumulation", type=int, default=1, help="micro-batches of a step")
+    add("--precision", choices=["no", "bf16", "fp16"], default="bf16")
+    add("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    add("--recompute", action="store_true", help="activation checkpointing")
+    add("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
 
-    args.model, args.frozen_bytes = None, 0
+    args.layers, args.frozen_bytes, args.activations = _LAYERS, 0, None
     count = _COUNT.fullmatch(args.what)
     if count:
-        args.trainable = round(float(count[1]) * _UNITS[count[2]])
+        args.trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2] or " "))
         return args
 
     if args.what.endswith((".yaml", ".yml")):
@@ -157,19 +146,28 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         args.optimizer = config.optimizer
         args.sequence = getattr(task, "sequence_length", args.sequence)
         task.build_data()  # some models are built from the data
-        args.model = task.build_model()
+        model = task.build_model()
     else:
-        args.model = _model_in(args.what)
+        model = _model_in(args.what)
 
-    parameters = list(args.model.parameters())
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    args.trainable = sum(parameter.numel() for parameter in trainable)
-    args.frozen_bytes = sum(p.nbytes for p in parameters if not p.requires_grad)
+    args.trainable = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            args.trainable += parameter.numel()
+        else:
+            args.frozen_bytes += parameter.nbytes
+
+    config = getattr(model, "config", None)
+    args.layers = getattr(config, "num_hidden_layers", _LAYERS)
+    if hasattr(config, "hidden_size") and hasattr(config, "vocab_size"):
+        tokens = args.micro_batch * args.sequence
+        width = 4 if args.precision == "no" else 2
+        args.activations = activation_bytes(config, tokens, width, recompute=args.recompute)
     return args
 
 
 def _model_in(folder: str) -> nn.Module:
-    """Build the model of a folder's config on the meta device, without memory."""
+    """Build the model of a folder's config on the meta device."""
     import transformers
 
     try:

@@ -47,7 +47,7 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
 
 
 def task_folder(task: object) -> str | None:
-    """Return the folder from which a task's module is imported. None for a module without a file."""
+    """Return the folder from which a task's module is imported. None if no file is known."""
     name = type(task).__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
