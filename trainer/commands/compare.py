@@ -1,7 +1,7 @@
 """``trainer compare RUNS...``: curves, speed and memory of runs beside each other.
 
-Runs with equal settings form a group. Their curves are compared with that of the group's first run.
-The settings of each other group are compared with those of the first group.
+Runs with equal settings form a group. The curves of a group are compared with that of the group's
+first run. The settings of the other groups are compared with those of the first group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_report(runs: Sequence[Run]) -> dict[str, Any]:
-    """Collect everything that the table and the JSON show.
+    """Collect the values of the table and the JSON.
 
     Returns:
         ``runs``, a mapping for each, and ``notes``, the lines below the table.
@@ -55,19 +55,20 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     if len(set(names)) < len(names):
         names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
     by_name = dict(zip(names, runs, strict=True))
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, dict[str, Run]] = {}
     for name, run in by_name.items():
         if run.curve("loss"):
-            groups.setdefault(_settings(run), []).append(name)
+            groups.setdefault(_settings(run), {})[name] = run
     if not groups:
         origin = Origin(", ".join(run.path for run in runs))
         raise ConfigError(Problem(origin=origin, rule="no step was logged"))
 
     notes = []
     usual = json.loads(next(iter(groups)))
-    for settings, members in groups.items():
-        notes += [f"{members[0]}: {line}" for line in differences(usual, json.loads(settings))]
-        notes += _verdicts({name: by_name[name] for name in members})
+    for settings, group in groups.items():
+        first = next(iter(group))
+        notes += [f"{first}: {line}" for line in differences(usual, json.loads(settings))]
+        notes += _verdicts(group)
     return {"runs": [_entry(name, run) for name, run in by_name.items()], "notes": notes}
 
 
@@ -96,7 +97,7 @@ def _verdicts(group: Mapping[str, Run]) -> list[str]:
 
 
 def _entry(name: str, run: Run) -> dict[str, Any]:
-    """Return the values of a run. A value that is not known is None."""
+    """Return the values of a run. An unknown value is None."""
     last = dict(chain(*(row.items() for row in run.rows)))
     step = max(run.curve("loss"), default=0)
     total = run.plan.get("total_steps")
@@ -124,8 +125,7 @@ def as_table(report: Mapping[str, Any]) -> str:
     rows: list[Sequence[str]] = [head]
     lines = []
     for run in report["runs"]:
-        cells = [(key, run[key]) for key in head]
-        rows.append(["" if cell is None else formats.get(key, str)(cell) for key, cell in cells])
+        rows.append(["" if run[key] is None else formats.get(key, str)(run[key]) for key in head])
         texts = (run["state"], metrics_text(run["evaluation"]))
         lines += [f"{run['run']}: {text}" for text in texts if text]
     return printable("\n".join([*columns(rows), *lines, *report["notes"]]))

@@ -111,7 +111,10 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
     else:
         sameness = Sameness.DIFFERS
 
-    largest = {key: _largest(list(by_step.values())) for key, by_step in gaps.items()}
+    largest = {
+        key: max(by_step.values(), key=lambda gap: (math.isnan(gap), gap), default=math.nan)
+        for key, by_step in gaps.items()
+    }
     text = f"loss at most {largest['loss']:.1e} apart (bound {bounds.step:g})"
     if beyond:
         step, gap, key = min(beyond)
@@ -137,8 +140,3 @@ def gaps_of(run: Run, reference: Run, key: str) -> dict[int, float]:
         step: abs(curve[step] - other[step]) / max(abs(other[step]), 1e-12)
         for step in sorted(curve.keys() & other)
     }
-
-
-def _largest(gaps: Sequence[float]) -> float:
-    """Return the largest difference. NaN if a difference is NaN or if there is none."""
-    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=math.nan)

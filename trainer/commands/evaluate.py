@@ -1,4 +1,4 @@
-r"""``trainer evaluate RUN | MODEL``: measure a model on its evaluation sets, without training.
+r"""``trainer evaluate RUN | MODEL``: measure a model on evaluation sets, without training.
 
     trainer evaluate runs/digits
     trainer evaluate runs/digits/best --predictions predictions.jsonl
@@ -8,10 +8,10 @@ r"""``trainer evaluate RUN | MODEL``: measure a model on its evaluation sets, wi
     torchrun --nproc_per_node 2 -m trainer evaluate runs/digits \
         --accel_config accel_configs/fsdp.yaml
 
-RUN is the folder of a run: its exported model is measured with the run's own task and settings. A
+RUN is the folder of a run: the exported model is measured with the run's task and settings. A
 folder of safetensors needs a --config. The values are printed, and written to
-RUN/evaluations/NAME.json, where NAME is the measured folder (model, best, step-00000040). Nothing
-else in the run's folder is touched, so the run may be training.
+RUN/evaluations/NAME.json. NAME is the measured folder (model, best, step-00000040). No other file
+of the run is touched, so the run may be training.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 CONFIG, PLAN = "config.yaml", "plan.json"
 
-# Settings of a training that make no sense for the processes that evaluate.
+# Settings of a training alone.
 _WITHOUT_TRAINING: dict[str, Any] = {
     "resume": "none",
     "overwrite": False,
@@ -73,20 +73,21 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     weights, of_run = find_model(args.target)
     loaded, task, config = _load(args.config, words, weights, of_run)
     launched = launch_as(loaded, task, config)
-    own = None if of_run else task.for_model(weights)  # such a task reads the files itself
+    own = None if of_run else task.for_model(weights)  # a task that reads the files itself
     folder = weights if own is None else None
     run = build_for_evaluation(own or task, config, folder, launched, origins=loaded.origins)
-    run.position.step, run.position.samples = _trained(weights, of_run)
-    run.say(f"evaluates {weights} (step {run.position.step:,})")
+    position = run.position
+    position.step, position.samples = _trained(weights, of_run)
+    run.say(f"evaluates {weights} (step {position.step:,})")
     for notice in run.notices:
         run.say(f"note: {notice}")
 
     sets = run.evaluator.chosen(args.sets.split(",") if args.sets else None)
     predicted = {}
     for name, evaluation_set in sets.items() if args.predictions else ():
-        file = args.predictions.with_suffix(f".{name}.jsonl") if name else args.predictions
-        predicted[str(file)] = write_predictions(run, evaluation_set, file)
-        run.say(f"predictions: {file}, {predicted[str(file)]:,} examples")
+        file = args.predictions.with_suffix(f".{name}.jsonl" if name else ".jsonl")
+        count = predicted[str(file)] = write_predictions(run, evaluation_set, file)
+        run.say(f"predictions: {file}, {count:,} examples")
 
     values = {} if args.only_predictions else run.evaluate(sets)
     if run.stopping:
@@ -100,8 +101,8 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         record = {
             **run.facts,
             "evaluated": str(weights),
-            "step": run.position.step,
-            "samples": run.position.samples,
+            "step": position.step,
+            "samples": position.samples,
             "predictions": predicted,
             "values": values,
         }
@@ -117,7 +118,7 @@ def _write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of this command, and the words that are settings of the config."""
+    """Return the options of this command, and the other words: settings of the config."""
     parser = argparse.ArgumentParser(
         prog="trainer evaluate",
         usage="%(prog)s RUN|MODEL [options] [--key value ...]",
@@ -135,15 +136,14 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--predictions", type=local_path, metavar="FILE.jsonl", help=told)
     add("--only_predictions", action="store_true", help="measure nothing")
     args, words = parser.parse_known_args(argv)
-    if args.only_predictions and args.predictions is None:
-        parser.error("--only_predictions needs --predictions FILE.jsonl")
-    if args.predictions and args.predictions.suffix != ".jsonl":
-        parser.error("--predictions FILE must end in .jsonl")
+    file = args.predictions
+    if (file or args.only_predictions) and not str(file).endswith(".jsonl"):
+        parser.error("--predictions FILE.jsonl is needed, with this ending")
     return args, words
 
 
 def find_model(target: Path) -> tuple[Path, Path | None]:
-    """Return the folder of a model or checkpoint, and the folder of the run that it belongs to.
+    """Return the folder of a model or checkpoint, and the folder of the run, if there is a run.
 
     Args:
         target: folder of a run, of a checkpoint, or of a model.
@@ -163,7 +163,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _trained(weights: Path, of_run: Path | None) -> tuple[int, int]:
-    """Return the steps and samples of a model's training. 0 if they are not known."""
+    """Return the steps and samples of a model's training. 0 if no file tells."""
     facts = inspect(weights).manifest
     for file in (weights / "best.json", (of_run or weights) / "summary.json"):
         if not facts and file.is_file():
@@ -174,7 +174,7 @@ def _trained(weights: Path, of_run: Path | None) -> tuple[int, int]:
 def _load(
     config_file: str | None, words: Sequence[str], weights: Path, of_run: Path | None
 ) -> tuple[Loaded, Task, TrainConfig]:
-    """Return what was read, the task, and the config without what belongs to a training alone.
+    """Return the command line and the config, the task, and the config for an evaluation.
 
     Raises:
         ConfigError: the config is missing or wrong.
@@ -186,20 +186,19 @@ def _load(
     if config_file is None:
         raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
-    folder = plan.get("task_folder")  # of the script that trained the run
-    if folder and folder not in sys.path:
-        sys.path.append(folder)
+    if plan.get("task_folder"):  # the folder of the script that trained the run
+        sys.path.append(plan["task_folder"])
     loaded = load_config(["--config", config_file, *words])
-    for key in ("weights", "output_dir", *_WITHOUT_TRAINING):
-        if key in loaded.texts:
-            raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
+    for key in loaded.texts.keys() & {"weights", "output_dir", *_WITHOUT_TRAINING}:
+        raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
     task, config = load_task(loaded)
-    # A script may have built its task with settings that its config does not have.
+    # A script may have built the task with settings that the config does not have.
     now = json.loads(json_text(task_facts(task, config.task)["task_settings"]))
-    for key, value in plan.get("task_settings", {}).items():
-        is_typed = any(text.startswith(f"task_settings.{key}") for text in loaded.texts)
-        if now.get(key, value) != value and not is_typed:
-            rule = f"the run was trained with {value!r}; add --task_settings.{key} VALUE"
-            raise usage_error(f"task_settings.{key}", now[key], rule)
+    for name, value in plan.get("task_settings", {}).items():
+        key = f"task_settings.{name}"
+        is_typed = any(text.startswith(key) for text in loaded.texts)
+        if now.get(name, value) != value and not is_typed:
+            rule = f"the run was trained with {value!r}; add --{key} VALUE"
+            raise usage_error(key, now[name], rule)
     output_dir = str(of_run or weights)
     return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=output_dir)

@@ -157,12 +157,12 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         else:
             args.frozen_bytes += parameter.nbytes
 
-    config = getattr(model, "config", None)
-    args.layers = getattr(config, "num_hidden_layers", _LAYERS)
-    if hasattr(config, "hidden_size") and hasattr(config, "vocab_size"):
+    shape = getattr(model, "config", None)
+    args.layers = getattr(shape, "num_hidden_layers", _LAYERS)
+    if hasattr(shape, "hidden_size") and hasattr(shape, "vocab_size"):
         tokens = args.micro_batch * args.sequence
         width = 4 if args.precision == "no" else 2
-        args.activations = activation_bytes(config, tokens, width, recompute=args.recompute)
+        args.activations = activation_bytes(shape, tokens, width, recompute=args.recompute)
     return args
 
 

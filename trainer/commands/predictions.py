@@ -1,6 +1,6 @@
-"""Predictions of an evaluation as JSON lines, written while they are made.
+"""Predictions of an evaluation as JSON lines, written after each batch.
 
-Each example of a data set is one line, in the order of the data set on any number of processes. One
+Each example of a data set is a line, in the order of the data set on any number of processes. A
 batch of all ranks is in memory.
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ..evaluator import MeasuredSet
     from ..run import Run
 
-INDEX = "index"  # the place of an example in its data set
+INDEX = "index"  # the place of an example in the data set
 
 
 def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
-    """Write the predictions for each example of an evaluation set, and return how many.
+    """Write the predictions for an evaluation set, and return the number of examples.
 
     Collective: call on every rank.
 
     Args:
-        path: of the file, which the main process writes. It has its name when it is complete.
+        path: the file that the main process writes. A file that is not complete has another name.
 
     Raises:
         DataError: ``prediction_step`` returned no value for each example.
@@ -59,7 +59,7 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
 
     Args:
         predicted: the result of ``prediction_step``.
-        examples: number of examples. 0 for a batch that does not count.
+        examples: number of examples. 0 for a padding batch.
 
     Raises:
         DataError: the result is no mapping with an entry for each example.
@@ -75,6 +75,6 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
     columns = json.loads(text, parse_constant=lambda name: None)
     for name, entries in columns.items():
         if not isinstance(entries, list) or len(entries) != examples:
-            rule = f"{name!r} must have an entry for each of the {examples} examples of the batch"
-            raise DataError(f"prediction_step: {rule}")
+            rule = f"must have an entry for each of the {examples} examples of the batch"
+            raise DataError(f"prediction_step: {name!r} {rule}")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

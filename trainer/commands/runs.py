@@ -20,12 +20,12 @@ class Run:
     """A training that ran.
 
     Args:
-        name: ``run_name`` if the config sets it, otherwise the name of the folder.
-        path: the folder, as the user typed it.
+        name: ``run_name`` of the config, or else the name of the folder.
+        path: the folder, as the user typed the path.
         plan: the values of plan.json and of the training config.
         rows: the rows of metrics.jsonl: logged steps and evaluations.
         summary: the values of summary.json. Empty if the training did not end.
-        error: the error of a training that failed in a trial. All else is empty then.
+        error: the error of a training that failed in a trial. The other values are then empty.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Run:
     error: str = ""
 
     def curve(self, key: str) -> dict[int, float]:
-        """Return the value of ``key`` at each step that logged it. NaN if it was not finite."""
+        """Return the values of ``key`` by step. NaN for a value that was not finite."""
         rows = [row for row in self.rows if key in row]
         return {row["step"]: math.nan if row[key] is None else row[key] for row in rows}
 
 
 class _File(BaseModel):
-    """A JSON object whose named values have the right types, with any others."""
+    """A JSON object. The types of the fields are checked, and other keys are kept."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -71,7 +71,7 @@ def read_run(path: str | Path) -> Run:
     """Read the output folder of a run.
 
     Raises:
-        ConfigError: the folder is not that of a run, or one of its files is damaged.
+        ConfigError: the folder is not that of a run, or a file is damaged.
     """
     folder = Path(path)
     file = folder / "plan.json"
@@ -87,24 +87,18 @@ def read_run(path: str | Path) -> Run:
             summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
     except OSError as error:
         rule = f"{folder} is not the output folder of a run: {error.strerror}"
-        raise ConfigError(Problem(origin=Origin(str(file)), rule=rule)) from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(Problem(origin=Origin(str(file)), rule=rule)) from None
-
-    # Without the key all runs of a task have the same name.
-    name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
-    return Run(
-        name=name,
-        path=str(path),
-        plan={**DEFAULTS, **config, **plan},
-        rows=rows,
-        summary=summary,
-    )
+    else:
+        # Without the key all runs of a task have the same name.
+        name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
+        settings = {**DEFAULTS, **config, **plan}
+        return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
+    raise ConfigError(Problem(origin=Origin(str(file)), rule=rule))
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, without the last row if a killed run did not write all of it."""
+    """Read metrics.jsonl, without a last row that a killed run did not write to the end."""
     if not file.exists():
         return []
 

@@ -1,7 +1,7 @@
 """``trainer show FILE``: print the first batch of a language task as the model sees it.
 
-Tokens that are trained on stand between « and ». Behind each token that ``MaskedLM`` predicts
-stands the token that it hides, above a text of ``SequenceClassifier`` its label.
+Tokens that are trained on stand between « and ». The hidden token of ``MaskedLM`` stands behind the
+mask, and the label of ``SequenceClassifier`` above the text.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..script import load_config, load_task
@@ -24,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     """Print the batch, and return 0.
 
     Raises:
-        ConfigError: the config is wrong, or its task is not one of ``trainer.language``.
+        ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
     summary = (__doc__ or "").split("\n\n")[0]
@@ -40,16 +41,11 @@ def run(argv: Sequence[str]) -> int:
     for number in range(len(batch["input_ids"]))[: args.rows]:
         row = {name: column[number].tolist() for name, column in batch.items()}
         print(f"== row {number + 1}")
-        if "position_ids" in row:
-            documents = _documents(row)
-        elif isinstance(row["labels"], list):
-            documents = _masked(row)
-        else:
-            label = task.memory["labels"][row["labels"]]
-            print(f"label: {label}")
-            documents = _masked({**row, "labels": [-100] * len(row["input_ids"])})
-        for tokens, is_trained in documents:
-            print("--", _text(task.load_tokenizer(), tokens, is_trained))
+        if not isinstance(row["labels"], list):
+            print(f"label: {task.memory['labels'][row['labels']]}")
+            row["labels"] = [-100] * len(row["input_ids"])
+        for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
+            print("--", _text(task.load_tokenizer(), tokens))
     return 0
 
 
@@ -71,46 +67,42 @@ def _first_batch(loaded: Loaded) -> tuple[Any, Any]:
     return task, next(windows.windows(0, 1)).micros[0].batch
 
 
-def _documents(row: dict[str, Any]) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield the tokens of each document of a row of ``CausalLM``, and whether each is trained on.
+def _documents(row: dict[str, Any]) -> Iterator[list[tuple[int, bool]]]:
+    """Yield the documents of a row of ``CausalLM``: each token, and whether it is trained on.
 
     Position i holds token i and predicts token i + 1.
     """
     ids, labels = row["input_ids"], row["labels"]
     starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
     for start, end in pairwise([*starts, len(ids)]):
-        is_trained = [False, *(label >= 0 for label in labels[start:end])]
-        if any(is_trained):  # the padding at the end of a row predicts nothing
+        trained = [label >= 0 for label in labels[start:end]]
+        if any(trained):  # the padding at the end of a row predicts nothing
             # The last position predicts a token that is no input.
-            yield (
-                [*ids[start:end], max(labels[end - 1], 0)][: end - start + is_trained[-1]],
-                is_trained,
-            )
+            document = zip([*ids[start:end], labels[end - 1]], [False, *trained], strict=True)
+            yield list(document)[: end - start + trained[-1]]
 
 
-def _masked(row: dict[str, Any]) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield the tokens of a row, and behind each hidden token the token that it hides."""
-    tokens: list[int] = []
-    is_trained: list[bool] = []
+def _masked(row: dict[str, Any]) -> list[tuple[int, bool]]:
+    """Return each token of a row, and behind each mask the hidden token, which is trained on."""
+    tokens = []
     columns = zip(row["input_ids"], row["labels"], row["attention_mask"], strict=True)
     for token, label, is_token in columns:
         if is_token:  # not padding
-            tokens.append(token)
-            is_trained.append(False)
+            tokens.append((token, False))
         if label >= 0:
-            tokens.append(label)
-            is_trained.append(True)
-    yield tokens, is_trained
+            tokens.append((label, True))
+    return tokens
 
 
-def _text(tokenizer: Any, tokens: list[int], is_trained: list[bool]) -> str:
-    """Return tokens as text, with the tokens marked that are trained on."""
-    parts = []
-    start = 0
-    for is_marked, span in groupby(is_trained[: len(tokens)]):
-        end = start + len(list(span))
-        # A span decoded alone may lose the space before it. So the text that it adds is shown.
-        text = tokenizer.decode(tokens[:end])[len(tokenizer.decode(tokens[:start])) :]
-        parts.append(f"«{text}»" if is_marked else text)
-        start = end
-    return "".join(parts)
+def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
+    """Return tokens as text, with marks around those that are trained on."""
+    ids: list[int] = []
+    text, before = "", ""
+    for is_trained, span in groupby(tokens, key=itemgetter(1)):
+        ids += [token for token, _ in span]
+        # A span that is decoded alone may lose its first space.
+        decoded = tokenizer.decode(ids)
+        added = decoded[len(before) :]
+        text += f"«{added}»" if is_trained else added
+        before = decoded
+    return text

@@ -58,7 +58,7 @@ def task_folder(task: object) -> str | None:
 
 def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return those facts of a run that decide the numbers."""
-    keys = SETTINGS
+    keys: tuple[str, ...] = SETTINGS
     if facts.get("schedule") in TO_FINAL:
         keys += OF_THE_END
 

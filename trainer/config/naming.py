@@ -48,7 +48,7 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         ConfigError: a placeholder is unknown or too wide.
     """
     facts = {**vars(plan), "experiment": experiment_of(config), "lr": plan.lr_reference}
-    values = dict.fromkeys(_FACTS) | dict(dotted(hidden(vars(config))))
+    values: dict[str, Any] = dict.fromkeys(_FACTS) | dict(dotted(hidden(vars(config))))
     values |= {key: facts[key] for key in values if facts.get(key) is not None}
     for key in _NO_VALUES:
         del values[key]
