@@ -1,7 +1,7 @@
 """Building a run: from a task and a config to live parts that are ready for the first step.
 
-``build`` is one straight function, and each part of it returns its part of the run. Everything
-random happens in one order and under seeds that every layout shares, so the same run begins with
+``build`` calls the functions of this file in a row, and each returns a part of the run. Random
+numbers are drawn in a fixed order and under seeds that every layout shares, so a run begins with
 the same weights everywhere. ``build_for_evaluation`` takes the same parts, and trains nothing.
 """
 
@@ -73,13 +73,13 @@ def build(
 ) -> Run:
     """Build a run: data, model, optimizer and schedule, prepared under a strategy.
 
-    It claims the folder that ``config.output_dir`` names, and continues from a checkpoint if
-    ``config.resume`` asks for it. Collective: call it on every rank.
+    Claims the folder that ``config.output_dir`` names, and continues from a checkpoint if
+    ``config.resume`` asks for that. Collective: call on every rank.
 
     Args:
-        task: what to learn.
-        config: how long, with which batch, rate and so on.
-        launched: the result of ``launch``. By default launched here, without files of its own.
+        task: the data, the model and the loss.
+        config: the settings: length, batch, rate and so on.
+        launched: the result of ``launch``. By default launched here, without a launch file.
         callbacks: the hooks of the run. By default the checks alone.
         origins: of the config's values, by key, for messages.
 
@@ -89,7 +89,7 @@ def build(
     origins = origins or {}
     if callbacks is None:
         if config.callbacks:
-            rule = "has no effect: Trainer's loop calls them. Remove the key"
+            rule = "has no effect: Trainer's loop calls callbacks. Remove the key"
             raise ConfigError(Problem(origin=origin_of(origins, "callbacks"), rule=rule))
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
@@ -106,14 +106,14 @@ def build_for_evaluation(
     """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
 
     Nothing is written, and no folder is claimed. ``run.evaluate`` measures the model. ``run.close``
-    ends the run. Collective: call it on every rank.
+    ends the run. Collective: call on every rank.
 
     Args:
-        task: what to measure.
-        config: as for a training. Its length and its folders make no difference.
-        weights: a folder of safetensors, or a checkpoint, whose moving average counts if there is
-            one. None for the values that the task's model begins with.
-        launched: the result of ``launch``. By default launched here, without files of its own.
+        task: the data and the model to measure.
+        config: as for a training. Keys of length and folders make no difference.
+        weights: a folder of safetensors, or a checkpoint, whose moving average counts if the
+            checkpoint has an average. None for the first values of the task's model.
+        launched: the result of ``launch``. By default launched here, without a launch file.
         origins: of the config's values, by key, for messages.
 
     Raises:
@@ -187,11 +187,11 @@ def _connect(
         config=config,
         origins=origins,
         plan=launched.plan,
-        # One of its own: several trainings may share a launch.
+        # Not launched.strategy, because several trainings may share a launch.
         strategy=type(launched.strategy)(launched.plan, accelerator),
         agreement=agreement,
         meter=Meter(accelerator.device),
-        # Asked for at each step. Accelerate's property costs 15 us.
+        # Read at each step, and Accelerate's property costs 15 us.
         is_main=bool(accelerator.is_main_process),
         machine=machine(accelerator.device, agreement.gather),
         task_facts=task_facts(task, config.task),
@@ -204,29 +204,30 @@ def _connect(
 def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's.
 
-    Collective: call on every rank. The names are those of the main process: the environment of
+    Collective: call on every rank. The main process resolves the names, because the environment of
     another machine may differ.
 
     Returns:
         The setup with the resolved names in its config, and the folder.
     """
     agreement, origins = setup.agreement, setup.origins
-    # A task that was made in Python has settings that its config does not name.
+    # A task that was made in Python has settings that the config does not name.
     settings = {**setup.task_facts["task_settings"], **setup.config.task_settings}
     named = dataclasses.replace(setup.config, task_settings=settings)
     names = agreement.gather(resolve_names(named, setup.plan, origins))[0]
-    # Read again, the written config names the same folder, and the run by its template.
+    # config.yaml names the same folder when the file is read again, and the run by the template.
     config = dataclasses.replace(setup.config, output_dir=as_literal(names.output_dir))
 
-    at = origins.get("output_dir", DEFAULT)
-    directory = RunDirectory(names.output_dir, main=setup.is_main, origin=at)
+    directory = RunDirectory(
+        names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)
+    )
     setup.note(*directory.lock(agreement))
-    asked_at = origins.get("resume", DEFAULT)
-    checkpoints = directory.path / "checkpoints"
     start = Start()
     if config.resume != "none" or restarts():
         from .checkpoint.find import start_of_attempt
 
+        checkpoints = directory.path / "checkpoints"
+        asked_at = origins.get("resume", DEFAULT)
         start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
     directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     folder = Folder(name=names.run_name, directory=directory, start=start)
@@ -241,7 +242,7 @@ def _no_folder(setup: Setup) -> Folder:
 
 
 def _read_data(setup: Setup, folder: Folder) -> RunData:
-    """Build the data sets, and find out from them how long the run is. Collective."""
+    """Build the data sets, which give the length of the run. Collective: call on every rank."""
     config, plan, agreement, start = setup.config, setup.plan, setup.agreement, folder.start
     layout = Layout(
         rank=setup.strategy.accelerator.process_index,
@@ -280,6 +281,7 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
         train_data=train_data,
         total_steps=total_steps,
         stop_at=last,
+        last_step=end,
         eval_every=eval_every,
         save_every=save_every,
         finished=agreement.gather(has_ended)[0],
@@ -295,12 +297,12 @@ def _saves(setup: Setup, folder: Folder) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """The model of a run as the task built it.
+    """The model of a run that the task built.
 
     Args:
         module: not prepared yet.
-        meta_model: fills the prepared model if it was built on the meta device.
-        model_file: which tensors are exported, and in which dtypes.
+        meta_model: fills the prepared model if the task built the model on the meta device.
+        model_file: the tensors to export, with their dtypes.
         frozen_modes: modules that stay in evaluation mode.
         reads_weights_later: whether the first values do not count, because files have others.
     """
@@ -346,7 +348,7 @@ def _build_model(setup: Setup, folder: Folder) -> Model:
 
 
 def _build_optimizer(setup: Setup, model: Model) -> tuple[Optimizer, dict[str, Any]]:
-    """Build the optimizer, for an evaluation one that keeps nothing. Return its facts, too."""
+    """Build the optimizer, without any state for an evaluation. Return also facts for reports."""
     if not setup.trains:
         return build_no_optimizer(model.module), {}
     optimizer, reported, notices = build_optimizer(
@@ -388,14 +390,14 @@ def _prepare(
         schedule = LambdaLR(strategy.optimizer, lambda step: 1.0)
     setup.note(*setup.task.notices())
 
-    # Live views: taken once, they follow the weights.
+    # Live views, which follow the weights.
     averaged = [s for s in strategy.shards() if s.tensor.numel()] if config.ema_decay else []
-    live = [shard.tensor for shard in averaged]
-    average = Average(live, strategy.write_back, config.ema_decay)
+    average = Average([s.tensor for s in averaged], strategy.write_back, config.ema_decay)
 
+    planned = setup.plan.as_dict()
     settings = {
         **vars(config),
-        **setup.plan.as_dict(),
+        **planned,
         **setup.task_facts,
         "train_samples": data.train_data.size,
         "total_steps": data.total_steps,
@@ -414,7 +416,7 @@ def _prepare(
         model_file=model.model_file,
         settings=hidden(settings),
         config=hidden(asdict(config)),
-        plan=setup.plan.as_dict(),
+        plan=planned,
         about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
     )
     say = partial(say_on_main, folder.directory, setup.is_main)
@@ -442,9 +444,9 @@ def _prepare(
         trainable=trainable,
         operations=operations,
         evaluator=Evaluator(
-            setup.task,
-            strategy,
-            setup.agreement,
+            task=setup.task,
+            strategy=strategy,
+            agreement=setup.agreement,
             sets=data.evaluation_sets,
             position=setup.position,
             train_data=data.train_data,
@@ -463,7 +465,7 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
     Raises:
         ConfigError: the configuration changes the numbers of the run, and that is not allowed.
-        CheckpointError: the checkpoint holds another model, or what no run has saved.
+        CheckpointError: the checkpoint holds another model, or values that no run has saved.
     """
     config, start, parts = setup.config, folder.start, prepared.parts
     for info in start.passed_over:
@@ -474,8 +476,7 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
         counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
         setup.meter.before = counters.pop("spent", setup.meter.before)
-        for name, value in counters.items():
-            setattr(setup.position, name, value)
+        vars(setup.position).update(counters)
         setup.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             prepared.saver.last_step = parts.step
@@ -496,16 +497,13 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
 
 def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
-    """Return the content of plan.json: everything that is known of a run before its first step."""
+    """Return the content of plan.json: everything that is known of a run before the first step."""
     sets: Any = data.evaluation_sets.items()
     every: Any = {name: interval_text(chosen.every) for name, chosen in sets}
-    return facts(
-        setup.plan,
-        **prepared.optimizer_facts,
-        run_name=folder.name,
+    return dict(
+        prepared.parts.about,
         model_class=type(setup.strategy.model).__name__,
         distributed_type=str(setup.strategy.accelerator.distributed_type).rsplit(".", 1)[-1],
-        machine=setup.machine,
         seed=setup.config.seed,
         callbacks=hidden(setup.config.callbacks),
         **setup.task_facts,
@@ -533,8 +531,8 @@ def _announce(run: Run) -> None:
         run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
-    # If a launch file replaces a default of the task, the config leaves the key out: as the
-    # config's own value it would contradict the file when it is read again.
+    # A key whose default of the task a launch file replaces is left out of config.yaml. The value
+    # would contradict the launch file when config.yaml is read again.
     settings = dict(vars(run.config))
     for key, origin in run.origins.items():
         if origin.is_default and not run.plan.origin(key).is_default:

@@ -1,6 +1,6 @@
 """Evaluation: the sets of ``Data.evaluation``, and their values over all ranks.
 
-``Evaluator`` measures whole sets, tries one batch of each before the first step, and surrounds code
+``Evaluator`` measures whole sets, tries a batch of each before the first step, and surrounds code
 that computes with the model as an evaluation does. The batches are made in ``data/evaluation.py``,
 and ``callbacks/evaluation.py`` says when a set is measured.
 """
@@ -46,9 +46,9 @@ class MeasuredSet:
 
     Args:
         name: as in ``Data.evaluation``. "" for a single set.
-        batches: those of this rank.
+        batches: of this rank.
         every: how often the set is measured. None: at the end of training.
-        evaluation_step: returns the metrics of one batch.
+        evaluation_step: returns the metrics of a batch.
         build_metrics: makes torchmetrics by name.
         has_own_step: whether ``evaluation_step`` is not the task's. Then it may leave out some of
             the task's torchmetrics.
@@ -66,43 +66,27 @@ class MeasuredSet:
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         return iter(self.batches)
 
-    @property
-    def prefix(self) -> str:
-        """Return the beginning of the names of the set's values."""
-        return prefix_of(self.name)
 
-
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
     """Measures the prepared model of a run. Every method is collective: call it on every rank.
 
     Args:
         sets: the evaluation sets of the run, by name.
-        position: of the run. An evaluation writes its values and a signal to stop into it.
+        position: of the run. An evaluation keeps the values and a signal to stop here.
         train_data: tells the epoch and the length of the run.
-        average: the moving average of the weights, which is measured if one is kept.
+        average: the moving average of the weights, which is measured if a decay is set.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        strategy: Strategy,
-        agreement: Agreement,
-        *,
-        sets: Mapping[str, MeasuredSet],
-        position: Position,
-        train_data: TrainData,
-        average: Average,
-        frozen_modes: Collection[nn.Module],
-    ) -> None:
-        self.sets = sets
-        self._task = task
-        self._strategy = strategy
-        self._agreement = agreement
-        self._position = position
-        self._train_data = train_data
-        self._average = average
-        self._frozen_modes = frozen_modes
+    task: Task
+    strategy: Strategy
+    agreement: Agreement
+    sets: Mapping[str, MeasuredSet]
+    position: Position
+    train_data: TrainData
+    average: Average
+    frozen_modes: Collection[nn.Module]
 
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
         """Measure whole sets: as ``Run.evaluate``."""
@@ -115,45 +99,45 @@ class Evaluator:
                     return {}
                 measured |= values
 
-        # All values of a set are of one evaluation. Those of a set that is gone are dropped.
+        # All values of a set are of the same evaluation. Values of a set that is gone are dropped.
         others = self.sets.keys() - chosen.keys()
-        newest = self._position.last_evaluation.items()
+        newest = self.position.last_evaluation.items()
         kept = {name: value for name, value in newest if set_of_metric(name, others) is not None}
-        self._position.last_evaluation = kept | measured
+        self.position.last_evaluation = kept | measured
         return measured
 
     @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
-        self._strategy.sync_buffers()
-        self._strategy.model.eval()
-        with self._average.applied(), at(moment), torch.no_grad():
+        self.strategy.sync_buffers()
+        self.strategy.model.eval()
+        with self.average.applied(), at(moment), torch.no_grad():
             yield
         self.train_mode()
-        self._strategy.settle()
+        self.strategy.settle()
 
     def try_out(self) -> dict[str, float]:
         """Evaluate the first batch of each set, and change nothing.
 
-        Random numbers, buffers, modes of modules and positions of streams are afterwards as they
-        were. The values mean little. Their names are those of an evaluation.
+        Generators, buffers, modes of modules and positions of streams are restored afterwards. The
+        values mean little, but have the names of an evaluation.
         """
         found: dict[str, float] = {}
-        model = self._strategy.model
-        with _unchanged(model, compiled=self._strategy.plan.compile), torch.no_grad():
+        model = self.strategy.model
+        with _unchanged(model, compiled=self.strategy.plan.compile), torch.no_grad():
             model.eval()
             for evaluation_set in self.sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
                 found |= self._measure(evaluation_set, [first]) or {}
-        self._strategy.settle()
+        self.strategy.settle()
         return found
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for the frozen modes."""
-        self._strategy.model.train()
-        for module in self._frozen_modes:
+        self.strategy.model.train()
+        for module in self.frozen_modes:
             module.training = False
 
     def close(self) -> None:
@@ -162,13 +146,13 @@ class Evaluator:
             evaluation_set.batches.close()
 
     def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
-        """Return the sets of these names, all for None, in the order of the task's data.
+        """Return the sets of these names, all sets for None, in the order of the task's data.
 
         Raises:
-            DataError: there is no set at all, or none of such a name.
+            DataError: there is no set at all, or no set of such a name.
         """
         if not self.sets:
-            raise DataError(f"{place_of(UNNAMED)} is None: there is nothing to measure on")
+            raise DataError("Data.evaluation is None: there is nothing to measure on")
         wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
         unknown = sorted(wanted - self.sets.keys())
         if unknown:
@@ -188,39 +172,37 @@ class Evaluator:
         Args:
             until_signal: return None if a signal comes in between.
         """
-        accelerator = self._strategy.accelerator
+        model, accelerator = self.strategy.model, self.strategy.accelerator
         objects = chosen.build_metrics()
         sums = WeightedSums({name: m.to(accelerator.device) for name, m in objects.items()})
         with at(self._moment_of(chosen)):
-            for batch, examples in batches:
-                values = self._values_of(chosen, self._strategy.to_device(batch), examples)
+            for of_rank, examples in batches:
+                batch = self.strategy.to_device(of_rank)
+                values: Mapping[str, Any]
+                if chosen.counts_examples:
+                    # The loader knows the number of examples. The default weight would take the
+                    # first dimension of the first tensor, which may be another number.
+                    values = weighted(self.task.training_step(model, batch), float(examples))
+                else:
+                    values = chosen.evaluation_step(model, batch)
                 sums.add(values, counts=examples > 0)
                 if until_signal and self._is_ended_by_signal():
                     return None
 
-            of_ranks = self._agreement.gather((sums.layout(), sums.named))
+            of_ranks = self.agreement.gather((sums.layout(), sums.named))
             if chosen.has_own_step:
                 sums.keep({name for _, named in of_ranks for name in named})
             reduced = sums.reduce(accelerator, agreed(layout for layout, _ in of_ranks))
-            means = self._task.summarize(reduced)
-        return {f"{chosen.prefix}{name}": float(value) for name, value in means.items()}
-
-    def _values_of(self, chosen: MeasuredSet, batch: Any, examples: int) -> Mapping[str, Any]:
-        """Return the values of one batch on the device."""
-        model = self._strategy.model
-        if not chosen.counts_examples:
-            return chosen.evaluation_step(model, batch)
-        # The loader knows the number of examples. The first tensor of a batch need not begin with
-        # them, so the default weight is not asked.
-        return weighted(self._task.training_step(model, batch), float(examples))
+            means = self.task.summarize(reduced)
+        return {f"{prefix_of(chosen.name)}{name}": float(mean) for name, mean in means.items()}
 
     def _moment_of(self, evaluation_set: MeasuredSet) -> Now:
         """Return the moment that ``trainer.now()`` tells while a set is measured."""
-        data, position = self._train_data, self._position
+        data, samples = self.train_data, self.position.samples
         return Now(
-            step=position.step,
-            epoch=data.epochs_at(position.samples),
-            samples=position.samples,
+            step=self.position.step,
+            epoch=data.epochs_at(samples),
+            samples=samples,
             total_steps=data.items.total_steps,
             evaluation_set=evaluation_set.name,
             seed=data.seed,
@@ -228,11 +210,11 @@ class Evaluator:
 
     def _is_ended_by_signal(self) -> bool:
         """Return whether a signal has come during the evaluation."""
-        position = self._position
-        if position.stop_signal:  # it came before, and this evaluation is wanted all the same
+        position = self.position
+        if position.stop_signal:  # of before: this evaluation is wanted all the same
             return False
-        position.stop_signal = self._agreement.poll_evaluation()
-        position.stopping = position.stopping or position.stop_signal > 0
+        position.stop_signal = self.agreement.poll_evaluation()
+        position.stopping |= position.stop_signal > 0
         return position.stop_signal > 0
 
 
@@ -242,9 +224,8 @@ def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
 
     Args:
         model: prepared.
-        compiled: whether the model is compiled. Then it runs uncompiled in the block: torch
-            compiles a second shape in another way than the first, and the training must have the
-            first.
+        compiled: whether the model is compiled. Then the block runs uncompiled: torch compiles the
+            second shape in another way than the first, and the training must have the first.
     """
     modes = [(module, module.training) for module in model.modules()]
     states = rng.read()
@@ -304,9 +285,7 @@ def sizes_of(data: Data) -> int | dict[str, int | None] | None:
         field = place_of(name).removeprefix("Data.")
         sizes[name] = None if is_stream(chosen.items) else sized(chosen.items, field)
 
-    if not sizes:
-        return 0
-    return sizes[UNNAMED] if list(sizes) == [UNNAMED] else sizes
+    return sizes.get(UNNAMED, sizes) if sizes else 0
 
 
 def measured_sets(
@@ -322,8 +301,8 @@ def measured_sets(
     """Return the sets of a run by name, with the settings that task and config give to all of them.
 
     Args:
-        batch_size: samples of one rank in one batch.
-        eval_every: of the config, for sets without an interval of their own.
+        batch_size: samples of a rank in a batch.
+        eval_every: of the config, for sets without ``every``.
         steps_per_epoch: of the training set. None for a stream.
         loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
 
@@ -382,5 +361,5 @@ def best_metric_problem(metric: str, known: Collection[str], origin: Origin) -> 
         return None
     rule = "the task measures nothing: its Data has no evaluation set"
     if known:
-        rule = f"the task measures no such value; it measures {listed(list(known))}"
+        rule = f"the task measures no such value. It measures {listed(list(known))}"
     return Problem(origin=origin, value=metric, rule=rule)

@@ -1,7 +1,7 @@
-"""Hooks: everything that looks at a training from outside of its loop.
+"""Hooks: everything that looks at a training from outside of the loop.
 
-Stopping, logging, evaluation, checks, files, trackers and checkpoints are hooks, and so is what
-users add. ``row.py`` puts them into one row, in the order in which they are called.
+Stopping, logging, evaluation, checks, files, trackers and checkpoints are hooks, and so are users'
+callbacks. ``row.py`` puts all hooks into a row, in the order in which they are called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class StepInfo:
-    """One optimizer step, as hooks see it.
+    """An optimizer step, for hooks.
 
     Args:
         step: optimizer steps since the start, this step included. A step that the fp16 scaler
@@ -35,8 +35,8 @@ class StepInfo:
         loss: this rank's part of the global mean, on the device. Summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
         update: the outcome of the optimizer step.
-        shares: what each of this rank's micro-batches added to ``loss``, on the device.
-        reported: what ``training_step`` returned beside the loss, as sums of this rank.
+        shares: the part of each of this rank's micro-batches in ``loss``, on the device.
+        reported: the values that ``training_step`` returned beside the loss, as sums of this rank.
         is_last: whether training ends with this step. Set by ``Stopping``.
         metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second,
             ... Set by ``Log``.
@@ -57,7 +57,7 @@ class StepInfo:
 
 
 class Unfinished:
-    """A run that is being built, as hooks see it: the parts that exist, by their names in ``Run``.
+    """A run that is being built, for hooks: the parts that exist, by their names in ``Run``.
 
     Args:
         parts: the records that ``build`` has made so far.
@@ -74,11 +74,11 @@ class Unfinished:
 
 
 class Callback:
-    """A hook of a run. Subclass it and override the methods that you need.
+    """A hook of a run. Subclass ``Callback`` and override the methods that you need.
 
-    Every method runs on every rank. A method that writes files asks ``run.is_main`` first. Yours
-    come after the built-in hooks. Only the hook that saves comes after yours, so that their state
-    is in the checkpoint.
+    Every method runs on every rank. A method that writes files asks ``run.is_main`` first. Your
+    hooks come after the built-in hooks. Only the hook that saves comes after yours, so that their
+    state is in the checkpoint.
 
     ``on_launch``, ``on_data``, ``on_model`` and ``on_optimizer`` are called while the run is built:
     their ``run`` has only the parts that exist by then (``Unfinished``).
@@ -96,19 +96,19 @@ class Callback:
         """
 
     def on_data(self, run: Any) -> None:
-        """Look at the data that the task built (``run.data``), before its model is built.
+        """Look at the data that the task built (``run.data``), before the model is built.
 
-        ``run`` has also its ``name`` and ``directory``, ``train_data`` and ``total_steps``.
+        ``run`` has also ``name``, ``directory``, ``train_data`` and ``total_steps``.
         """
 
     def on_model(self, run: Any, model: nn.Module) -> None:
-        """Look at the model as the task built it, before a strategy wraps or shards it."""
+        """Look at the model that the task built, before a strategy wraps or shards the model."""
 
     def on_optimizer(self, run: Any, optimizer: Optimizer) -> None:
         """Look at the fresh optimizer, before a strategy wraps or shards the model."""
 
     def on_start(self, run: Run) -> None:
-        """Look at a run that is ready, before its first step. It may have been resumed."""
+        """Look at a run that is ready, before the first step of a fresh or resumed run."""
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look at the micro-batches of a step before the first forward pass."""
@@ -117,7 +117,7 @@ class Callback:
         """Look at the gradients of a step before they are clipped and applied."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Look at one optimizer step. ``run.stop()`` ends training. Any rank may ask alone."""
+        """Look at an optimizer step. ``run.stop()`` ends training. Any rank may ask alone."""
 
     def on_save(self, run: Run) -> None:
         """Look at a run whose checkpoint is about to be written."""
@@ -135,13 +135,12 @@ class Callback:
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state that a checkpoint keeps: JSON with tensors, the same on every rank.
 
-        It is asked for once before the first step as well: a state that cannot be saved ends the
-        run there.
+        Called once before the first step as well: a state that cannot be saved ends the run there.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` returned. Called before training continues."""
+        """Restore a result of ``state_dict``. Called before training continues."""
 
     def pinned_steps(self) -> Collection[int]:
         """Return the steps whose checkpoints must not be deleted."""
@@ -173,7 +172,7 @@ class Hooks:
         self.row = list(row)
         self._of: dict[str, list[Callback]] = {}
         for event in EVENTS:
-            empty = getattr(Callback, event)  # the other hooks would only cost a call a step
+            empty = getattr(Callback, event)  # to call an empty method costs time in each step
             self._of[event] = [hook for hook in row if getattr(type(hook), event) is not empty]
 
     def call(self, event: str, *arguments: Any) -> None:
@@ -184,7 +183,7 @@ class Hooks:
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Call the hooks that are due at a step."""
         for hook in self._of["on_step"]:
-            # An earlier hook of the row decides whether the step is the last.
+            # Asked for each hook: an earlier hook of the row sets is_last.
             if hook.every == 1 or info.is_last or info.step % hook.every == 0:
                 hook.on_step(run, info)
 

@@ -1,7 +1,7 @@
-"""The trainer: the loop is a generator, ``fit`` drains it.
+"""The trainer: the loop is a generator, and ``fit`` drains the loop.
 
-``steps`` does the arithmetic of a step. Everything else that happens in a run is a hook, and
-``row.py`` has their order.
+``steps`` does the arithmetic of a step. Everything else in a run is a hook, and ``row.py`` has the
+order of the hooks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Trainer:
     Args:
         task: what to learn.
         config: how long, with which batch, rate and so on.
-        launched: the result of ``launch``. By default launched here, without files of its own.
-        callbacks: called after the built-in ones. Only saving comes after them.
+        launched: the result of ``launch``. By default launched here, without a launch file.
+        callbacks: called after the built-in hooks. Only saving comes after them.
         origins: of the config's values, by key, for messages.
 
     Attributes:
-        run: the live parts and the position, which hooks are given.
+        run: the live parts and the position, for hooks.
 
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
@@ -88,7 +88,7 @@ class Trainer:
         return run.last_evaluation
 
     def steps(self) -> Iterator[StepInfo]:
-        """Train, one optimizer step at a time. Collective: iterate on every rank, in lockstep."""
+        """Train, an optimizer step an iteration. Collective: iterate on every rank, in lockstep."""
         run, strategy = self.run, self.run.strategy
         run.train_mode()
         self.hooks.call("on_start", run)
@@ -99,24 +99,22 @@ class Trainer:
             total_weight = self._begin_total_weight(window)
             self.hooks.call("on_window", run, window)
 
-            # Forward and backward: each loss carries its share of the mean over the global batch.
+            # Forward and backward: each loss has a share of the mean over the global batch.
             losses = StepLosses()
             for micro in window.micros:
                 is_last = micro is window.micros[-1]
-                with self._micro_step(
-                    micro, is_last
-                ):  # averaged over ranks at the last micro-batch
+                with self._micro_step(micro, is_last):  # averages over ranks at the last
                     loss, values = self._forward(micro)
                     share = micro.weight / total_weight()
                     strategy.backward(_times(loss, share * run.plan.world_size))
-                losses.add(loss, share, values, weight=micro.weight, counts=micro.counts)
+                losses.add(loss, share, values, micro.weight)
 
             # Clip, step, zero. Then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
             update = strategy.finish_step()
             run.advance(window, skipped=update.skipped)
 
-            # Whatever looks at a step: stopping, log, evaluation, checks, yours, checkpoints.
+            # Hooks: stopping, log, evaluation, checks, yours, checkpoints.
             info = self._info(losses, update)
             self.hooks.on_step(run, info)
             yield info
@@ -124,7 +122,7 @@ class Trainer:
                 return
 
     def evaluate(self) -> dict[str, float]:
-        """Measure on the whole evaluation set. Every world size gives the same. Collective."""
+        """Measure on all evaluation sets. Every world size gives the same values. Collective."""
         return self.run.evaluate()
 
     def close(self) -> None:
@@ -136,14 +134,14 @@ class Trainer:
     def _begin_total_weight(self, window: Window) -> Callable[[], float]:
         """Return a function that waits for the weight of the step over all ranks. Collective.
 
-        What counts for the speed is summed in the same message. The sum over ranks runs during the
-        first forward pass. Examples are counted by the plan of the data. Tokens are known to each
-        rank for its own part only.
+        The tokens for the speed are summed in the same message. The sum over ranks runs during the
+        first forward pass. Examples are counted by the plan of the data. A rank knows only the
+        tokens of its part.
         """
         run = self.run
         if run.train_data.weight_of is None:
             return lambda: float(window.samples)
-        counted = [micro.batch for micro in window.micros if micro.counts]
+        counted = [micro.batch for micro in window.micros if micro.weight]
         of_rank = [window.weight, computed_tokens(run.task, counted)]
         sums_of_ranks = run.agreement.begin_sums(of_rank)
 
@@ -152,8 +150,8 @@ class Trainer:
             total, tokens = sums_of_ranks()
             if total <= 0:
                 raise DataError(
-                    f"step {run.step + 1}: no item of the global batch has a weight; "
-                    "check Task.weight"
+                    f"step {run.step + 1}: no item of the global batch has a weight. "
+                    "Check Task.weight"
                 )
             if run.task.counts_tokens:
                 run.meter.count(tokens, trained=total)
@@ -162,7 +160,7 @@ class Trainer:
         return total_weight
 
     def _micro_step(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[object]:
-        """Surround forward and backward of one micro-batch."""
+        """Surround forward and backward of a micro-batch."""
         exchange = self.run.strategy.micro_step(boundary=is_last)
         if micro.weight:
             return exchange
@@ -173,7 +171,7 @@ class Trainer:
         return both
 
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return the loss of a micro-batch, and what the task reports beside it."""
+        """Return the loss of a micro-batch, and the other values that the task reports."""
         run = self.run
         batch = run.strategy.to_device(micro.batch)
         loss, values = split_loss(run.task.training_step(run.model, batch))
@@ -209,11 +207,9 @@ class Trainer:
         meet_at_the_end(run.agreement.close)
 
     def _summary(self) -> dict[str, Any]:
-        """Return what summary.json holds. Collective: call on every rank."""
+        """Return the content of summary.json. Collective: call on every rank."""
         run = self.run
-        stopped_by = (
-            Signals(run.stop_signal).name if run.stop_signal else run.position.stop_reason or None
-        )
+        stopped_by = Signals(run.stop_signal).name if run.stop_signal else run.position.stop_reason
         spent = run.meter.summary(
             run.agreement.gather, run.operations, run.plan.world_size, run.plan.precision["compute"]
         )
@@ -221,7 +217,7 @@ class Trainer:
             "steps": run.step,
             "total_steps": run.total_steps,
             "samples": run.samples,
-            "stopped_by": stopped_by,
+            "stopped_by": stopped_by or None,
             **spent,
             "evaluation": run.last_evaluation,
             **self.hooks.summary(),
@@ -230,5 +226,5 @@ class Trainer:
 
 
 def _times(loss: Tensor, factor: float) -> Tensor:
-    """Multiply, but by 1: that would be a kernel, and one more in the backward pass."""
+    """Multiply, except by 1, which would cost a kernel in each of both passes."""
     return loss if factor == 1.0 else loss * factor

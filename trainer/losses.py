@@ -1,4 +1,4 @@
-"""The loss that a training step returns, taken apart, checked and weighted."""
+"""The loss of a training step, checked and weighted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .text import kind_of
 
 
 class StepLosses:
-    """The losses of one step on this rank, each with its share of the global mean.
+    """The losses of a step on this rank, each with a share of the global mean.
 
     Attributes:
-        shares: what each micro-batch adds to the global loss, on the device.
-        reported: what ``training_step`` returned beside the loss.
+        shares: the part of each micro-batch in the global loss, on the device.
+        reported: the values that ``training_step`` returned beside the loss.
     """
 
     def __init__(self) -> None:
@@ -28,27 +28,24 @@ class StepLosses:
         self.reported = WeightedSums()
         self._counted: list[Tensor] = []
 
-    def add(
-        self, loss: Tensor, share: float, values: Mapping[str, Any], *, weight: float, counts: bool
-    ) -> None:
+    def add(self, loss: Tensor, share: float, values: Mapping[str, Any], weight: float) -> None:
         """Add a micro-batch.
 
         Args:
             loss: a mean over the micro-batch.
             share: the micro-batch's part of the weight of the step, over all ranks.
-            values: what is reported beside the loss.
-            weight: of the micro-batch.
-            counts: whether its numbers count in sums over ranks.
+            values: reported beside the loss.
+            weight: of the micro-batch. 0 for a padding batch, which does not count.
         """
-        # A tensor of its own: a compiled step on a GPU may write over its loss.
+        # A separate tensor, because a compiled step on a GPU may write over the loss.
         part = loss.detach()
         if share != 1.0 or part.is_cuda:
             part = part * share
         self.shares.append(part)
-        if counts:
+        if weight:
             self._counted.append(part)
         if values:
-            self.reported.add(weighted((loss, values), weight), counts=counts)
+            self.reported.add(weighted((loss, values), weight), counts=weight != 0)
 
     def total(self, device: torch.device) -> Tensor:
         """Return this rank's part of the global mean. Summed over ranks it is the loss."""
@@ -74,14 +71,14 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
         if hasattr(result, "shape"):
             form = f"a tensor of shape {tuple(result.shape)}"
         raise DataError(
-            "training_step must return the loss, one number, or (loss, {name: value}); "
-            f"it returned {form}"
+            "training_step must return the loss, a single number, or (loss, {name: value}). "
+            f"It returned {form}"
         )
 
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise DataError(
             "training_step returned a loss that no parameter has a part in: it was detached, or "
-            "computed under no_grad; return it as it was computed, the trainer calls backward"
+            "computed under no_grad. Return the loss with its graph. The trainer calls backward"
         )
     return (loss if loss.ndim == 0 else loss.reshape(())), values
 
@@ -108,9 +105,9 @@ def refuse_independent(loss: Tensor) -> None:
         to_visit += [behind for behind, _ in node.next_functions]
 
     raise DataError(
-        "training_step returned a loss that no parameter has a part in: compute it from what the "
-        "model returned, with operations of tensors (not .item(), .detach(), argmax or "
-        "torch.tensor); requires_grad=True does not help"
+        "training_step returned a loss that no parameter has a part in. Compute the loss from the "
+        "model's outputs, with operations of tensors (not .item(), .detach(), argmax or "
+        "torch.tensor). requires_grad=True does not help"
     )
 
 
@@ -125,8 +122,8 @@ class OneBackward:
         if isinstance(error, RuntimeError) and is_second:
             raise DataError(
                 "the gradient of this loss was computed before: training_step returns the loss, "
-                "and must not call backward, which the trainer does; a hidden state that it keeps "
-                "of an earlier batch needs detach()"
+                "and must not call backward, which the trainer does. A hidden state that the task "
+                "keeps of an earlier batch needs detach()"
             ) from None
 
 

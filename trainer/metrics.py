@@ -30,9 +30,9 @@ Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
 class Metric(Protocol):
-    """What is used of a ``torchmetrics.Metric``.
+    """The part of ``torchmetrics.Metric`` that the trainer uses.
 
-    It gathers its states over the ranks itself, once, in ``compute``.
+    A metric gathers the states of all ranks once, in ``compute``.
     """
 
     dist_sync_fn: Any
@@ -43,14 +43,13 @@ class Metric(Protocol):
 
 
 class WeightedSums:
-    """Sums of values and sums of weights by name, in float64 where the device has it.
+    """Sums of values and sums of weights by name, in float64 if the device has this type.
 
     Args:
-        objects: torchmetrics by name, fresh ones on the device. What is added under these names
-            updates them.
+        objects: fresh torchmetrics on the device, by name. Values of these names update them.
 
     Attributes:
-        named: the names of torchmetrics under which something was added.
+        named: the names of torchmetrics for which values were added.
     """
 
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
@@ -61,11 +60,11 @@ class WeightedSums:
             metric.dist_sync_fn = _gather
 
     def add(self, metrics: Mapping[str, Any], *, counts: bool = True) -> None:
-        """Add the values of one batch, by name. A value is one of:
+        """Add the values of a batch, by name. A value is:
 
-            1-D tensor               one value for each example
-            (sum, weight)            a sum over the batch, and the weight to divide it by. Both of
-                                     the same shape, or one weight for all
+            1-D tensor               a number for each example
+            (sum, weight)            a sum over the batch, and the weight to divide by. Both of the
+                                     same shape, or a single weight for all
             (sum, None)              a plain sum, such as the counts of a confusion matrix
             tuple, mapping, tensor   arguments of ``update``, if the name is a torchmetric's
 
@@ -73,13 +72,13 @@ class WeightedSums:
             counts: whether the values count. Otherwise only the names are noted.
 
         Raises:
-            ConfigError: one number for a whole batch, whose weight is unknown.
+            ConfigError: a single number for a whole batch, whose weight is unknown.
             DataError: the values have no names.
         """
         if not isinstance(metrics, Mapping):
             raise DataError(
-                "evaluation_step must return values by name, {name: value}; "
-                f"it returned {kind_of(metrics)}"
+                "evaluation_step must return values by name, {name: value}. "
+                f"It returned {kind_of(metrics)}"
             )
         for name, value in metrics.items():
             if name not in self._objects:
@@ -101,35 +100,32 @@ class WeightedSums:
             pair = torch.zeros_like(pair)
         if key in self._sums:
             agreed([self.layout(), {key: tuple(sums.shape)}])
-            pair = self._sums[key] + pair
+            pair += self._sums[key]
         self._sums[key] = pair
 
     def layout(self) -> Layout:
-        """Return what was added on this rank: ranks may have different names."""
+        """Return the names and shapes of this rank's sums. Ranks may have different names."""
         return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
 
     def keep(self, names: Collection[str]) -> None:
         """Drop the torchmetrics of other names. Call it with the same names on every rank."""
-        self._objects = {name: self._objects[name] for name in self._objects if name in names}
+        self._objects = {name: self._objects[name] for name in self._objects.keys() & names}
 
     def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
-        """Compute the values over all ranks, in one reduction.
+        """Compute the values over all ranks, in a single reduction.
 
         A name of weight 0 gives NaN. The elements of a sum that has a shape get names such as
         ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
 
         Args:
-            layout: what all ranks together have added, see ``agreed``. By default all have added
-                the same as this rank.
+            layout: names and shapes of all ranks together, see ``agreed``. By default those of this
+                rank.
         """
         if layout is None:
             layout = self.layout()
-
-        values: dict[str, float] = {}
-        if layout:
-            values = self._reduce_sums(accelerator, layout)
+        values = self._reduce_sums(accelerator, layout) if layout else {}
         for name in sorted(self._objects):
-            values.update(_computed(name, self._objects[name]))
+            values |= _computed(name, self._objects[name])
         return values
 
     def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
@@ -137,7 +133,7 @@ class WeightedSums:
         pairs, labels = [], []
         for key, shape in layout.items():
             name, is_plain_sum = key
-            missing = torch.zeros(2, *shape)  # a name that only other ranks have added
+            missing = torch.zeros(2, *shape)  # only other ranks have this name
             pair = self._sums.get(key, missing).to(accelerator.device)
             pairs.append(_wide(pair).reshape(2, -1))
             labels += [(label, is_plain_sum) for label in _labels(name, shape)]
@@ -151,10 +147,10 @@ class WeightedSums:
 
 
 def agreed(layouts: Iterable[Layout]) -> Layout:
-    """Return what several ranks together have added, in the same order on each of them.
+    """Return the layout of several ranks together, in the same order on each of them.
 
     Raises:
-        DataError: they give one name different shapes.
+        DataError: they give a name different shapes.
     """
     found: Layout = {}
     for layout in layouts:
@@ -167,10 +163,10 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
 
 
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
-    """Return the sum of a value, and the weight to divide it by. None for a plain sum.
+    """Return the sum of a value, and the weight to divide the sum by. None for a plain sum.
 
-    No number is copied from the host to the device, which would make it wait: a fill makes it
-    there.
+    No number is copied from the host, because the device would wait. A fill makes the number on the
+    device.
     """
     weight: Any
     if isinstance(value, tuple):
@@ -179,8 +175,8 @@ def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
         sums, weight = _wide(value).sum(), value.numel()
     else:
         rule = (
-            "one number for a whole batch has no known weight; give a value for each example, or "
-            "(sum, weight)"
+            "a single number for a whole batch has no known weight. Give a value for each example, "
+            "or (sum, weight)"
         )
         raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
     if weight is None:
@@ -197,9 +193,9 @@ def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
-    """Compute a torchmetric, and name the elements of its value. Collective: call on every rank."""
+    """Compute a torchmetric, and name the elements of the value. Collective: call on every rank."""
     with warnings.catch_warnings():
-        # A rank whose batches do not count has nothing of its own to compute from, rightly so.
+        # A rank whose batches do not count has rightly updated nothing.
         warnings.filterwarnings(
             "ignore", "The ``compute`` method of metric .* was called before the ``update``"
         )
@@ -216,10 +212,10 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """Gather one state of a torchmetric from all ranks, whatever the shapes.
+    """Gather a state of a torchmetric from all ranks, also with different shapes.
 
-    torchmetrics' own function needs equal types, and guesses them on a rank without data.
-    Collective: call on every rank.
+    torchmetrics' function needs equal types, and guesses them on a rank without data. Collective:
+    call on every rank.
     """
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)

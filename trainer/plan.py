@@ -28,8 +28,8 @@ class Plan:
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
-        global_batch_size: examples per optimizer step, the product of these two and
-            ``world_size``.
+        global_batch_size: examples per optimizer step, the product of ``micro_batch_size``,
+            ``accumulation_steps`` and ``world_size``.
         max_grad_norm: the global norm of the gradients is clipped to this. None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
@@ -45,9 +45,9 @@ class Plan:
         reduce_dtype: ``float32`` or ``bf16``, as in the training config.
         fsdp, deepspeed: settings of the engine. Empty for the others.
         files: the launch files that were read.
-        notices: one line each.
-        origins: where each value was set, by key, without the defaults. As
-            text in ``plan.json``.
+        notices: lines for people.
+        origins: the place that set each value, by key, without the defaults. Texts in
+            ``plan.json``.
     """
 
     strategy: str
@@ -87,15 +87,15 @@ class Plan:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def origin(self, key: str) -> Origin:
-        """Return where a value was set, for messages."""
+        """Return the place that set a value, for messages."""
         return self.origins.get(key, DEFAULT)
 
     @property
     def precision(self) -> dict[str, str]:
-        """Return the dtypes of parameters as kept, of computing, of gradients, and of buffers.
+        """Return the dtypes of kept parameters, of computing, of gradients, and of buffers.
 
-        ``reduction`` is that of gradients on their way to other ranks, ``gradients`` that in which
-        the micro-batches' add up.
+        ``reduction`` is the dtype of gradients on the way to other ranks, ``gradients`` the dtype
+        in which gradients of micro-batches add up.
         """
         return {
             "parameters": "fp32",
@@ -135,7 +135,7 @@ class Plan:
         return self.mixed_precision
 
     def with_length(self, total_steps: int) -> Plan:
-        """Return the plan of a run of known length, with its warm-up in steps.
+        """Return the plan of a run of known length, with the warm-up in steps.
 
         A notice is added if the run ends within the warm-up.
         """
@@ -150,8 +150,7 @@ class Plan:
                 f"{self.origin(key).place}: {key}: the warm-up of {warmup} steps is longer than "
                 "the run: the rate never reaches its full value"
             )
-        without_repetition = tuple(dict.fromkeys(notices))
-        return dataclasses.replace(self, warmup_steps=warmup, notices=without_repetition)
+        return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, and ``precision``, as JSON."""

@@ -1,4 +1,4 @@
-"""The position of a run: how far it is, and the counters that a checkpoint keeps."""
+"""The position of a run: the steps done, and the counters that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")
 
 @dataclass(kw_only=True, eq=False)
 class Position:
-    """How far a run is: the only part of a run that changes from step to step.
+    """The only part of a run that changes from step to step.
 
     Args:
         step: optimizer steps done.

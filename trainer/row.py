@@ -1,7 +1,7 @@
 """The hooks of a run, in the order in which they are called. DO NOT CHANGE IT LIGHTLY.
 
-The loop does the arithmetic of a step. Everything else is here. What a key of the config adds has
-one place in this list, and is imported only if the key is set.
+The loop does the arithmetic of a step. Everything else is here. The hook of a config key has a
+single place in this list, and is imported only if the key is set.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ def row_of(
     """Return the hooks of a run.
 
     Args:
-        added: the user's, which come after all others but the hook that saves. Those that the
-            config names come behind them.
+        added: the user's hooks, which come after all others but the hook that saves. Hooks that the
+            config names follow the user's.
         origins: of the config's values, by key, for messages.
     """
-    # The step itself: undo the changes of a step that is left out, count, agree on the end.
+    # The step: undo the changes of a step that is left out, count, agree on the end.
     row: list[Callback] = []
     if config.on_nan == "skip":
         row.append(SkippedBuffers())
     row += [Clock(), Stopping()]
 
-    # Its numbers. The log waits for the device. An evaluation takes the time of many steps.
+    # The numbers of a step. The log waits for the device. An evaluation takes the time of many
+    # steps.
     log = Log(config.log_every)
     row += [log, Evaluation(log)]
 
@@ -102,7 +103,7 @@ def row_of(
 
         row += configured_callbacks(config.callbacks, origins)
 
-    # After yours: a trial may need what they prepare, and a checkpoint holds the state of all.
+    # After yours: a trial may need their preparations, and a checkpoint holds the state of all.
     if config.sanity_evaluation:
         row.append(SanityEvaluation(config.best_metric, origin_of(origins, "best_metric")))
     row.append(SaveCheckpoints())

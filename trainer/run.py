@@ -1,6 +1,6 @@
-"""A training without its loop: its live parts, its position, and what is done between steps.
+"""A training without a loop: the live parts, the position, and the work between steps.
 
-``build`` makes a ``Run``, and ``Trainer`` loops over it. A loop of your own does the same with
+``build`` makes a ``Run``, and ``Trainer`` loops over the run. A loop of your own does the same with
 plain Accelerate around the run (``examples/own_loop.py``), and has the exact data order and the
 checkpoints under every strategy.
 """
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """The parts that a run has once its ranks are connected.
+    """The parts that a run has once the ranks are connected.
 
     Args:
         task, config: the task and the settings that the run is made from.
         origins: of the config's values, by key.
-        plan: what runs, resolved: strategy, world size, precision, batch, rate.
+        plan: the resolved settings: strategy, world size, precision, batch, rate.
         strategy: computes. A loop over several models calls forward and
             ``strategy.backward(loss)`` in ``with strategy.micro_step(boundary=is_last):`` for each
             micro-batch, then ``strategy.finish_step()``.
-        agreement: decisions of all ranks, over a CPU group of its own.
+        agreement: decisions of all ranks, over a separate CPU group.
         meter: the clocks of this rank.
         is_main: whether this is the main process, which writes.
         machine: facts of the machine, for people.
-        task_facts: the task and its settings, as they were before the task was used.
+        task_facts: the task and the task's settings, as they were before the task was used.
         trains: whether the run trains, or is evaluated alone.
-        position: the part that changes from step to step. Its fields are read as the run's.
+        position: the part that changes from step to step. ``Run`` has properties for the fields.
         notices: the lines below the table of the banner.
     """
 
@@ -90,7 +90,7 @@ class Folder:
 
     Args:
         name: for people: ``run_name`` with the values of its placeholders.
-        directory: the run's folder. Its ``path`` is ``output_dir`` with the values of its
+        directory: the run's folder. ``directory.path`` is ``output_dir`` with the values of the
             placeholders, as in ``config.output_dir``.
         start: the checkpoint that the run begins with.
     """
@@ -102,13 +102,14 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunData:
-    """The data of a run, and its length.
+    """The data of a run, and the length of the run.
 
     Args:
-        data, train_data: the data that ``Task.build_data`` returned, and the windows of its
+        data, train_data: the data that ``Task.build_data`` returned, and the windows of the
             training set.
         total_steps: the step at which training ends, and the schedule.
         stop_at: the config's, in optimizer steps, or None.
+        last_step: the step with which this run ends: ``total_steps``, or before it ``stop_at``.
         eval_every, save_every: the config's intervals, or None. ``is_due_at(step)``.
         finished: whether the run in this folder has ended already: nothing is trained or written.
         sampled: the content of some samples of the data sets.
@@ -120,6 +121,7 @@ class RunData:
     train_data: TrainData
     total_steps: int
     stop_at: int | None
+    last_step: int
     eval_every: Interval | None
     save_every: Interval | None
     finished: bool
@@ -129,11 +131,11 @@ class RunData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """The parts of a run that follow its prepared model and optimizer.
+    """The parts of a run that follow the prepared model and optimizer.
 
     Args:
-        schedule: of the learning rate. ``advance`` steps it.
-        average: the moving average of the weights, if one is kept.
+        schedule: of the learning rate, stepped by ``advance``.
+        average: the moving average of the weights, if a decay is set.
         optimizer_facts: facts of the optimizer and the schedule as they were built, which banner,
             plan.json and trackers report beside the plan.
         parameters, trainable: how many elements the parameters have.
@@ -160,9 +162,9 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run(Setup, Folder, RunData, Prepared):
-    """The live parts of a training, prepared under a strategy, and its position.
+    """The live parts of a training, prepared under a strategy, and the position.
 
-    ``build`` makes one, of the records above. Every method is collective: call it on every rank.
+    ``build`` makes a run of the records above. Every method is collective: call it on every rank.
 
     Args:
         facts: the content of plan.json.
@@ -172,7 +174,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
     @property
     def accelerator(self) -> Accelerator:
-        """Return Accelerate's object, verified to be as the plan says."""
+        """Return Accelerate's object, which agrees with the plan."""
         return self.strategy.accelerator
 
     @property
@@ -182,18 +184,13 @@ class Run(Setup, Folder, RunData, Prepared):
 
     @property
     def optimizer(self) -> Any:
-        """Return the optimizer as ``accelerator.prepare`` gives it, for loops that step it."""
+        """Return the result of ``accelerator.prepare``, for loops that step the optimizer."""
         return self.strategy.prepared_optimizer
 
     @property
     def steps_per_epoch(self) -> int | None:
         """Return the optimizer steps of an epoch. None for a stream, whose length is not known."""
         return self.train_data.steps_per_epoch
-
-    @property
-    def last_step(self) -> int:
-        """Return the step with which this run ends: ``total_steps``, or before it ``stop_at``."""
-        return self.total_steps if self.stop_at is None else min(self.stop_at, self.total_steps)
 
     # -- the position -----------------------------------------------------------------------------
 
@@ -247,8 +244,8 @@ class Run(Setup, Folder, RunData, Prepared):
     def windows(self) -> Iterator[Window]:
         """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU.
 
-        They come in the global order, which depends on the seed alone. ``trainer.now()`` is the
-        moment of the window that was yielded last, until there is none.
+        The global order depends on the seed alone. ``trainer.now()`` is the moment of the window
+        that was yielded last, until the last window is done.
         """
         read_over = self.train_data.samples_to_read_over()
         if read_over:
@@ -256,19 +253,27 @@ class Run(Setup, Folder, RunData, Prepared):
                 "the stream keeps no state, or shuffles in a buffer: "
                 f"{read_over:,} samples are read over first"
             )
-        steps = self.last_step - self.step
-        return _noted(self.train_data.windows(self.samples, steps, done=self.step))
+        moment: Now | None = None
+        try:
+            steps = self.last_step - self.step
+            for window in self.train_data.windows(self.samples, steps, done=self.step):
+                moment = window.now
+                set_now(moment)
+                yield window
+        finally:
+            if current() is moment:  # another run may have noted a later moment
+                set_now(None)
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for what build_model left in evaluation mode."""
+        """Put the model into training mode, except for modules that build_model exempted."""
         self.evaluator.train_mode()
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:
-        """Count an optimizer step with this window: move schedule, average and a save in flight on.
+        """Count an optimizer step with this window. Move schedule, average and a save in flight on.
 
         Args:
             skipped: the fp16 scaler left the step out. Then neither schedule nor average moves.
-                (After a step that ``on_nan: skip`` left out they do.)
+                (After a step that ``on_nan: skip`` left out they move.)
 
         Raises:
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
@@ -288,17 +293,17 @@ class Run(Setup, Folder, RunData, Prepared):
             if self.average.decay is not None:
                 self.average.update()
 
-        # The last step waits for the save anyway, and is to leave its model whatever the save does.
+        # The last step waits for the save anyway, and exports the model even if the save fails.
         if position.step < self.last_step:
             self.saver.poll()
 
     def whole_parameters(self, *names: str) -> AbstractContextManager[nn.Module]:
         """Surround code that reads or changes parameters, which strategies keep in parts.
 
-        ``with run.whole_parameters("teacher") as model:`` gives the model as ``build_model`` built
-        it, with the named modules' or parameters' values whole and in float32 on every rank (all of
-        them without a name). What the block changes, in the same way on all ranks, is kept.
-        Elsewhere a change in place is refused if it would be lost.
+        ``with run.whole_parameters("teacher") as model:`` gives the model of ``build_model``, with
+        the values of the named modules or parameters whole and in float32 on every rank (all values
+        without a name). A change in the block, the same on all ranks, is kept. Elsewhere a change
+        in place is refused if the strategy would lose the change.
         """
         from .strategies.whole_parameters import whole_parameters
 
@@ -309,7 +314,8 @@ class Run(Setup, Folder, RunData, Prepared):
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
         """Measure on whole evaluation sets. Every world size gives the same numbers.
 
-        A signal ends it between two batches: then it returns nothing, and ``stopping`` is set.
+        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
+        is set.
 
         Args:
             names: of the sets. By default all.
@@ -327,12 +333,12 @@ class Run(Setup, Folder, RunData, Prepared):
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes with the model as an evaluation does.
 
-        The model is in evaluation mode, has the same buffers on every rank and its moving average,
-        if one is kept, and records no gradients.
+        The model is in evaluation mode, has the same buffers on every rank and the moving average,
+        if a decay is set, and records no gradients.
 
         Args:
-            evaluation_set: of ``run.evaluation_sets``, if its batches are computed:
-                ``trainer.now()`` tells of it.
+            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
+                batches of this set.
         """
         with self.meter.paused("evaluation"), self.evaluator.evaluating(evaluation_set):
             yield
@@ -350,7 +356,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
         Raises:
             TrainerError: a value is not finite (``checks/finite.py``).
-            CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
+            CheckpointError: the checkpoint cannot be written, and ``on_save_error`` is ``stop``.
         """
         with self.meter.paused("saving"):
             self.agreement.check_same(self.strategy.fingerprint)
@@ -360,7 +366,7 @@ class Run(Setup, Folder, RunData, Prepared):
     def export(
         self, directory: str | Path, *, beside: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Write the model (its moving average, if one is kept) as safetensors.
+        """Write the model (the moving average, if a decay is set) as safetensors.
 
         Args:
             beside: the texts of further files in the folder, by name.
@@ -381,7 +387,7 @@ class Run(Setup, Folder, RunData, Prepared):
         """End training at a step boundary that all ranks agree on. Any rank may ask alone.
 
         Args:
-            agreed: every rank asks now, because of numbers that are the same on all (an
+            agreed: every rank asks now, because of numbers that are the same on all ranks (an
                 evaluation): the next step is the last.
         """
         if reason:
@@ -390,9 +396,7 @@ class Run(Setup, Folder, RunData, Prepared):
         self.agreement.stop(agreed=agreed)
 
     def fail(self, text: str) -> NoReturn:
-        """End the run because of a value that is not finite.
-
-        A checkpoint that is being written is of a step before, and is waited for.
+        """End the run because of a value that is not finite, after a save in flight.
 
         Raises:
             TrainerError: always.
@@ -400,7 +404,7 @@ class Run(Setup, Folder, RunData, Prepared):
         with self.meter.paused("saving"), contextlib.suppress(CheckpointError):
             self.saver.finish()
         raise TrainerError(
-            f"{text}; lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
+            f"{text}. Lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
         )
 
     def how_to_resume(self) -> str:
@@ -408,10 +412,10 @@ class Run(Setup, Folder, RunData, Prepared):
         return how_to_resume(self.directory.path / "checkpoints")
 
     def tracker(self, name: str) -> Any:
-        """Return a tracker's own object, such as the run of W&B, to log pictures with it.
+        """Return the object of a tracker's library, such as the run of W&B, to log pictures.
 
-        The trackers start at the first logged step. Other processes than the main one get an object
-        that does nothing.
+        The trackers start at the first logged step. Other processes than the main process get an
+        object that does nothing.
 
         Raises:
             ValueError: no tracker of this name runs.
@@ -419,7 +423,7 @@ class Run(Setup, Folder, RunData, Prepared):
         return self.accelerator.get_tracker(name, unwrap=True)
 
     def say(self, text: str) -> None:
-        """Print one line, and add it to log.txt, from the main process."""
+        """Print a line, and add the line to log.txt, from the main process."""
         say_on_main(self.directory, self.is_main, text)
 
     def close(self) -> None:
@@ -431,20 +435,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
 
 def say_on_main(directory: RunDirectory, is_main: bool, text: str) -> None:
-    """Print one line, and add it to the folder's log.txt, if this is the main process."""
+    """Print a line, and add the line to the folder's log.txt, if this is the main process."""
     if is_main:
         print(text, flush=True)
         directory.line(text)
-
-
-def _noted(windows: Iterator[Window]) -> Iterator[Window]:
-    """Yield the same windows, and have ``trainer.now()`` return the moment of each."""
-    moment: Now | None = None
-    try:
-        for window in windows:
-            moment = window.now
-            set_now(moment)
-            yield window
-    finally:
-        if current() is moment:  # another run may have noted its own since
-            set_now(None)

@@ -1,4 +1,4 @@
-"""What users write: a task, one class with data, model and loss."""
+"""A task, the class that users write: data, model and loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Data:
             or an ``EvaluationSet``: ``{"clean": ..., "noisy": ...}``. Their values are
             ``eval/clean/loss`` and so on, those of a single set ``eval/loss``.
         collate: turns a list of items into a batch. None for torch's ``default_collate``.
-        augment: ``augment(item, generator) -> item``, for training only. What it draws from the
-            generator depends on (seed, epoch, sample) alone, so it is the same on every layout and
-            number of workers.
-        version: text that changes with the content of ``train``, where the task knows one (a hash,
-            a revision). Ranks must have the same, and so must a run that is resumed. Without it
-            some samples are compared.
+        augment: ``augment(item, generator) -> item``, for training only. The numbers of the
+            generator depend on (seed, epoch, sample) alone, so they are the same on every layout
+            and number of workers.
+        version: text that changes with the content of ``train`` (a hash, a revision), or empty.
+            Ranks must have the same version, and so must a resumed run. Without a version some
+            samples are compared.
     """
 
     train: Any
@@ -44,7 +44,7 @@ class Data:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A data set to measure on, with what differs from the other sets of ``Data.evaluation``.
+    """A data set to measure on, with the settings that differ from other sets.
 
     Args:
         items: a data set or a stream.
@@ -52,8 +52,8 @@ class EvaluationSet:
             the config. All sets are measured at the end of training as well.
         collate: turns a list of items into a batch. By default ``Data.collate``.
         evaluation_step: ``evaluation_step(model, batch)``, as of ``Task``. By default the task's.
-        build_metrics: as of ``Task``. By default the task's. Of these, a set with its own
-            ``evaluation_step`` has those that it names.
+        build_metrics: as of ``Task``. By default the task's torchmetrics. A set with its own
+            ``evaluation_step`` has those of them that the step names.
     """
 
     items: Any
@@ -70,10 +70,10 @@ class Pretrained:
 
     Args:
         folder: with safetensors files, of which each rank reads its own parts.
-        names: what tensors are called in the model, by their names in the files. The others are
-            called the same.
-        new: parameters that do not come from the files: they have values, or ``initialize`` gives
-            them their first ones (a new head).
+        names: the names of tensors in the model, by their names in the files. The others have equal
+            names.
+        new: parameters that do not come from the files (a new head): they have values, or
+            ``initialize`` gives them their first values.
     """
 
     folder: str | Path
@@ -100,14 +100,14 @@ class SavedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data, model and loss. Subclass it as a frozen dataclass. The fields are its settings.
+    """Data, model and loss. Subclass ``Task`` as a frozen dataclass, whose fields are the settings.
 
-    The same task runs in one process and on many GPUs: nothing here knows how it is distributed.
+    The same task runs in a single process and on many GPUs: nothing here knows the layout.
     ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
 
     Attributes:
         counts_tokens: whether ``weight`` counts tokens. Speed is then also given in tokens a
-            second, those that are computed (``computed_tokens``) and those that are trained on.
+            second, computed tokens (``computed_tokens``) and trained tokens.
     """
 
     counts_tokens: ClassVar[bool] = False
@@ -116,8 +116,8 @@ class Task:
         """Return defaults of config keys for a task that starts from pretrained weights.
 
         They apply to keys that neither the config file nor the command line nor a launch file sets.
-        Banner, plan.json and ``--print_config`` show which. A ``TrainConfig`` made in code is taken
-        as it is, since it does not show what was set. By default the config's own apply.
+        Banner, plan.json and ``--print_config`` show them. They do not apply to a ``TrainConfig``
+        made in code, which does not tell set values from defaults.
         """
         return {}
 
@@ -126,26 +126,26 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
-        """Build the model on the CPU, with its initial or pretrained weights.
+        """Build the model on the CPU, with initial or pretrained weights.
 
         Trainable weights are kept in float32. A model that no process can hold whole is built
-        without values, under ``with torch.device("meta")``: it is divided over the ranks first, and
-        then filled by ``pretrained`` or ``initialize``.
+        without values, under ``with torch.device("meta")``. Such a model is divided over the ranks
+        first, and then filled by ``pretrained`` or ``initialize``.
         """
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
-        """Return where the values of a model on the meta device are stored.
+        """Return the files of the values of a model on the meta device.
 
-        None if ``initialize`` draws them.
+        None if ``initialize`` draws the values.
         """
         return None
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        """Give a module of a model on the meta device its first values.
+        """Give the parameters and buffers of a module, without submodules, their first values.
 
-        These are its own parameters and buffers. Called on modules from the inside out, under seeds
-        that are the same on every layout. By default as transformers and torch's layers do it.
+        For a model on the meta device. Called on modules from the inside out, under seeds that are
+        the same on every layout. By default the module's initialization in transformers or torch.
         """
         from .private.torch import RESET_METHODS
         from .private.transformers import initializer_of
@@ -163,24 +163,24 @@ class Task:
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         """Return the part of the model that is saved. None for the whole model.
 
-        Called once, with the model as ``build_model`` returned it.
+        Called once, with the model that ``build_model`` returned.
         """
         return None
 
     def notices(self) -> Sequence[str]:
-        """Return lines for the banner about what was built, once data and model are."""
+        """Return lines for the banner, once data and model are built."""
         return ()
 
     def training_step(
         self, model: nn.Module, batch: Any
     ) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
-        """Return the mean loss over the items of one micro-batch, as one number.
+        """Return the mean loss over the items of a micro-batch, as a scalar tensor.
 
-        ``weight`` returns over how many items it is.
+        ``weight`` returns the number of these items.
 
         ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D
-        tensors and ``(sum, weight)`` mean what they mean in ``evaluation_step``. Logged steps show
-        the means over the global batch.
+        tensors and ``(sum, weight)`` have the meaning of ``evaluation_step``. Logged steps show the
+        means over the global batch.
         """
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
@@ -188,39 +188,38 @@ class Task:
         """Count the items of a batch that the mean of ``training_step`` is over.
 
         By default the number of examples. A language model returns the number of unmasked target
-        tokens, and sets ``counts_tokens``. A loss with class weights, which torch divides by
-        their sum, ``class_weights[labels].sum()``. The batch is still on the CPU.
+        tokens, and sets ``counts_tokens``. For a loss with class weights, which torch divides by
+        their sum: ``class_weights[labels].sum()``. The batch is still on the CPU.
         """
         return batch_size(batch)
 
     def computed_tokens(self, batch: Any) -> int:
         """Count the tokens of a batch that go through the model, trained on or not.
 
-        Tokens a second and MFU count these. Called where ``counts_tokens`` is set, with a batch on
-        the CPU. By default the positions of its ``input_ids``, padding included, or else
-        ``weight``.
+        Tokens a second and MFU count these. Called if ``counts_tokens`` is set, with a batch on the
+        CPU. By default the positions of ``input_ids``, padding included, or else ``weight``.
         """
         if isinstance(batch, Mapping) and "input_ids" in batch:
             return int(batch["input_ids"].numel())
         return int(self.weight(batch))
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Return the metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
+        """Return the metrics of a batch by name: 1-D per-example values, or ``(sum, weight)``.
 
         Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
         Sums may have a shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a
-        sum, and a name of ``build_metrics`` takes the arguments of its ``update``: ``{"auroc":
-        (scores, labels)}``.
+        sum, and a name of ``build_metrics`` takes the arguments of ``update``: ``{"auroc": (scores,
+        labels)}``.
         """
         from .losses import weighted
 
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def prediction_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Return what is written of each example of a batch, by the name of its column.
+        """Return the columns to write of each example of a batch, by name.
 
         For ``trainer evaluate --predictions FILE``. A value is a tensor or an array whose first
-        dimension is the examples, or a list with an entry for each of them::
+        dimension is the examples, or a list with an entry for each example::
 
             def prediction_step(self, model, batch):
                 logits = model(batch["image"])
@@ -237,7 +236,7 @@ class Task:
         return {}
 
     def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """Return the metrics to report, from those over all examples of one set.
+        """Return the metrics to report, from the metrics over all examples of a set.
 
         The place for a metric that is derived from a mean. A perplexity is exp of the mean loss,
         not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
@@ -245,24 +244,24 @@ class Task:
         return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """Build the optimizer. Its lr must be ``plan.lr``.
+        """Build the optimizer, with the learning rate ``plan.lr``.
 
         By default the config's, with two groups: weights decay, biases and norms (below 2-D) do
-        not. With one group if there is no ``weight_decay``.
+        not. Without ``weight_decay`` a single group.
         """
         from .optim.optimizers import build_optimizer
 
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps of the task: JSON with tensors, the same on every rank.
+        """Return the task's state for a checkpoint: JSON with tensors, the same on every rank.
 
-        Asked for once before the first step as well, so that what cannot be saved is known then.
+        Called once before the first step as well: a state that cannot be saved ends the run there.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` returned. Called before training continues."""
+        """Restore a result of ``state_dict``. Called before training continues."""
 
     def build_schedule(
         self, optimizer: Optimizer, plan: Plan, total_steps: int
@@ -271,14 +270,13 @@ class Task:
         return None
 
     def save_extras(self, directory: Path) -> None:
-        """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
+        """Write files beside an exported model (a tokenizer). Called on the main process."""
 
     def for_model(self, folder: Path) -> Task | None:
         """Return this task with the model of a folder, which ``trainer evaluate FOLDER`` measures.
 
-        By default None: ``build_model`` gives the model, and the folder's safetensors files its
-        values, by their names. A task that reads models of many forms returns itself with another
-        setting.
+        By default None: ``build_model`` gives the model, and the folder's safetensors files the
+        values by name. A task that reads models of many forms returns a copy with another setting.
         """
         return None
 
@@ -296,12 +294,12 @@ class Task:
 
 
 def own_optimizer(task: Task) -> str | None:
-    """Return the method by which a task builds its own optimizer. None if it has none."""
+    """Return the method by which a task builds the optimizer. None for the config's optimizer."""
     return _own_method(task, "build_optimizer")
 
 
 def own_schedule(task: Task) -> str | None:
-    """Return the method by which a task builds its own schedule. None if it has none."""
+    """Return the method by which a task builds the schedule. None for the config's schedule."""
     return _own_method(task, "build_schedule")
 
 
@@ -337,5 +335,5 @@ def batch_size(batch: Any) -> int:
         except TypeError:
             continue
     raise TypeError(
-        f"no tensor with a batch dimension in a {type(batch).__name__}; override Task.weight"
+        f"no tensor with a batch dimension in a {type(batch).__name__}. Override Task.weight"
     )

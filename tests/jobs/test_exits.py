@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_a_number_ends_the_job(
     line = "step 1: the loss on rank 0 is nan, of samples "
     assert job.code == 1
     ours, _, report = job.err.partition("Traceback")
-    assert re.findall(rf"^rank [01]: {line}.* of Data.train; lower lr", ours, re.MULTILINE), job.err
+    assert re.findall(rf"^rank [01]: {line}.* of Data.train. Lower lr", ours, re.MULTILINE), job.err
     assert ours.count(line) == 1 and (line in report or launcher == "ranks")
     assert job.losses == [None], "JSON has no NaN"
     assert not (tmp_path / "run" / "model").exists()

@@ -223,7 +223,7 @@ def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(
 ) -> None:
     first, second = results(strategy, folder)["nan_stops"]
     lost = ", ".join(str(index) for index in epoch_order(33, 0, 0)[10:12])
-    said = f"step 3: the loss on rank 1 is nan, of samples {lost} of Data.train; lower lr, set max_grad_norm, "
+    said = f"step 3: the loss on rank 1 is nan, of samples {lost} of Data.train. Lower lr, set max_grad_norm, "
     assert first == second and first["error"].startswith(said)
     assert first["same"], "no weight has moved"
     assert first["saved"] == ["step-00000002"]

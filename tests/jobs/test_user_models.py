@@ -46,8 +46,8 @@ REFUSED = {
     "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "thawed_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "compiled": "LaunchError: the model is compiled already: build it without torch.compile, and set",
-    "no_loss": "DataError: training_step must return the loss, one number, or (loss, {name: value}); it returned",
-    "independent": "DataError: training_step returned a loss that no parameter has a part in: compute it from what the",
+    "no_loss": "DataError: training_step must return the loss, a single number, or (loss, {name: value}). It returned",
+    "independent": "DataError: training_step returned a loss that no parameter has a part in. Compute the loss from the",
     "backward_itself": "RuntimeError: Trying to backward through the graph a second time",  # fit() explains it
 }
 UNSAID = {

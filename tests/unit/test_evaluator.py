@@ -108,7 +108,7 @@ def test_a_set_takes_from_task_and_config_the_settings_that_it_does_not_have() -
     given = data({"a": Numbers(3), "b": own})
     hundred = interval_of(100, None)
     sets = measured_sets(task, given, layout(), batch_size=2, eval_every=hundred, steps_per_epoch=9)
-    assert [found.prefix for found in sets.values()] == ["eval/a/", "eval/b/"]
+    assert [found.name for found in sets.values()] == ["a", "b"]
     assert [found.every for found in sets.values()] == [hundred, interval_of("1/2 epoch", 9)]
     assert sets["a"].evaluation_step == task.evaluation_step and sets["b"].evaluation_step is step
     assert [found.has_own_step for found in sets.values()] == [False, True]
@@ -128,7 +128,7 @@ def test_the_set_of_a_metric() -> None:
     origin = Origin("a.yaml", line=3, key="best_metric")
     assert best_metric_problem("eval/f1", ["eval/f1"], origin) is None
     problem = best_metric_problem("eval/f", ["eval/f1", "eval/loss"], origin)
-    rule = "the task measures no such value; it measures eval/f1, eval/loss"
+    rule = "the task measures no such value. It measures eval/f1, eval/loss"
     assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule}"
 
 
@@ -398,7 +398,7 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("task", "rule"),
     [
-        (Plain(), "the task measures no such value; it measures eval/loss"),
+        (Plain(), "the task measures no such value. It measures eval/loss"),
         (Blind(), "the task measures nothing: its Data has no evaluation set"),
     ],
 )

@@ -25,7 +25,7 @@ from trainer.losses import OneBackward, refuse_independent, split_loss
 def test_a_step_returns_the_loss(result: Any, said: str) -> None:
     with pytest.raises(DataError) as caught:
         split_loss(result)
-    line = f"training_step must return the loss, one number, or (loss, {{name: value}}); it returned {said}"
+    line = f"training_step must return the loss, a single number, or (loss, {{name: value}}). It returned {said}"
     assert str(caught.value) == line
 
 
@@ -43,7 +43,7 @@ class Doubled(torch.autograd.Function):
 
 def test_a_loss_without_a_parameter_is_refused() -> None:
     with pytest.raises(
-        DataError, match="no parameter has a part in: compute it from what the model returned"
+        DataError, match=r"has a part in\. Compute the loss from the model's outputs"
     ):
         refuse_independent(torch.tensor(3.0, requires_grad=True) * 2)
     with pytest.raises(DataError, match="requires_grad=True does not help"):

@@ -82,7 +82,7 @@ def test_a_batch_without_weight_adds_nothing() -> None:
 def test_one_number_for_a_batch_is_refused(value: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^evaluation_step: accuracy: one number for a whole batch has no known weig",
+        match=r"^evaluation_step: accuracy: a single number for a whole batch has no known weig",
     ):
         WeightedSums().add({"accuracy": value})
 
@@ -168,7 +168,7 @@ def test_a_number_from_the_host_meets_the_others_on_the_device() -> None:
 )
 def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
     with pytest.raises(
-        DataError, match=f"^evaluation_step must return values by name, .* it returned {said}$"
+        DataError, match=f"^evaluation_step must return values by name, .* It returned {said}$"
     ):
         WeightedSums().add(result)
 

@@ -117,7 +117,7 @@ def test_a_failing_run_waits_for_the_save_in_flight(tmp_path: Path) -> None:
     run = run_in(tmp_path, keep_last=1)
     train(run)
     run.save()
-    with pytest.raises(TrainerError, match=r"^the loss is lost; lower lr, set max_grad_norm"):
+    with pytest.raises(TrainerError, match=r"^the loss is lost. Lower lr, set max_grad_norm"):
         run.fail("the loss is lost")
     assert steps(tmp_path) == [4], "complete, though nobody else waited for it"
 
@@ -130,7 +130,7 @@ def test_a_save_that_fails_as_well_does_not_hide_the_reason(
 
     run = run_in(tmp_path)
     monkeypatch.setattr(run.saver, "finish", finish)
-    with pytest.raises(TrainerError, match=r"^the loss is lost; "):
+    with pytest.raises(TrainerError, match=r"^the loss is lost. "):
         run.fail("the loss is lost")
 
 

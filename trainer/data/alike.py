@@ -1,4 +1,4 @@
-"""The data that every rank must have alike, because the trainer divides it.
+"""The data that every rank must have alike, because the trainer divides the data.
 
 Data sets with an index are compared by three of their samples (``samples.py``), streams by their
 first two.

@@ -1,9 +1,9 @@
 """How a global batch is cut into the micro-batches of each rank.
 
-One integer says where a training is in its data: the *position*, the number of samples that all
-ranks together have trained on since the start. It has the same meaning on every layout, because the
-order of an epoch does not depend on the layout (``order.py``) and each optimizer step takes the
-next ``global_batch_size`` samples of that order. Only then are they divided over the ranks:
+The *position* of a training is an integer, the number of samples that all ranks together have
+trained on since the start. A position has the same meaning on every layout, because the order of an
+epoch does not depend on the layout (``order.py``) and each optimizer step takes the next
+``global_batch_size`` samples of that order. Only then are these samples divided over the ranks:
 
     position 4, global batch 4: the step takes the samples at the places 4, 5, 6, 7 of the order
 
@@ -11,9 +11,9 @@ next ``global_batch_size`` samples of that order. Only then are they divided ove
     2 processes, micro-batch 2                   rank 0: [4 5]      rank 1: [6 7]
     2 processes, micro-batch 1, accumulation 2   rank 0: [4] [6]    rank 1: [5] [7]
 
-After this step the position is 8 on all three. So a checkpoint that one layout wrote at position 8
-is resumed by another one with the places 8, 9, 10, ...: no sample comes twice, and none is left
-out. The same in code:
+After this step the position is 8 on all three. So a run on another layout that resumes from a
+checkpoint at position 8 continues with the places 8, 9, 10, ...: no sample comes twice, and none is
+left out. The same in code:
 
     >>> for rank in range(2):
     ...     layout = Layout(rank=rank, world_size=2, micro_batch_size=1, accumulation_steps=2)
@@ -42,13 +42,13 @@ from .worker_signals import ignore_signals
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a global batch is cut: over ranks, and over the micro-batches of each.
+    """The way in which a global batch is cut: over ranks, and over the micro-batches of each.
 
     Args:
         rank: of this process, among those that have batches of their own.
         world_size: number of ranks that have batches of their own.
-        micro_batch_size: samples of one rank in one forward and backward pass.
-        accumulation_steps: micro-batches of one rank in one optimizer step.
+        micro_batch_size: samples of a rank in a forward and backward pass.
+        accumulation_steps: micro-batches of a rank in an optimizer step.
     """
 
     rank: int
@@ -58,28 +58,26 @@ class Layout:
 
     @property
     def global_batch_size(self) -> int:
-        """Return the samples of all ranks in one optimizer step."""
+        """Return the samples of all ranks in an optimizer step."""
         return self.micro_batch_size * self.accumulation_steps * self.world_size
 
 
 class MicroBatch(NamedTuple):
-    """One micro-batch of this rank.
+    """A micro-batch of this rank.
 
     Args:
         batch: of ``collate``.
         weight: the number of examples, or the number that ``Task.weight`` counted. 0 marks a
-            padding batch, which adds nothing to the loss. With a padding batch the rank takes part
-            in the collectives.
-        counts: whether the numbers of this micro-batch are added to sums over ranks.
+            padding batch, which adds nothing to the loss or to sums over ranks. With a padding
+            batch the rank takes part in the collectives.
     """
 
     batch: Any
     weight: float
-    counts: bool
 
 
 class Window(NamedTuple):
-    """All micro-batches of one optimizer step on this rank.
+    """All micro-batches of an optimizer step on this rank.
 
     Args:
         micros: the micro-batches. Every rank has the same number of them.
@@ -98,12 +96,12 @@ class Window(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Return what this rank adds to the weight of the step, a sum over all ranks."""
-        return sum(micro.weight for micro in self.micros if micro.counts)
+        """Return the part of this rank in the weight of the step, a sum over all ranks."""
+        return sum(micro.weight for micro in self.micros)
 
 
 def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
-    """Yield this rank's micro-batches of one step, of which all ranks together take ``taken``.
+    """Yield this rank's micro-batches of a step, of which all ranks together take ``taken``.
 
     A short step, at the end of an epoch, has fewer micro-batches, the same number on every rank.
     The samples of the last micro-batch are distributed evenly. A rank's part may be empty.
@@ -121,11 +119,11 @@ class TrainData(ABC):
 
     Args:
         dataset: the data set.
-        layout: how its global batches are cut.
+        layout: of the global batches.
         seed: of the order, of augmentations, and of loading processes.
         collate: makes a batch of a list of items. By default torch's ``default_collate``.
         augment: changes an item by the randomness of its (seed, epoch, sample).
-        weight_of: returns the weight of a batch (tokens). By default the number of its examples.
+        weight_of: returns the weight of a batch (tokens). By default the number of examples.
         drop_last: leave out the short last step of each epoch.
         workers: loading processes of this rank.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
@@ -184,7 +182,7 @@ class TrainData(ABC):
         The item is copied each time, because some collates change their items.
 
         Args:
-            examples: in the batch. Without examples there is no batch.
+            examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
         weight = 0.0
@@ -192,14 +190,14 @@ class TrainData(ABC):
             weight = float(examples if self.weight_of is None else self.weight_of(batch))
         if weight == 0:
             self.choose_padding_item(candidates)
-            count = min(2, self.layout.micro_batch_size)  # BatchNorm needs more than one value
+            count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
             batch = self.collate([copied(self._padding_item) for _ in range(count)])
-        return MicroBatch(batch, weight, weight != 0)
+        return MicroBatch(batch, weight)
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
-        """Keep the first item that has weight for padding batches, unless one is kept already.
+        """Keep the first item that has weight for padding batches, unless an item is kept already.
 
-        If no item has weight, the last one is kept. A step without any weight is refused later.
+        If no item has weight, the last item is kept. A step without any weight is refused later.
         """
         if self._padding_item is not None:
             return
@@ -224,11 +222,11 @@ class TrainData(ABC):
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
-        """Return the passes over the data after ``position`` samples. Of a stream whole ones."""
+        """Return the passes over the data after ``position`` samples, whole passes of a stream."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return where the last window ended, as JSON."""
+        """Return the end of the last window, as JSON."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> int:
@@ -239,12 +237,12 @@ class TrainData(ABC):
         """
 
     def samples_to_read_over(self) -> int:
-        """Return how many samples must be read over before the next window: none but of streams."""
+        """Return the samples of a stream that must be read over before the next window."""
         return 0
 
 
 def copied(item: Any) -> Any:
-    """Return a deep copy of an item, or a shallow one of what holds a lock or a tensor's graph."""
+    """Return a deep copy of an item. The copy is shallow if the item holds a lock or a graph."""
     try:
         return copy.deepcopy(item)
     except Exception:
@@ -252,7 +250,7 @@ def copied(item: Any) -> Any:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether data is a stream: torch's IterableDataset, or without length or indexing.
+    """Return whether data is torch's IterableDataset, or an iterable without length or indexing.
 
     Raises:
         DataError: the data is a loader, whose batches would be taken for items, or holds several
@@ -278,7 +276,7 @@ def sized(dataset: Any, name: str) -> int:
         name: the field of ``Data``, for messages.
 
     Raises:
-        DataError: it has no length or no indexing, or is empty.
+        DataError: the data set has no length or no indexing, or is empty.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise DataError(f"Data.{name} is a {type(dataset).__name__}, without length and indexing")

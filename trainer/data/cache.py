@@ -1,8 +1,8 @@
 """Data preparation (download, tokenise, pack): once per node, cached by content.
 
-The first process that asks prepares the data behind a lock on a file. The others wait for the lock.
-A barrier would not do: long work runs into the time-out of collectives. A lock also serves
-processes that know nothing of each other, such as two jobs on one machine.
+The first process prepares the data behind a lock on a file. The others wait for the lock. A barrier
+would not do: long work runs into the time-out of collectives. A lock also serves processes that
+know nothing of each other, such as two jobs on the same machine.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..errors import DataError
 
 
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
-    """Return the folder that ``make`` fills from ``content``. It is made by the first that asks.
+    """Return the folder that ``make`` fills from ``content``, called by the first process alone.
 
-    The folder's name is a hash of ``content``, so other content is in another folder. It appears by
-    one rename, when it is complete: what a killed process has left is deleted and made anew. If
-    ``make`` fails, its error is raised in that process, and the next process that waits tries
+    The folder's name is a hash of ``content``, so other content is in another folder. The complete
+    folder appears by a rename. An unfinished folder of a killed process is deleted and made anew.
+    If ``make`` fails, the error is raised in that process, and the next process that waits tries
     again.
 
     Args:
         cache: parent of the folders, on a file system with locks (local disks, NFS with its lock
-            manager). If each node has a cache of its own, each prepares the data. A shared one is
+            manager). If each node has its own cache, each prepares the data. A shared cache is
             filled once for all.
-        content: JSON data that the result depends on, all of it: a format number of yours,
-            settings, the input.
-        make: writes files into the empty folder that it is given.
+        content: all JSON data that the result depends on: a format number of yours, settings, the
+            input.
+        make: writes files into the empty folder, its argument.
 
     Raises:
         DataError: ``cache`` is an address such as ``s3://bucket/cache``.

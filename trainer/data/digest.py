@@ -1,4 +1,4 @@
-"""A checksum of a sample's content, to compare what different processes have read."""
+"""A checksum of a sample's content, to compare the samples that different processes have read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 def digest(item: Any) -> int:
     """Return a 32-bit checksum of the tensors, arrays, numbers and text in an item.
 
-    Containers, dataclasses and mappings are entered. Values of other types do not count: an object
-    whose text contains its address would differ between processes. Checkpoints store these
+    Containers, dataclasses and mappings are entered. Values of other types do not count: the text
+    of an object may contain an address, which differs between processes. Checkpoints store these
     checksums, so they must stay as they are.
     """
     if isinstance(item, Tensor):
@@ -35,14 +35,14 @@ def digest(item: Any) -> int:
         parts = item
     digests = [*map(digest, parts)]
     if isinstance(item, set | frozenset):
-        digests.sort()  # each process iterates over a set of texts in an order of its own
+        digests.sort()  # the order of a set of texts differs between processes
     text = repr(item if isinstance(item, str | int | float | complex) else digests)
     return zlib.crc32(text.encode(errors="backslashreplace"))  # also of invalid Unicode
 
 
 @torch.no_grad()
 def bytes_of(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor's elements. Of a sparse or nested tensor those of its values."""
+    """Return the bytes of a tensor's elements, of the values of a sparse or nested tensor."""
     if tensor.is_sparse:
         tensor = tensor.coalesce()
     if tensor.is_nested or tensor.layout != torch.strided:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,21 +25,21 @@ from .worker_signals import ignore_signals
 class EvaluationBatches:
     """The batches of this rank in an evaluation. Each iteration goes over the whole data set anew.
 
-    Yields ``(batch, examples)``, in the data set's own order, and as many batches on every rank. A
+    Yields ``(batch, examples)``, in the data set's order, and as many batches on every rank. A
     batch of 0 examples does not count: with such a padding batch the rank takes part in the forward
     pass of a sharded model.
 
-    A stream is read by every rank, without workers, and each keeps its part. The numbers that a
+    Every rank reads the whole of a stream, without workers, and keeps a part. The numbers that a
     stream draws are the same on every rank and in each evaluation.
 
     Args:
         dataset: the data set or stream.
-        layout: of the training. The batch is that of the evaluation.
-        batch_size: samples of one rank in one batch.
+        layout: of the training, whose batch sizes do not count here.
+        batch_size: samples of a rank in a batch.
         collate: makes a batch of a list of items. torch's ``default_collate`` by default.
-        workers: loading processes of this rank. They stay until ``close``, with the data set as it
-            was at the first evaluation. Their random numbers (Python, numpy, torch) follow from
-            rank and batch, so they are the same in each evaluation.
+        workers: loading processes of this rank. They stay until ``close``, with the data set of the
+            first evaluation. Their random numbers (Python, numpy, torch) follow from rank and
+            batch, so they are the same in each evaluation.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
         name: of the data set, for messages.
@@ -81,7 +81,7 @@ class EvaluationBatches:
 
         size = sized(self.dataset, self.name.removeprefix("Data."))
         if self._loader is None or not self.workers:
-            items: Any = _SeededItems(self.dataset, self.layout.rank)
+            items: Any = _SeededItems(self.dataset, seed=0, augment=None, rank=self.layout.rank)
             self._loader = DataLoader(
                 items,
                 batch_sampler=_BatchKeys(size, self.layout),
@@ -97,9 +97,8 @@ class EvaluationBatches:
             yield batch, len(part)
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        """Yield this rank's part of each block, which is one batch of all ranks. Collective."""
-        seed = 0
-        read = blocks(self.dataset, self.layout.global_batch_size, seed)
+        """Yield this rank's part of each block, a batch of all ranks. Collective."""
+        read = blocks(self.dataset, self.layout.global_batch_size, 0)
         block = next(read, [])
         check_same_beginning(digest(block[:2]), self.name, self.gather)
         if not block or isinstance(self.dataset, Iterator):
@@ -113,10 +112,10 @@ class EvaluationBatches:
             block = next(read, [])
 
     def first(self) -> tuple[Any, int]:
-        """Return the first batch of this rank, for a trial: later iterations are as without it.
+        """Return the first batch of this rank, for a trial that later iterations do not notice.
 
-        The batch is made of copies of the items, because some collates change theirs. Loading
-        processes do not stay. Collective for a stream: call on every rank.
+        The batch is made of copies, because some collates change their items. Loading processes do
+        not stay. Collective for a stream: call on every rank.
 
         Raises:
             DataError: as of an iteration.
@@ -139,7 +138,7 @@ class EvaluationBatches:
 
 
 def _or_first(part: range) -> range:
-    """Return the samples of a batch: a padding batch, of the first sample, for an empty part."""
+    """Return the samples of a batch. An empty part gives a padding batch of the first sample."""
     return part or range(1)
 
 
@@ -147,12 +146,12 @@ def _collate_copies(collate: Callable[[Any], Any], items: Sequence[Any]) -> Any:
     return collate([copied(item) for item in items])
 
 
+@dataclass(eq=False)
 class _BatchKeys:
     """The keys ``(number of the batch, index, now)`` of this rank's batches, for a DataLoader."""
 
-    def __init__(self, size: int, layout: Layout) -> None:
-        self.size = size
-        self.layout = layout
+    size: int
+    layout: Layout
 
     def __iter__(self) -> Iterator[list[Key]]:
         moment = current()
@@ -160,18 +159,17 @@ class _BatchKeys:
             yield [(number, index, moment) for index in _or_first(part)]
 
 
+@dataclass(eq=False, kw_only=True)
 class _SeededItems(Items):
     """A data set whose items draw, in a loading process, from a seed of their batch.
 
-    Which of the processes reads a batch, and what it has drawn before, makes no difference then.
+    So neither the number of loading processes nor their earlier batches make a difference.
     """
 
-    def __init__(self, dataset: Any, rank: int) -> None:
-        super().__init__(dataset, seed=0, augment=None)
-        self.rank = rank
+    rank: int
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         if get_worker_info() is not None:
             number_of_batch = keys[0][0]
-            seed_global_generators(self.seed, self.rank, number_of_batch)
+            seed_global_generators(0, self.rank, number_of_batch)
         return super().__getitems__(keys)

@@ -1,7 +1,7 @@
 """Windows of a data set with an index: a pure function of (seed, position, layout).
 
 The order of an epoch follows from (seed, epoch), see ``order.py``. Each step takes the next
-``global_batch_size`` samples of it, which are cut into micro-batches and ranks, see ``batches.py``.
+``global_batch_size`` samples of this order, and cuts them as ``batches.py`` says.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from itertools import islice, tee
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, DataError
-from .augment import Key
 from .batches import Layout, TrainData, Window, parts_of_rank, sized
 from .now import Now, set_now
 from .order import ORDERS, order_for, order_of
 
 
 class Step(NamedTuple):
-    """One optimizer step of this rank, before its samples are read.
+    """An optimizer step of this rank, before the samples are read.
 
     Args:
         epoch: of the samples.
@@ -34,10 +33,10 @@ class Step(NamedTuple):
 
 
 class IndexedData(TrainData):
-    """Windows of a map-style data set, in the order of each epoch. It must not be empty.
+    """Windows of a map-style data set that is not empty, in the order of each epoch.
 
-    What items draw from the global generators (Python, numpy, torch) in loading processes differs
-    between ranks, and is the same from run to run.
+    The numbers that items draw from the global generators (Python, numpy, torch) in loading
+    processes differ between ranks, and are the same from run to run.
     """
 
     size: int
@@ -51,14 +50,14 @@ class IndexedData(TrainData):
         self.steps_per_epoch = self._steps_over(self.size)
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"drop_last: {self.size} samples do not fill one global batch of "
-                f"{layout.global_batch_size}; lower the batch"
+                f"drop_last: {self.size} samples do not fill a global batch of "
+                f"{layout.global_batch_size}. Lower the batch"
             )
 
     def _steps_over(self, samples: int) -> int:
         """Return the optimizer steps over the last ``samples`` of an epoch."""
         whole, rest = divmod(samples, self.layout.global_batch_size)
-        return whole if rest == 0 or self.drop_last else whole + 1
+        return whole + (rest > 0 and not self.drop_last)
 
     def steps(self, position: int) -> Iterator[Step]:
         """Yield all optimizer steps from ``position`` on, without end."""
@@ -98,19 +97,24 @@ class IndexedData(TrainData):
 
     def _batches(self, position: int, steps: Iterable[tuple[Step, Now]]) -> Iterator[Any]:
         """Yield the batches of all micro-batches that are not empty."""
-        keys = _keys(steps)
+        keys = (
+            [(step.epoch, index, moment) for index in indices]
+            for step, moment in steps
+            for indices in step.micro_batches
+            if indices
+        )
         if self.workers or self.pin_memory:
             loader = self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
             return iter(loader)
-        # Without workers the loader would do no more than this, at 30 microseconds a batch.
+        # Without workers the loader would do no more, and cost 30 microseconds a batch.
         return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
 
     def _padding_candidates(self) -> Iterator[Any]:
         for index in range(self.size):
             yield from self.items.__getitems__([(0, index, None)])
         raise DataError(
-            f"Data.train: none of its {self.size} samples has a weight; "
-            "check Task.weight and the labels"
+            f"Data.train: none of its {self.size} samples has a weight. "
+            "Check Task.weight and the labels"
         )
 
     def steps_left(self, position: int, epochs: int) -> int:
@@ -140,15 +144,7 @@ class IndexedData(TrainData):
         self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
         if self.order not in ORDERS:
             raise CheckpointError(
-                f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}"
+                f"state.json: {self.order!r} is no order of the data. Known: {', '.join(ORDERS)}"
             )
         self.position = int(state["samples"])
         return self.position
-
-
-def _keys(steps: Iterable[tuple[Step, Now]]) -> Iterator[list[Key]]:
-    """Yield the keys of ``Items`` of each batch."""
-    for step, moment in steps:
-        for indices in step.micro_batches:
-            if indices:
-                yield [(step.epoch, index, moment) for index in indices]

@@ -1,11 +1,11 @@
 """The place of a run, for code that is given only a batch or an item: ``trainer.now()``.
 
-A run notes its moment when ``run.windows()`` yields and while ``run.evaluate()`` measures. What
-loads data reads ahead of the training, also in other processes, so there the moment travels with
-the keys of the items (``augment.py``).
+A run notes its moment when ``run.windows()`` yields and while ``run.evaluate()`` measures. Loaders
+read ahead of the training, also in other processes, so the moment of a batch travels with the keys
+of the items (``augment.py``).
 
-The note is one variable of the process, and none of the thread: activation checkpointing computes
-layers again on a thread of autograd's, where the moment must be the same.
+The note belongs to the process, not to a thread: activation checkpointing computes layers again on
+a thread of autograd, in which the moment must be the same.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from ..errors import TrainerError
 from ..private.torch import not_compiled
 from .seeds import generator_of
 
-# The last number of the generator's seed: samples have theirs of (seed, epoch, index), and missing
-# numbers count as zeros.
+# The last number of the generator's seed. Samples have a seed of (seed, epoch, index), in which
+# missing numbers count as zeros.
 _OF_STEPS = 1
 
 
 class Now(NamedTuple):
     """The place of a run, as ``trainer.now()`` returns it.
 
-    It is the same on every layout and rank, in every micro-batch of a step, in loading processes,
-    and after resuming.
+    The place is the same on every layout and rank, in every micro-batch of a step, in loading
+    processes, and after resuming.
 
     Args:
-        step: number of the optimizer step that is being made, 1 for the first, as the log shows it.
-            In an evaluation the steps that are done.
-        epoch: epochs done at the step's beginning, as a fraction. Of a stream whole ones. All
+        step: number of the optimizer step that is being made, from 1. In an evaluation the steps
+            that are done.
+        epoch: epochs done at the step's beginning, as a fraction, or whole epochs of a stream. All
             samples of the step belong to epoch ``int(epoch)``.
         samples: that all ranks have consumed before this step.
         total_steps: the step at which training ends.
         evaluation_set: name of the set that is measured, "" for a set without a name. None while
             training.
         seed: the config's.
-        of_sample: in ``augment``, the generator that it was given.
+        of_sample: in ``augment``, the generator of the sample.
     """
 
     step: int
@@ -57,8 +57,8 @@ class Now(NamedTuple):
     def generator(self) -> Generator:
         """Return a CPU generator of (seed, step) that begins anew at each access.
 
-        So each micro-batch and rank draws the same numbers: those of the step. In ``augment`` it is
-        the one that was given, whose numbers are the sample's.
+        So each micro-batch and rank draws the numbers of the step. In ``augment`` the property is
+        the argument ``generator``, which draws the numbers of the sample.
         """
         if self.of_sample is not None:
             return self.of_sample
@@ -73,14 +73,13 @@ def first_moment(seed: int, total_steps: int = 1) -> Now:
 _current: Now | None = None
 
 
-# torch.compile takes a number that it finds in a variable for a constant, and would compile anew in
-# each step.
+# torch.compile takes a number in a variable for a constant, and would compile anew in each step.
 @not_compiled
 def now() -> Now:
-    """Return where the run is: step, epoch, and a generator of the step.
+    """Return the place of the run: step, epoch, and a generator of the step.
 
     For ``training_step``, ``evaluation_step``, ``prediction_step``, ``augment``, ``collate``,
-    callbacks, and loops of your own. Of several runs in one process, the run counts that read a
+    callbacks, and loops of your own. Of several runs in a process, the run counts that read a
     window or evaluated last. The moment of a window is ``window.now``.
 
     Raises:
@@ -88,8 +87,8 @@ def now() -> Now:
     """
     if _current is None:
         raise TrainerError(
-            "trainer.now(): nothing is trained or evaluated here; call it in training_step, "
-            "evaluation_step, prediction_step, augment, collate or a callback, or behind "
+            "trainer.now(): nothing is trained or evaluated here. Call it in training_step, "
+            "evaluation_step, prediction_step, augment, collate or a callback, or after "
             "run.windows()"
         )
     return _current
@@ -101,14 +100,14 @@ def current() -> Now | None:
 
 
 def set_now(moment: Now | None) -> None:
-    """Note where the run is from here on."""
+    """Note the moment of the run."""
     global _current
     _current = moment
 
 
 @contextmanager
 def at(moment: Now | None) -> Iterator[None]:
-    """Note where the run is for a block of code, and afterwards what was noted before."""
+    """Note the moment of the run for a block of code, and restore the note of before afterwards."""
     before = _current
     set_now(moment)
     try:
@@ -117,5 +116,5 @@ def at(moment: Now | None) -> Iterator[None]:
         set_now(before)
 
 
-# A loading process would go on with the moment of its start, also if its items have another.
+# A loading process would keep the moment of its start, although the items have later moments.
 os.register_at_fork(after_in_child=lambda: set_now(None))

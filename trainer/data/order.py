@@ -1,14 +1,15 @@
 """The order in which an epoch visits the samples: a permutation that follows from (seed, epoch).
 
-The position of a training is one integer, the samples that all ranks together have consumed since
-the start. Divided by the size of the data set, it gives the epoch and the place in its order:
+The position of a training is an integer, the samples that all ranks together have consumed since
+the start. Divided by the size of the data set, the position gives the epoch and the place in the
+order of that epoch:
 
     >>> epoch, place = divmod(14, 10)  # position 14 in a data set of 10 samples
     >>> epoch, place
     (1, 4)
     >>> epoch_order(10, seed=0, epoch=1)
     array([9, 1, 3, 8, 7, 6, 0, 4, 2, 5])
-    >>> epoch_order(10, seed=0, epoch=1)[4:8]  # what the next step takes, at a global batch of 4
+    >>> epoch_order(10, seed=0, epoch=1)[4:8]  # the next step, at a global batch of 4
     array([7, 6, 0, 4])
 
 Nothing in this file knows how many ranks there are. ``batches.py`` divides these four samples: 7, 6
@@ -28,19 +29,19 @@ import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-# Beyond it numpy's permutation costs each rank more than 8 MiB and 40 ms an epoch: 8 GB and minutes
-# for 10**9 samples.
+# Beyond this size numpy's permutation costs each rank more than 8 MiB and 40 ms an epoch: 8 GB and
+# minutes for 10**9 samples.
 PERMUTED_UP_TO = 2**20
 
 
 class Order(Protocol):
-    """A permutation of range(size) that is read by slices with ends inside of it."""
+    """A permutation of range(size) that is read by slices with ends in the range."""
 
     def __getitem__(self, part: slice, /) -> Indices: ...
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Indices:
-    """Return the whole permutation of one epoch. The same on every rank, machine and layout."""
+    """Return the permutation of an epoch, the same on every rank, machine and layout."""
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
@@ -50,7 +51,7 @@ ORDERS = ("permutation", "feistel")
 def order_of(name: str) -> Callable[[int, int, int], Order]:
     """Return an order by its name in ``ORDERS``.
 
-    Checkpoints hold the name: a run keeps the order that it began with.
+    Checkpoints hold the name: a run keeps the order of its beginning.
     """
     if name == "permutation":
         return epoch_order

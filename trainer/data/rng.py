@@ -1,7 +1,7 @@
-"""The global random number generators of a process: Python's, numpy's, torch's and its GPU's.
+"""The global random number generators of a process: Python's, numpy's, torch's and the GPU's.
 
-Checkpoints hold their states as tensors (``read``, ``write``). ``temporarily_seeded`` makes what a
-block of code draws from them the same in every process.
+Checkpoints hold their states as tensors (``read``, ``write``). ``temporarily_seeded`` makes a block
+of code draw the same numbers in every process.
 """
 
 from __future__ import annotations

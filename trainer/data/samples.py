@@ -1,8 +1,8 @@
 """Some samples of each data set, compared over the ranks and between a run and its resumption.
 
-Sizes alone are not enough: ``rows[rank::world_size]`` is as long on every rank, and class numbers
-that were taken from a set are another permutation in each process. So checksums of three samples
-and of the batch of each are compared before the first step.
+Sizes alone are not enough: ``rows[rank::world_size]`` has the same size on every rank, and class
+numbers that were taken from a set are another permutation in each process. So checksums of three
+samples and of the batch of each are compared before the first step.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ BATCH = "the batch of "
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSet:
-    """A data set of which three samples are read, and how its samples become batches.
+    """A data set of which three samples are read, and the way from samples to batches.
 
     Args:
         name: for messages: ``Data.train``.
-        items: the data set, with the augmentation of the training. Its data set is None if the task
-            has none.
+        items: the data set, with the augmentation of the training. ``items.dataset`` is None if the
+            task has no such set.
         collate: makes a batch of a list of items.
-        version: the version of its content, as the task gives it. "" for none.
+        version: ``Data.version``. "" for none.
         workers: whether loading processes read the samples. Then a loading process reads these as
-            well: a file that the data set opens at its first read (HDF5, LMDB) must not be open
+            well: a file that the data set opens at the first read (HDF5, LMDB) must not be open
             already when loading processes are forked.
     """
 
@@ -50,7 +50,7 @@ class SampledSet:
     def read(self, draw: int) -> dict[str, str]:
         """Return the size, the version, and checksums of three samples.
 
-        Of a stream nothing is read, because these samples would be lost for the training.
+        A stream is not read, because these samples would be lost for the training.
 
         Args:
             draw: the seed of the global generators while samples are read.
@@ -60,8 +60,10 @@ class SampledSet:
             return {f"the kind of {self.name}": "none" if dataset is None else "a stream"}
 
         size = sized(dataset, self.name.removeprefix("Data."))
-        facts = {f"the number of samples of {self.name}": str(size)}
-        facts[f"the version of {self.name}"] = self.version
+        facts = {
+            f"the number of samples of {self.name}": str(size),
+            f"the version of {self.name}": self.version,
+        }
         itself: Any = self
         loader = DataLoader(
             itself,
@@ -76,7 +78,7 @@ class SampledSet:
         return facts
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, str]:
-        """Return the checksums of a sample and of its batch, for a seed and the sample's index."""
+        """Return the checksums of a sample and of its batch, by a seed and the sample's index."""
         draw, index = key
         items = self.items
         name = f"sample {index} of {self.name}"
@@ -84,7 +86,7 @@ class SampledSet:
             plain = Items(items.dataset, seed=items.seed, augment=None)
             [sample] = plain.__getitems__([(0, index, None)])
             content = f"{digest(sample):08x}"
-            # A copy: an augmentation may change in place what the data set keeps.
+            # A copy: an augmentation may change in place an item that the data set keeps.
             batch = self.collate([items.augmented(copied(sample), 0, index)])
             return {CONTENT + name: content, BATCH + name: f"{digest(batch):08x}"}
 
@@ -114,9 +116,9 @@ class Sampled:
     def drawn_anew(self) -> set[str]:
         """Return the names of facts that are random: they change if samples are read once more.
 
-        Some libraries of augmentations draw from generators of their own, which differ between
-        ranks. That is no error. If a sample is random, all samples of the set may be. Collective:
-        call on every rank.
+        Some libraries of augmentations draw from their own generators, which differ between ranks.
+        That is no error. If a sample is random, all samples of the set may be. Collective: call on
+        every rank.
         """
         again = self._read(draw=1)
         changed = {_kind(name) for name, text in self.facts.items() if again.get(name) != text}
@@ -124,7 +126,7 @@ class Sampled:
         return {name for name in self.facts if _kind(name) in kinds}
 
     def state(self) -> dict[str, str]:
-        """Return facts of the training set and its samples, as JSON, for checkpoints."""
+        """Return facts of the training set and of the samples, as JSON, for checkpoints."""
         return {
             fact: text
             for fact, text in self.facts.items()

@@ -7,7 +7,7 @@ import torch
 
 
 def seed_of(*entropy: int) -> int:
-    """Return a seed below 2**32, as numpy needs it, for a tuple of non-negative numbers."""
+    """Return a seed below 2**32, the limit of numpy, for a tuple of non-negative numbers."""
     [seed] = np.random.SeedSequence(entropy).generate_state(1)
     return int(seed)
 

@@ -1,19 +1,20 @@
-"""Windows of a stream: data that can only be read from its beginning, in its own order.
+"""Windows of a stream: data that can only be read from the beginning, in a fixed order.
 
-Every rank reads the whole stream and keeps its part of each global batch, so the same samples meet
-at the same step on every layout, as with a data set that has an index. The price: each rank reads
-(not collates) everything. A stream that divides itself over the ranks would be divided twice. Such
-a stream is refused (``alike.py``).
+Every rank reads the whole stream and keeps a part of each global batch, so the same samples meet at
+the same step on every layout, as with a data set that has an index. The price: each rank reads (not
+collates) everything. A stream that divides itself over the ranks would be divided twice. Such a
+stream is refused (``alike.py``).
 
-A resumed run continues after the last sample that was trained. If the stream has a state of its own
-(``state_dict``), this state is set. Any other stream is read over from the beginning of its epoch,
-which is slow and exact. So is a stream with a shuffle buffer, because its state lacks the buffer.
+A resumed run continues after the last sample that was trained. If the stream has ``state_dict``,
+this state is set. Any other stream is read over from the beginning of the epoch, which is slow and
+exact. So is a stream with a shuffle buffer, because the state lacks the buffer.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,13 @@ State = dict[str, Any]
 class StreamData(TrainData):
     """Windows of micro-batches of a stream.
 
-    The end of the stream is the end of an epoch. Its last step may be short (``drop_last`` leaves
-    this step out). The next epoch reads the stream anew, after ``set_epoch(epoch)`` if the stream
-    has this method.
+    The end of the stream is the end of an epoch. The last step of an epoch may be short
+    (``drop_last`` leaves this step out). The next epoch reads the stream anew, after
+    ``set_epoch(epoch)`` if the stream has this method.
 
     Args:
         dataset: torch's or Hugging Face's IterableDataset, or any iterable.
-        layout: how its global batches are cut.
+        layout: of the global batches.
         settings: as of ``TrainData``. ``augment`` gets a generator of (seed, epoch, number in the
             stream), and ``workers`` is 0, or 1 to read ahead in another process.
     """
@@ -65,11 +66,11 @@ class StreamData(TrainData):
         return float(self._state["epoch"])
 
     def state(self) -> State:
-        """Return where the last window ended, as JSON.
+        """Return the end of the last window, as JSON.
 
         ``samples`` is the position, ``offset`` the samples of this epoch. ``stream`` is the
-        stream's own state, or None if the stream has no complete state. ``began`` is a checksum of
-        the epoch's first sample, which must be the same when samples are read over.
+        stream's ``state_dict``, or None if the stream has no complete state. ``began`` is a
+        checksum of the epoch's first sample, which must be the same when samples are read over.
         """
         return copy.deepcopy(self._state)
 
@@ -80,24 +81,24 @@ class StreamData(TrainData):
 
     def samples_to_read_over(self) -> int:
         """Return how many samples of this epoch must be read over before the next window."""
-        return 0 if self._state["stream"] is not None else int(self._state["offset"])
+        return int(self._state["offset"]) if self._state["stream"] is None else 0
 
 
+@dataclass(eq=False)
 class _Reader(IterableDataset[Any]):
-    """Yields this rank's windows, each with the state after it. May run in a loading process.
+    """Yields this rank's windows, each with the state that follows. May be a loading process.
 
     Args:
         data: the stream and its settings.
         start: the state after which to continue.
-        done: optimizer steps before that.
+        step: optimizer steps before ``start``.
         total_steps: of the run.
     """
 
-    def __init__(self, data: StreamData, start: State, done: int, total_steps: int) -> None:
-        self.data = data
-        self.start = start
-        self.step = done
-        self.total_steps = total_steps
+    data: StreamData
+    start: State
+    step: int
+    total_steps: int
 
     def __iter__(self) -> Iterator[tuple[Window, State] | DataError]:
         try:
@@ -149,7 +150,8 @@ class _Reader(IterableDataset[Any]):
                     )
             if end <= trained:
                 continue  # read over
-            if len(block) < batch_size and data.drop_last:
+            is_short = len(block) < batch_size
+            if is_short and data.drop_last:
                 return
 
             self.step += 1
@@ -164,8 +166,8 @@ class _Reader(IterableDataset[Any]):
                 "stream": stream.state_dict() if has_state else None,
                 "began": began,
             }
-            if len(block) < batch_size:
-                # The state of a stream that was read to its end may mean its beginning.
+            if is_short:
+                # The state of a stream at the end may mean the beginning.
                 state = _begin_epoch(epoch + 1, samples=samples)
             micros = self._micro_batches(block, epoch, begin)
             yield Window(micros, len(block), samples, moment, checksum), state
@@ -175,8 +177,8 @@ class _Reader(IterableDataset[Any]):
         data = self.data
         augmented = data.items.augmented
 
-        # Before they are collated: a collate or an augmentation may change items in place, and a
-        # stream yields each of them only once.
+        # Before the items are collated: a collate or an augmentation may change items in place, and
+        # a stream yields each item only once.
         numbered = enumerate(block, begin)
         data.choose_padding_item(augmented(copied(item), epoch, place) for place, item in numbered)
 
@@ -200,9 +202,9 @@ def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) ->
     """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
     rules = {}
     if config.epochs is not None:
-        rules["epochs"] = "a stream has no known length; use max_steps"
+        rules["epochs"] = "a stream has no known length. Use max_steps"
     if config.workers > 1:
-        rules["workers"] = "a stream is read in order, by one process a rank; use 0 or 1"
+        rules["workers"] = "a stream is read in order, by one process a rank. Use 0 or 1"
     if rules:
         raise ConfigError(
             [

@@ -253,6 +253,6 @@ def test_a_loop_of_ones_own_refuses_what_it_would_not_call(tmp_path: Path) -> No
         max_steps=1,
         callbacks=[f"{HERE}:Silent"],
     )
-    with pytest.raises(ConfigError, match="has no effect: Trainer's loop calls them"):
+    with pytest.raises(ConfigError, match="has no effect: Trainer's loop calls callbacks"):
         trainer.build(Plain(), config)
     trainer.build(Plain(), replace(config, callbacks=[])).close()

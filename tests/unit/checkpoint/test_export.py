@@ -118,7 +118,7 @@ class Ruins(Callback):
         (
             {"at": 5},
             6,
-            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr",
+            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train. Lower lr",
         ),
         ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
         ({"at": 6, "lost": "value"}, 6, r"step 6: the loss on rank 0 is nan"),
@@ -210,7 +210,7 @@ def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
 def test_a_loss_without_a_value_is_found_when_it_is_logged(tmp_path: Path) -> None:
     with pytest.raises(
         TrainerError,
-        match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train; lower lr",
+        match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train. Lower lr",
     ):
         fit(tmp_path, Lost(at=8, lost="value"), keep_last=0, save_every=None, log_every=100)
 

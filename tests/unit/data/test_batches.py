@@ -53,12 +53,12 @@ def test_all_ranks_take_part_in_a_short_step() -> None:
 
 def test_the_weight_of_a_window_is_that_of_the_micro_batches_that_count() -> None:
     micros = (
-        MicroBatch(batch=None, weight=3.0, counts=True),
-        MicroBatch(batch=None, weight=2.0, counts=False),
-        MicroBatch(batch=None, weight=0.0, counts=False),
+        MicroBatch(batch=None, weight=3.0),
+        MicroBatch(batch=None, weight=2.0),
+        MicroBatch(batch=None, weight=0.0),
     )
     window = Window(micros=micros, samples=5, end=5, now=first_moment(seed=0))
-    assert window.weight == 3.0
+    assert window.weight == 5.0
 
 
 # Padding batches

@@ -84,7 +84,7 @@ def test_what_is_no_data_set_and_empty_sets_are_refused() -> None:
         IndexedData(object(), layout(), seed=0)
     with pytest.raises(DataError, match=r"Data.train is empty"):
         IndexedData(Numbers(0), layout(), seed=0)
-    with pytest.raises(DataError, match=r"drop_last: 3 samples do not fill one global batch of 4"):
+    with pytest.raises(DataError, match=r"drop_last: 3 samples do not fill a global batch of 4"):
         IndexedData(Numbers(3), layout(), seed=0, drop_last=True)
 
 
@@ -150,7 +150,7 @@ def test_a_padding_batch_takes_items_that_cannot_be_copied_and_collates_that_tak
     made = StreamData(iter(items), layout(0, 2, 2), seed=0, collate=held) if stream else None
     data = made or IndexedData(items, layout(0, 2, 2), seed=0, collate=held)
     first, second, last = data.windows(0, 3)
-    assert (last.samples, last.weight, [micro.counts for micro in last.micros]) == (1, 0.0, [False])
+    assert (last.samples, last.weight, [micro.weight for micro in last.micros]) == (1, 0.0, [0.0])
     assert len(last.micros[0].batch) == 2
     assert first.weight == second.weight == 2.0
 
@@ -158,7 +158,7 @@ def test_a_padding_batch_takes_items_that_cannot_be_copied_and_collates_that_tak
 def test_data_without_any_weight() -> None:
     data = IndexedData(Numbers(5), layout(), seed=0, weight_of=heavy)
     with pytest.raises(
-        DataError, match=r"none of its 5 samples has a weight; check Task.weight and the labels"
+        DataError, match=r"none of its 5 samples has a weight. Check Task.weight and the labels"
     ):
         next(data.windows(0, 1))
 
@@ -288,7 +288,7 @@ def test_a_run_keeps_the_order_that_it_began_with() -> None:
     assert consumed(data, 16, 1) == [FeistelOrder(above, 2, 0)[16:24].tolist()]
     for name in ("riffle", ["feistel"], None, 3):
         with pytest.raises(
-            CheckpointError, match=r"is no order of the data; known: permutation, feistel"
+            CheckpointError, match=r"is no order of the data. Known: permutation, feistel"
         ):
             data.restore({"samples": 16, "order": name})
 

@@ -272,7 +272,7 @@ def test_settings_that_a_stream_cannot_serve() -> None:
     with pytest.raises(ConfigError) as caught:
         check_stream_settings(config, {"epochs": origin("train.yaml:3 (epochs)")})
     assert str(caught.value).splitlines() == [
-        "train.yaml:3: epochs: 1: a stream has no known length; use max_steps",
-        "TrainConfig: workers: 2: a stream is read in order, by one process a rank; use 0 or 1",
+        "train.yaml:3: epochs: 1: a stream has no known length. Use max_steps",
+        "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1",
     ]
     check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
