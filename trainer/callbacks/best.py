@@ -13,15 +13,15 @@ from ..reporting.directory import json_text
 from ..run import Run
 from ..text import listed
 
-# In the folder of the model and not beside it: both are replaced at once, and are copied together.
+# In the folder of the model, so that both are replaced at once and copied together.
 FILE = "best.json"
 STATE = ("metric", "best", "waited", "best_step")  # attributes that a checkpoint keeps
 
 
 class Best(Callback):
-    """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without it.
+    """Keeps the best model in ``best/``, and stops after ``patience`` evaluations without a best.
 
-    ``best/best.json`` has its value, its step and all other values of that evaluation. Evaluations
+    ``best/best.json`` has the value, the step and all other values of that evaluation. Evaluations
     of other sets than the metric's do not count.
 
     Args:
@@ -60,8 +60,9 @@ class Best(Callback):
             own, *others = [set_of_metric(name, run.evaluation_sets) for name in names]
             if own is None or own in others:
                 known = listed(names[1:])
-                rule = f"best_metric: {self.metric!r}: was not measured; known: {known}"
-                raise TrainerError(rule)
+                raise TrainerError(
+                    f"best_metric: {self.metric!r}: was not measured; known: {known}"
+                )
             return
 
         value = self.sign * info.evaluation[self.metric]

@@ -1,4 +1,4 @@
-"""Checkpoints during training, and at its end."""
+"""Checkpoints during training, and at the end."""
 
 from __future__ import annotations
 

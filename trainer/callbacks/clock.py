@@ -1,4 +1,4 @@
-"""The clock of a run, and its attempts: the start, the end and the steps of each."""
+"""The clock of a run, and the start, the end and the steps of each attempt."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..reporting.directory import json_text
 from ..run import Run
 
 FILE = "attempts.json"
-# A killed attempt loses at most this much of its end.
+# A killed attempt loses at most this time.
 _WRITE_SECONDS = 5.0
 
 
 class Clock(Callback):
     """Counts steps and samples for the speed, and keeps attempts.json up to date.
 
-    An attempt is the part of a run from one start of its processes to the next. ``started`` is in
-    seconds since 1970, ``seconds`` is the time until the main process was last seen, and
-    ``first_step`` and ``last_step`` are the optimizer steps before and after it.
+    An attempt is the part of a run from one start of the processes to the next. ``started`` is in
+    seconds since 1970, ``seconds`` is the time until the last write, and ``first_step`` and
+    ``last_step`` are the optimizer steps before and after the attempt.
     """
 
     def on_start(self, run: Run) -> None:
@@ -45,7 +45,7 @@ class Clock(Callback):
         return {"attempts": self._write()}
 
     def _write(self) -> list[dict[str, Any]]:
-        """Write attempts.json as of this step, on the main process, and return all attempts."""
+        """Write attempts.json on the main process, and return all attempts."""
         self._next_write = time.monotonic() + _WRITE_SECONDS
         end = {"seconds": round(self._run.meter.seconds, 3), "last_step": self._run.step}
         rows = [*self._before, self._this | end]

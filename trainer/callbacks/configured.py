@@ -1,4 +1,4 @@
-"""Callbacks that the training config names: found, their settings checked, and made.
+"""Callbacks that the training config names.
 
     callbacks:
       - mymodule:LogImages
@@ -24,7 +24,7 @@ from ..hooks import Callback
 def configured_callbacks(
     values: Sequence[Any], origins: Mapping[str, Origin], *, only_check: bool = False
 ) -> list[Callback]:
-    """Return the callbacks that ``callbacks`` of a training config names, in its order.
+    """Return the callbacks that ``callbacks`` of a training config names, in the same order.
 
     Args:
         values: of the key.
@@ -33,7 +33,7 @@ def configured_callbacks(
             work.
 
     Raises:
-        ConfigError: everything that is wrong with them, each with its place.
+        ConfigError: all mistakes, each with the place in the config.
     """
     check = Validator(partial(origin_of, origins))
     made: list[Any] = []

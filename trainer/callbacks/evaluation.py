@@ -1,4 +1,4 @@
-"""When a run is evaluated: a trial before the first step, and each set when it is due."""
+"""The evaluations of a run: a trial before the first step, and each set when due."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .log import Log
 
 
 class Evaluation(Callback):
-    """Measures each evaluation set when it is due, and all of them at the end of training.
+    """Measures each evaluation set when due, and all sets at the end of training.
 
-    A run that a signal ends has no time for an evaluation: its checkpoint comes first. A set that
-    was due then is measured when it is due again.
+    A run that a signal ends has no time for an evaluation: the checkpoint comes first. A set that
+    was due then waits for the next due step.
 
     Args:
-        log: gives the numbers of the last step, if a signal during the evaluation made it the last.
+        log: measures the last step, if a signal during the evaluation ends the run.
     """
 
     def __init__(self, log: Log) -> None:
@@ -24,11 +24,11 @@ class Evaluation(Callback):
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Fill ``info.evaluation`` if a set is due. Collective: call on every rank."""
-        due = []
-        for name, chosen in run.evaluation_sets.items():
-            is_regular = chosen.every is not None and chosen.every.is_due_at(info.step)
-            if is_regular or info.is_last:
-                due.append(name)
+        due = [
+            name
+            for name, chosen in run.evaluation_sets.items()
+            if info.is_last or (chosen.every is not None and chosen.every.is_due_at(info.step))
+        ]
         if due and not run.stop_signal:
             info.evaluation = run.evaluate(due) or None
 
@@ -42,11 +42,11 @@ class Evaluation(Callback):
 
 
 class SanityEvaluation(Callback):
-    """Evaluates one batch of each set before the first step, so that an error shows at once.
+    """Evaluates a batch of each set before the first step, so that an error shows at once.
 
     The trial enters the task's code and the reduction over the ranks, and looks for ``best_metric``
-    among the values. It changes no number of the run, and its values are shown nowhere: those of
-    one batch mean little, and may be NaN.
+    among the values. No number of the run changes. The values are shown nowhere: the values of a
+    single batch mean little, and may be NaN.
 
     Args:
         best_metric: of the config, or None.

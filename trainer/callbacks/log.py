@@ -15,12 +15,12 @@ from ..run import Run
 class Log(Callback):
     """Fills ``info.metrics`` at the first step, every ``log_every`` steps and at the last.
 
-    It waits for the device. What else in a step does is listed in docs/gpu.md.
+    Measuring waits for the device. docs/gpu.md lists all waits of a step.
     """
 
     def __init__(self, every: int) -> None:
         self.log_every = every
-        self._layout: Layout = {}  # of what training steps report, as all ranks knew it last
+        self._layout: Layout = {}  # of the values that training steps report, the same on all ranks
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if info.is_last or info.step == 1 or info.step % self.log_every == 0:
@@ -47,14 +47,14 @@ class Log(Callback):
         if taken:
             raise DataError(
                 f"training_step reports {taken[0]!r}, a name of the trainer's own; "
-                "give it another one"
+                "choose another name"
             )
         return own | more
 
     def _global_loss(self, run: Run, loss: Tensor, reported: WeightedSums) -> float:
         """Sum the ranks' losses, and learn in the same reduction whether reported names changed.
 
-        Names are exchanged only if some rank's are others than those that all knew last.
+        Names are exchanged only if a rank reports other names than at the last exchange.
         """
         changed = float(reported.layout() != self._layout)
         packed = torch.stack([loss, loss.new_full((), changed)])

@@ -1,4 +1,4 @@
-"""metrics.jsonl: the numbers of a run, one JSON object a line."""
+"""metrics.jsonl: the numbers of a run, a JSON object in each line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key ``profile_steps: 10-12``: a trace of these steps, and a table of what costs most."""
+"""The key ``profile_steps: 10-12``: a trace of these steps, and a table of the costs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..run import Run
 
 
 class Profile(Callback):
-    """Traces the main process from the end of one step to the end of another.
+    """Traces the main process from the end of a step to the end of another.
 
     Writes ``profile/trace.json.gz`` (for chrome://tracing or ui.perfetto.dev) and
     ``profile/operations.txt``. Logging and evaluation after a step are in the trace as well.
-    The first step is never traced: it warms up.
+    The first step is never traced, since caches are cold.
 
     Args:
         first, last: optimizer steps, both included.
@@ -45,8 +45,8 @@ class Profile(Callback):
         if on_gpu:
             torch.cuda.synchronize()  # kernels that still run belong to the traced steps
 
-        # A pending collective writes its end into the profiler's record, which stop() frees: that
-        # was seen to abort the process a step later.
+        # A pending collective writes to the profiler's record, which stop() frees: this was seen to
+        # abort the process a step later.
         run.agreement.settle()
         profiler.stop()
 

@@ -1,4 +1,4 @@
-"""What a run prints while it trains."""
+"""The lines and the bar that a run prints during training."""
 
 from __future__ import annotations
 

@@ -7,17 +7,17 @@ from ..run import Run
 
 
 class Stopping(Callback):
-    """Has the ranks agree, at each step, whether it is the last.
+    """Has the ranks agree, at each step, whether training ends.
 
-    It comes before every hook that reads ``info.is_last``.
+    ``Stopping`` comes before every hook that reads ``info.is_last``.
     """
 
     def on_start(self, run: Run) -> None:
-        """Note why a run makes no step that resumes where ``stop_at`` has ended it."""
+        """Note the reason of a resumed run that is at ``stop_at`` already, and makes no step."""
         self._note_stop_at(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Set ``info.is_last``. Collective, but no step waits for it (``distributed/votes.py``)."""
+        """Set ``info.is_last``. Collective, but no step waits (``distributed/votes.py``)."""
         signal = run.agreement.poll(run.strategy.fingerprint)
         if signal is not None:
             run.position.stopping = True

@@ -8,8 +8,8 @@ from ..text import seconds_of
 
 
 class TimeLimit(Callback):
-    """Stops the run after ``max_time`` of this process, its start-up included, by the clock of the
-    main process.
+    """Stops the run after ``max_time`` by the clock of the main process, from the start of the
+    process on.
     """
 
     def __init__(self, max_time: str) -> None:

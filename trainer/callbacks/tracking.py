@@ -1,6 +1,6 @@
 """Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process.
 
-A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
+A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as the
 configuration, without secrets. A tracker that fails while the run trains is a notice, since
 metrics.jsonl has every value. ``wandb_run.py`` has the parts that only W&B needs.
 """
@@ -52,15 +52,15 @@ class Tracking(Callback):
         if not run.is_main or not has_values:
             return
 
-        # The other ranks wait in the next step for as long as a client tries to reach its server.
+        # The other ranks wait in the next step for as long as a client tries to reach the server.
         with run.meter.paused("trackers"):
             if not self._undo:
                 self._start(run)
             for tracker in list(self._live):
                 try:
                     tracker.log(tracked_values(info), step=info.step)
-                except Exception as error:  # each client raises its own
-                    # A client may try for minutes to reach its server, at each step again.
+                except Exception as error:  # each client has other errors
+                    # A client may try for minutes to reach the server, at each step again.
                     self._live.remove(tracker)
                     run.say(
                         f"{tracker.name}: did not take step {info.step} ({_first_line(error)}); "
@@ -76,7 +76,7 @@ class Tracking(Callback):
                 if isinstance(tracker, WandbRun):
                     tracker.add_summary(summary)
                 tracker.finish()
-            except Exception as error:  # each client raises its own
+            except Exception as error:  # each client has other errors
                 run.say(f"{tracker.name}: did not end its run: {_first_line(error)}")
 
     def _start(self, run: Run) -> None:
@@ -87,7 +87,7 @@ class Tracking(Callback):
                 tracker = new_tracker(name, run)
                 tracker.start()
                 tracker.store_init_configuration(configuration(run, name))
-            except Exception as error:  # each client raises its own
+            except Exception as error:  # each client has other errors
                 rule = f"trackers: {name} does not start: {_first_line(error)}"
                 raise TrainerError(rule) from error
 
@@ -123,9 +123,9 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
 
 
 def configuration(run: Run, tracker: str) -> dict[str, Any]:
-    """Return what a tracker keeps beside the curves: the settings and plan.json, without secrets.
+    """Return the settings and plan.json for a tracker, without secrets.
 
-    Only W&B takes nested values. The others get their text.
+    Only W&B takes nested values. Other trackers get texts.
     """
     values = hidden({**fingerprint(vars(run.config)), **run.facts})
     plain = (bool, str, float, int, type(None))
@@ -137,5 +137,5 @@ def configuration(run: Run, tracker: str) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, behind its kind."""
+    """Return the class of an error and the first line of the message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"

@@ -90,8 +90,7 @@ class Parts:
         for callback in self.callbacks:
             name = type(callback).__name__
             counts[name] += 1
-            key = name if counts[name] == 1 else f"{name}#{counts[name]}"
-            named[key] = callback
+            named[f"{name}#{counts[name]}".removesuffix("#1")] = callback
         return named
 
     def save_beside(self, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -178,20 +177,15 @@ def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
     Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of this line. A
     shard that only this rank holds is written whole.
     """
-    shards = list(shards)
     line_length = Counter[int]()  # elements, by the number of ranks that hold them
+    begins = []
     for shard in shards:
+        begins.append((shard, line_length[shard.copies]))
         line_length[shard.copies] += shard.tensor.numel()
 
-    done = Counter[int]()  # elements of each line that come before the shard
-    for shard in shards:
-        n = shard.copies
-        numel = shard.tensor.numel()
-        my_begin = line_length[n] * shard.copy // n - done[n]
-        my_end = line_length[n] * (shard.copy + 1) // n - done[n]
-        done[n] += numel
-
-        low = max(0, my_begin)
-        high = min(numel, my_end)
+    for shard, begin in begins:
+        length = line_length[shard.copies]
+        low = max(0, length * shard.copy // shard.copies - begin)
+        high = min(shard.tensor.numel(), length * (shard.copy + 1) // shard.copies - begin)
         if low < high:
             yield shard, low, high

@@ -29,7 +29,7 @@ class Key(NamedTuple):
         return f"{self.kind}/{self.name}/{self.start}"
 
 
-def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:
+def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> FileFact:
     """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
-    head = header((key, tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
+    head = header((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
     return write_file(path, [head, *(raw(tensor) for _, tensor in pieces)])

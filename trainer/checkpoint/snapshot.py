@@ -41,7 +41,7 @@ class Snapshot:
     step: int
     rank: int
     facts: Mapping[str, Any]
-    pieces: list[tuple[str, Tensor]]
+    pieces: list[tuple[Key, Tensor]]
     files: Mapping[str, bytes]
     pinned: Collection[int]
 
@@ -71,20 +71,18 @@ def take(
         copied: whether training continues while the snapshot is written. Otherwise tensors that
             are in host memory already are not copied.
     """
-    taken: list[tuple[str, Tensor]] = []
+    taken: list[tuple[Key, Tensor]] = []
     for key, tensor in (*pieces, *parts.buffer_pieces()):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
             place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             on_host = place.copy_(on_host, non_blocking=True)
-        taken.append((str(key), on_host.contiguous()))
+        taken.append((key, on_host.contiguous()))
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
-    for name, state in rng.read().items():
-        taken.append((str(Key(f"rng.{name}", str(parts.rank))), state))
-    for name, tensor in user_tensors.items():
-        taken.append((str(Key("user", name)), tensor))
+    taken += [(Key(f"rng.{name}", str(parts.rank)), state) for name, state in rng.read().items()]
+    taken += [(Key("user", name), tensor) for name, tensor in user_tensors.items()]
 
     facts = {
         "samples": parts.position.samples,
@@ -112,37 +110,32 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
-    strategy = parts.strategy
+    strategy, form = parts.strategy, parts.model_file
     tensors: dict[str, Tensor] = {}
-    state: dict[str, Any] = {"step": parts.step}
-    for name, value in parts.counters.items():
-        state[name] = encode(value, tensors, name)
-
+    states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}
     groups = [settings(group) for group in strategy.optimizer.param_groups]
-    state["schedule"] = schedule_state(parts.schedule)
-    state["data"] = encode(parts.data.state(), tensors, "data")
-    state["content"] = parts.sampled.state()
-    state["scaler"] = strategy.scaler_state()
-    state["group_settings"] = encode(groups, tensors, "group_settings")
-    state["task"] = encode(parts.task.state_dict(), tensors, "task")
-    state["callbacks"] = {}
-    for name, callback in parts.named_callbacks().items():
-        kept = callback.state_dict()
-        if kept:
-            state["callbacks"][name] = encode(kept, tensors, name)
-
-    state["model"] = []
-    for name, shape, own_dtype, handle in strategy.named_tensors():
-        if not parts.leaves_out(handle):
-            dtype = parts.model_file.dtype(name, own_dtype)
-            state["model"].append([name, list(shape), dtype_name(dtype)])
-    if parts.model_file.names is not None:
-        state["export"] = {"file": parts.model_file.file, "names": parts.model_file.names}
-
-    state["mathematics"] = fingerprint(parts)
-    state["config"] = encode_plain(parts.config, "config")
-    state["plan"] = encode_plain(parts.plan, "plan")
-    state["versions"] = versions()
+    state = {
+        "step": parts.step,
+        **encode(parts.counters, tensors, "counters"),
+        "schedule": schedule_state(parts.schedule),
+        "data": encode(parts.data.state(), tensors, "data"),
+        "content": parts.sampled.state(),
+        "scaler": strategy.scaler_state(),
+        "group_settings": encode(groups, tensors, "group_settings"),
+        "task": encode(parts.task.state_dict(), tensors, "task"),
+        "callbacks": {name: encode(kept, tensors, name) for name, kept in states.items() if kept},
+        "model": [
+            (name, shape, dtype_name(form.dtype(name, dtype)))
+            for name, shape, dtype, handle in strategy.named_tensors()
+            if not parts.leaves_out(handle)
+        ],
+        "mathematics": fingerprint(parts),
+        "config": encode_plain(parts.config, "config"),
+        "plan": encode_plain(parts.plan, "plan"),
+        "versions": versions(),
+    }
+    if form.names is not None:
+        state["export"] = {"file": form.file, "names": form.names}
     return state_text(state), tensors
 
 

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights, kept by each rank for the shards that it owns."""
+"""Exponential moving average of the weights, kept by each rank for the shards of this rank."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..private.torch import interpolate_all
 class Average:
     """An average of the weights: ``average = decay * average + (1 - decay) * weight`` each step.
 
-    It works on flat shards in full precision, so under every strategy it costs a rank one more copy
-    of what the rank owns. Without a decay nothing is kept, and the model keeps its own weights.
+    The average is kept as flat shards in full precision. Under every strategy this costs a rank
+    another copy of the rank's shards. Without a decay no average is kept.
 
     Args:
         live: the weights, as views that follow the model.
-        write_back: makes the model compute with what the views now hold.
+        write_back: makes the model compute with the new values of the views.
         decay: of the average, below 1. None for no average.
 
     Attributes:
-        average: one tensor for each of ``live``. Empty without a decay.
+        average: a tensor for each of ``live``. Empty without a decay.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Average:
         if self.decay is None:
             return
         for live, average in zip(self.live, self.average, strict=True):
-            weight = live.clone()  # one tensor at a time, so that memory is needed for one only
+            weight = live.clone()  # memory for one tensor at a time
             live.copy_(average)
             average.copy_(weight)
         self.write_back()

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-# Keys of the training config with an optimizer's settings beside its rate.
+# Keys of the training config with an optimizer's settings beside the rate.
 OF_GROUPS = ("weight_decay", "betas", "eps", "momentum")
 # Keys of a group that are not reported: how a step is computed does not change its result.
 _NOT_REPORTED = (
-    *("params", "param_names", "initial_lr", "decoupled_weight_decay"),
-    *("foreach", "fused", "capturable", "differentiable"),
-)
+    "params", "param_names", "initial_lr", "decoupled_weight_decay",
+    "foreach", "fused", "capturable", "differentiable",
+)  # fmt: skip
 
 
 def describe_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group as JSON, and ``parameters``, its trainable ones.
+    """Return the settings of each group as JSON, with the number of trainable ``parameters``.
 
     To be called before the optimizer is prepared, because an engine changes the groups, and before
     a schedule moves ``lr``.

@@ -1,7 +1,7 @@
 """The learning rate over the optimizer steps.
 
 A config's schedule is validated without torch (``config/schedules.py``), so that a mistake is
-reported at once. Torch is imported where a schedule is built.
+reported at once. Only building a schedule imports torch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def lr_factor(
     """Return the factor of the learning rate as a function of the optimizer step, from 0 on.
 
     In the warm-up the rate rises linearly, or logarithmically with ``warmup_type: log`` in the
-    settings. It reaches its full value at step ``warmup_steps``. The first step never has rate
-    zero. Afterwards it depends on the schedule:
+    settings, to the full rate at step ``warmup_steps``. The first step never has rate zero.
+    Afterwards the schedule decides:
 
-        constant       it stays
-        linear         it falls to ``final_ratio`` at ``total_steps``
+        constant       the rate stays
+        linear         the rate falls to ``final_ratio`` at ``total_steps``
         cosine         as linear, along half a cosine
-        step           it is multiplied by ``gamma`` at each of the ``milestones``
-        wsd            it stays, and falls linearly to ``final_ratio`` at the end, over
+        step           the rate is multiplied by ``gamma`` at each of the ``milestones``
+        wsd            the rate stays, and falls linearly to ``final_ratio`` at the end, over
                        ``decay_steps`` or ``decay_fraction`` (Hu et al. 2024, MiniCPM)
-        inverse_sqrt   it falls with the square root of the steps since the start (Vaswani et al.
-                       2017)
+        inverse_sqrt   the rate falls with the square root of the steps since the start (Vaswani et
+                       al. 2017)
     """
     settings = settings or {}
     milestones = sorted(settings.get("milestones", ()))
@@ -53,7 +53,7 @@ def lr_factor(
     decay_begin = max(warmup_steps, total_steps - max(1, decay_steps))
 
     def falling(step: int, begin: int, shape: Callable[[float], float]) -> float:
-        """Return the factor on its way from 1 at ``begin`` to ``final_ratio`` at the end."""
+        """Return the factor between 1 at ``begin`` and ``final_ratio`` at the end."""
         passed = min(1.0, (step - begin) / max(1, total_steps - begin))
         return final_ratio + (1.0 - final_ratio) * shape(passed)
 
@@ -85,10 +85,10 @@ def lr_factor(
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """Build the plan's schedule. ``step()`` is called after each optimizer step, but skipped ones.
+    """Build the plan's schedule. ``step()`` follows each optimizer step that was not skipped.
 
     Raises:
-        ConfigError: torch has no such schedule, or it does not take these settings.
+        ConfigError: torch has no such schedule, or the schedule does not take these settings.
     """
     from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
@@ -111,7 +111,7 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
 
 
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
-    """Build a schedule of ``torch.optim.lr_scheduler`` by its name."""
+    """Build a schedule of ``torch.optim.lr_scheduler`` by name."""
     from torch.optim import lr_scheduler
 
     name = plan.schedule.removeprefix(TORCH)

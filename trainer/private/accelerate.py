@@ -11,7 +11,7 @@ from typing import Any
 def launch_arguments() -> set[str]:
     """Return the arguments of ``accelerate launch``.
 
-    ``ArgumentParser._actions`` of its parser: argparse has no public list of them.
+    ``ArgumentParser._actions`` of the parser: argparse has no public list of arguments.
     """
     from accelerate.commands.launch import launch_command_parser
 
@@ -21,7 +21,7 @@ def launch_arguments() -> set[str]:
 def forget_states() -> None:
     """Make Accelerate forget the settings of an earlier ``Accelerator`` in this process.
 
-    ``_reset_state`` of its states. The process group stays. The public ``free_memory`` and
+    ``_reset_state`` of the states. The process group stays. The public ``free_memory`` and
     ``end_training`` leave the settings, or end the process group as well.
     """
     from accelerate.state import AcceleratorState, GradientState
@@ -31,7 +31,7 @@ def forget_states() -> None:
 
 
 def is_connected() -> bool:
-    """Return whether this process has a ``PartialState``, without making one.
+    """Return whether this process has a ``PartialState``, without making a state.
 
     ``PartialState._shared_state``. The public ``is_initialized`` of ``accelerate.state`` tells of
     an ``Accelerator`` only, and ``PartialState()`` would connect the process.
@@ -42,7 +42,7 @@ def is_connected() -> bool:
 
 
 def register_model(accelerator: Any, model: Any) -> None:
-    """Make Accelerate treat a model as one that its own ``prepare`` has made.
+    """Make Accelerate treat a model as a result of ``prepare``.
 
     ``Accelerator._models``, which ``free_memory`` forgets. The public ``prepare_model`` would wrap
     the model again.

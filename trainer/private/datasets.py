@@ -10,9 +10,9 @@ from typing import Any
 
 
 def fingerprint(dataset: Any) -> str:
-    """Return a digest of a data set's files and of everything that was done to it.
+    """Return a digest of a data set's files and of all operations on the data set.
 
-    ``_fingerprint``, by which datasets names its caches. The public ``info`` and ``version`` do not
+    ``_fingerprint``, by which datasets names caches. The public ``info`` and ``version`` do not
     change with the content.
     """
     digest: str = dataset._fingerprint
@@ -20,10 +20,10 @@ def fingerprint(dataset: Any) -> str:
 
 
 def has_shuffle_buffer(stream: Any) -> bool:
-    """Return whether a Hugging Face stream shuffles in a buffer, which its state does not contain.
+    """Return whether a Hugging Face stream shuffles in a buffer, which the state does not contain.
 
     ``_ex_iterable``, the last of a stream's stages, and the class of a stage that shuffles: there
-    is no public sign of it. Without this, a resumed run would train some samples twice and others
+    is no public sign. Without this, a resumed run would train some samples twice and others
     never (6 of 320).
     """
     stages = [getattr(stream, "_ex_iterable", None)]

@@ -1,7 +1,7 @@
 """The private and undocumented attributes of DeepSpeed that the strategy depends on.
 
 DeepSpeed documents ``initialize``, the engine's ``forward, backward, step`` and a few functions
-that read one parameter. A checkpoint that any layout reads needs more: which range of which flat
+that read a parameter. A checkpoint that any layout reads needs more: which range of which flat
 tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8.
 ``tests/unit/private/test_deepspeed.py`` names the attribute that a new release has removed.
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# The method of the ZeRO optimizer that takes one gradient, by stage.
+# The method of the ZeRO optimizer that takes a gradient, by stage.
 REDUCE_METHODS = {
     1: "process_gradients",
     2: "process_gradients",
@@ -29,7 +29,7 @@ REDUCE_METHODS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what DeepSpeed logs to standard output, at its import and each time it reads."""
+    """Silence the lines that DeepSpeed logs to standard output."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -39,10 +39,10 @@ def quiet() -> Iterator[None]:
 
 
 def switch_off_op(name: str) -> None:
-    """Make DeepSpeed treat an operator as one that cannot be compiled on this machine.
+    """Make DeepSpeed believe that an operator cannot be compiled on this machine.
 
-    ``deepspeed.ops.__compatible_ops__``. Its environment variables (``DS_BUILD_...``) act when it
-    is installed only.
+    ``deepspeed.ops.__compatible_ops__``. The environment variables (``DS_BUILD_...``) act only when
+    DeepSpeed is installed.
     """
     import deepspeed.ops
 
@@ -58,19 +58,19 @@ def is_sharded(parameter: Any) -> bool:
 
 
 def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
-    """Shard one parameter over the ranks. Collective: call on every rank.
+    """Shard a parameter over the ranks. Collective: call on every rank.
 
-    ``zero.Init._convert_to_zero_parameters``. The public way, the context ``zero.Init``, shards
-    a model that is built within it, and a task builds its model before the strategy sees it.
+    ``zero.Init._convert_to_zero_parameters``. The public way, the context ``zero.Init``, shards a
+    model that is built in the context. A task builds the model before the strategy sees the model.
     """
     init._convert_to_zero_parameters([parameter])
 
 
 @contextlib.contextmanager
 def engine_start(model: nn.Module) -> Iterator[None]:
-    """Keep the engine from gathering each parameter while it is built.
+    """Keep the engine from gathering each parameter while the engine is built.
 
-    Under ZeRO-3 it does so to register a hook on the parameter, which needs no values.
+    Under ZeRO-3 the engine gathers to register a hook on the parameter, which needs no values.
     ``all_gather`` and ``partition`` of a sharded parameter are attributes of the parameter itself.
     """
     sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
@@ -92,7 +92,8 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 def keep_gathered(zero: Any) -> None:
     """Keep the persistent parameters gathered until the step, not only while their layer computes.
 
-    ``ds_active_sub_modules`` holds the modules that use a parameter now. -1 is none of them.
+    ``ds_active_sub_modules`` holds the numbers of the modules that use a parameter now. -1 is the
+    number of no module.
     """
     for parameter in zero.persistent_parameters:
         parameter.ds_active_sub_modules.add(-1)
@@ -101,8 +102,8 @@ def keep_gathered(zero: Any) -> None:
 def gather_persistent(zero: Any) -> None:
     """Gather the small parameters that stay whole. Collective: call on every rank.
 
-    ``persistent_parameters``. The engine gathers each parameter at its first use. A rank that
-    leaves its layer out would not take part.
+    ``persistent_parameters``. The engine gathers each parameter at the first use. A rank that
+    leaves the layer out would not take part.
     """
     persistent = zero.persistent_parameters
     if persistent:
@@ -110,7 +111,7 @@ def gather_persistent(zero: Any) -> None:
 
 
 def copy_to_model_stage_3(zero: Any) -> None:
-    """Copy the full-precision values to the parameters, in the way the engine's own step does it.
+    """Copy the full-precision values to the parameters, as the engine's own step does.
 
     ``_partition_all_parameters`` frees the persistent ones, which are stale afterwards, and
     ``_reassign_or_swap_out_partitioned_parameters`` copies group by group.
@@ -120,11 +121,11 @@ def copy_to_model_stage_3(zero: Any) -> None:
         zero._reassign_or_swap_out_partitioned_parameters(group)
 
 
-# -- full-precision values ------------- ----------------------------------------------------------
+# -- full-precision values ------------------------------------------------------------------------
 
 
 class FlatRange(NamedTuple):
-    """This rank's full-precision values of one trainable parameter.
+    """This rank's full-precision values of a trainable parameter.
 
     Args:
         values: flat, a view. In stage 3 with the padding of the last rank.
@@ -141,7 +142,7 @@ class FlatRange(NamedTuple):
 
 
 def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
-    """Return this rank's part of a trainable parameter in stage 1 or 2. None if it has none.
+    """Return this rank's part of a trainable parameter in stage 1 or 2. None without a part.
 
     ``_hp_mapping`` (high precision) of the parameter, and ``single_partition_of_fp32_groups``.
     """
@@ -175,10 +176,10 @@ def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
 
 
 def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
-    """Make stage 1 add up gradients of micro-batches in a dtype of its own.
+    """Make stage 1 add up gradients of micro-batches in another dtype.
 
-    The engine sets these three attributes for fp16. Asked for float32 beside bf16 in its
-    configuration, it takes another optimizer, of another layout.
+    The engine sets these three attributes for fp16. A configuration with float32 beside bf16 makes
+    the engine take another optimizer, of another layout.
     """
     zero.gradient_accumulation_dtype = dtype
     zero.use_separate_grad_accum = True
@@ -193,9 +194,9 @@ def has_accumulated(parameter: Any) -> bool:
 def take_over_backward_start(engine: Any) -> Callable[[], None]:
     """Return the function that begins the engine's backward pass, which no longer begins by itself.
 
-    ``_backward_prologue`` and ``_backward_prologue_per_tensor`` are called by a hook on the model's
-    output. A task may take gradients itself (``torch.autograd.grad``): the engine would divide
-    them by the accumulation steps, and end the pass.
+    A hook on the model's output calls ``_backward_prologue`` and ``_backward_prologue_per_tensor``.
+    A task may take gradients itself (``torch.autograd.grad``): the engine would divide these
+    gradients by the accumulation steps, and end the pass.
     """
     begin: Callable[[], None] = engine._backward_prologue
     engine._backward_prologue = lambda: None
@@ -206,7 +207,7 @@ def take_over_backward_start(engine: Any) -> Callable[[], None]:
 def remove_leaf_hooks(zero: Any) -> None:
     """Remove the hooks that look for missing gradients of a leaf module (``_leaf_module_hooks``).
 
-    The whole model is the leaf module here: they would look before its gradients have come.
+    The whole model is the leaf module here: the hooks would look before the gradients have come.
     """
     for hook in getattr(zero, "_leaf_module_hooks", ()):
         hook.remove()

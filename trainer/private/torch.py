@@ -25,19 +25,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 # class for both. Last seen in torch 2.13.
 BatchNormBase = _NormBase
 
-# What torch.compile and activation checkpointing add to the names of parameters. Last seen in torch
-# 2.13.
+# The parts that torch.compile and activation checkpointing add to the names of parameters. Last
+# seen in torch 2.13.
 NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 # The methods by which torch's layers give themselves first values. The second is of
-# nn.MultiheadAttention, which has no public one. Last seen in torch 2.13.
+# nn.MultiheadAttention, which has no public method. Last seen in torch 2.13.
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 
 # -- the tensors of a module ----------------------------------------------------------------------
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return a module's dictionary of its own parameters, without those of modules within it.
+    """Return a module's dictionary of parameters, without those of inner modules.
 
     ``Module._parameters``, last seen in torch 2.13. ``named_parameters(recurse=False)`` leaves out
     names whose parameter is None, and cannot replace a parameter.
@@ -46,7 +46,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return a module's dictionary of its own buffers, without those of modules within it.
+    """Return a module's dictionary of buffers, without those of inner modules.
 
     ``Module._buffers``, last seen in torch 2.13. ``named_buffers(recurse=False)`` leaves out names
     whose buffer is None, which a forward pass may set, and takes four times as long
@@ -59,7 +59,7 @@ def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
     """Replace a buffer of a module.
 
     ``Module._buffers``, last seen in torch 2.13. ``register_buffer`` forgets that a buffer is not
-    saved, and some modules have a ``__setattr__`` of their own.
+    saved, and some modules define ``__setattr__``.
     """
     module._buffers[key] = buffer
 
@@ -67,8 +67,8 @@ def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
 def is_persistent(module: nn.Module, key: str) -> bool:
     """Return whether a buffer of a module belongs into checkpoints.
 
-    ``Module._non_persistent_buffers_set``, last seen in torch 2.13. Publicly only ``state_dict``
-    shows it, which makes a dictionary of the whole module and runs its hooks.
+    ``Module._non_persistent_buffers_set``, last seen in torch 2.13. The public ``state_dict`` makes
+    a dictionary of the whole module and runs hooks.
     """
     return key not in module._non_persistent_buffers_set
 
@@ -77,20 +77,20 @@ def is_persistent(module: nn.Module, key: str) -> bool:
 
 
 def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return a module's dictionary of its children.
+    """Return a module's dictionary of children.
 
     ``Module._modules``, last seen in torch 2.13. ``named_children`` returns a module that has two
-    names under the first only, and ``get_submodule`` asks the wrapper's own ``__getattr__``, which
-    DeepSpeed's engine has and which lists all its attributes each time.
+    names under the first only, and ``get_submodule`` asks the wrapper's own ``__getattr__``. That
+    of DeepSpeed's engine lists all attributes each time.
     """
     return module._modules
 
 
 def module_within_compiled(module: nn.Module) -> nn.Module | None:
-    """Return what ``torch.compile`` has wrapped. None for a module that is not compiled so.
+    """Return the module that ``torch.compile`` has wrapped. None for any other module.
 
-    ``_orig_mod``, the name of the wrapper's one child, last seen in torch 2.13. Nothing public
-    returns it.
+    ``_orig_mod``, the name of the wrapper's only child, last seen in torch 2.13. Nothing public
+    returns the child.
     """
     return own_modules(module).get("_orig_mod")
 
@@ -101,10 +101,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def not_compiled(function: F) -> F:
-    """Keep a function out of what ``torch.compile`` compiles: a graph ends where it is called.
+    """Keep a function out of compiled graphs: a graph ends at a call of the function.
 
-    ``_torchdynamo_disable``, last seen in torch 2.13. ``torch.compiler.disable`` sets it too, and
-    imports ``torch._dynamo`` for that, which takes a second.
+    ``_torchdynamo_disable``, last seen in torch 2.13. ``torch.compiler.disable`` sets the attribute
+    too, and imports ``torch._dynamo`` for that, which takes a second.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
@@ -113,7 +113,7 @@ def not_compiled(function: F) -> F:
 def import_dynamo() -> None:
     """Import ``torch._dynamo``, as every optimizer of torch does when the first is made.
 
-    Last seen in torch 2.13. ``import torch`` leaves it out.
+    Last seen in torch 2.13. ``import torch`` leaves this module out.
     """
     importlib.import_module("torch._dynamo")
 
@@ -122,12 +122,12 @@ def import_dynamo() -> None:
 
 
 def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
-    """List the whole parameters that one FSDP2 unit is gathered to, with their names in the model.
+    """List the whole parameters that an FSDP2 unit is gathered to, with their names in the model.
 
-    None before the first forward pass. A parameter stays the same object. Its memory is freed after
-    each layer. Public names give the shards only. Edits of what is gathered are lost, and have to
-    be noticed. ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13. ``_fsdp_param_group``
-    in 2.11).
+    None before the first forward pass. A parameter stays the same object. The memory is freed after
+    each layer. Public names give the shards only. Edits of gathered parameters are lost, and have
+    to be noticed. ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13), in 2.11 with
+    ``_fsdp_param_group``.
     """
     state: Any = unit._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):
@@ -145,8 +145,8 @@ def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
 def local_of(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor.
 
-    ``to_local`` does it too, by way of autograd (3 us, of many tensors in each step).
-    ``_local_tensor``, last seen in torch 2.13. It may still be on its way (``wait``).
+    The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step).
+    ``_local_tensor``, last seen in torch 2.13. The part may still be on the way (``wait``).
     """
     part: Any = tensor._local_tensor
     if type(part) is not Tensor and hasattr(part, "wait"):
@@ -155,16 +155,16 @@ def local_of(tensor: Any) -> Tensor:
 
 
 def set_local(tensor: Any, part: Tensor) -> None:
-    """Replace this rank's part of a DTensor by another tensor of its shape.
+    """Replace this rank's part of a DTensor by another tensor of the same shape.
 
-    ``DTensor.from_local`` would move the part to the device of the mesh, which offloaded ones are
-    not on. FSDP2 sets ``_local_tensor`` as well. Last seen in torch 2.13.
+    ``DTensor.from_local`` would move the part to the device of the mesh, also an offloaded part.
+    FSDP2 sets ``_local_tensor`` as well. Last seen in torch 2.13.
     """
     tensor._local_tensor = part
 
 
 def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
-    """Wrap a module so that its backward pass recomputes it, with the random numbers of before.
+    """Wrap a module so that the backward pass recomputes the module, with the same random numbers.
 
     Args:
         offload: keep the inputs that the second pass needs in host memory.
@@ -201,7 +201,7 @@ def share_gradient_hooks(parameter: Tensor, other: Tensor) -> None:
 
 
 def has_accumulation_hooks(parameter: Tensor) -> bool:
-    """Return whether a parameter has hooks that run when its gradient was added up.
+    """Return whether a parameter has hooks that run after the gradient was added up.
 
     ``Tensor.register_post_accumulate_grad_hook`` is public, but nothing lists the hooks.
     ``_post_accumulate_grad_hooks``, last seen in torch 2.13.
@@ -210,10 +210,10 @@ def has_accumulation_hooks(parameter: Tensor) -> bool:
 
 
 def edit_count(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place. Reading it takes 60 ns.
+    """Return how often a tensor was changed in place, in 60 ns.
 
-    ``Tensor._version``, by which autograd finds edits of what it has saved. Last seen in torch
-    2.13. Publicly only a comparison with a copy tells.
+    ``Tensor._version``, by which autograd finds edits of saved tensors. Last seen in torch 2.13. A
+    public way is a comparison with a copy.
     """
     return tensor._version
 
@@ -224,7 +224,7 @@ def edit_count(tensor: Tensor) -> int:
 def rebuild_buckets(model: DistributedDataParallel) -> None:
     """Rearrange DDP's exchange buckets by the order in which gradients came.
 
-    DDP does it by itself, but only at the first forward pass behind a backward pass.
+    DDP itself does so only at the first forward pass behind a backward pass.
     ``Reducer._rebuild_buckets``, last seen in torch 2.13.
     """
     model.reducer._rebuild_buckets()
@@ -233,8 +233,8 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
 def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
     """Return the numbers of the parameters that DDP still waits for after a backward pass.
 
-    ``reducer._check_reducer_finalized`` is all that says so before the next forward pass. Seen in
-    torch 2.13.
+    Only ``reducer._check_reducer_finalized`` tells before the next forward pass. Seen in torch
+    2.13.
     """
     try:
         model.reducer._check_reducer_finalized()
@@ -250,7 +250,7 @@ def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
 
 
 def reads_found_inf(optimizer: Any) -> bool:
-    """Return whether an optimizer's fused kernel skips the step where ``found_inf`` is set.
+    """Return whether an optimizer's fused kernel skips the step if ``found_inf`` is set.
 
     ``_step_supports_amp_scaling``, by which ``GradScaler`` decides. Last seen in torch 2.13.
     """
@@ -258,7 +258,7 @@ def reads_found_inf(optimizer: Any) -> bool:
 
 
 def mark_stepped(optimizer: Any) -> None:
-    """Note that the optimizer had its turn, where a step was left out on purpose.
+    """Note that the optimizer had a turn, after a step that was left out on purpose.
 
     Otherwise torch warns that the schedule moves before the optimizer does. ``_opt_called``, last
     seen in torch 2.13.
@@ -267,10 +267,10 @@ def mark_stepped(optimizer: Any) -> None:
 
 
 def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> None:
-    """Set a schedule to a number of steps, with the rates that it has there.
+    """Set a schedule to a number of steps, with the rates of that step.
 
     ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes. Last seen in
-    torch 2.13. So many calls of it would take minutes in a long run.
+    torch 2.13. So many calls of ``step`` would take minutes in a long run.
     """
     schedule.last_epoch = steps
     schedule._step_count = steps + 1
@@ -281,21 +281,21 @@ def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> Non
 
 
 def norms_of(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each tensor, by one kernel for all.
+    """Return the norm of each tensor, by a single kernel.
 
-    ``torch.nn.utils.get_total_norm`` does it too, and looks for devices and dtypes before (20 us).
+    ``torch.nn.utils.get_total_norm`` looks for devices and dtypes before (20 us).
     ``torch._foreach_norm``, last seen in torch 2.13.
     """
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors in place by one number (``torch._foreach_mul_``, torch 2.13)."""
+    """Multiply tensors in place by a number (``torch._foreach_mul_``, torch 2.13)."""
     torch._foreach_mul_(tensors, factor)
 
 
 def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each target in place by a part of its way to its end (``torch._foreach_lerp_``).
+    """Move each target in place by a part of the way to the end (``torch._foreach_lerp_``).
 
     Last seen in torch 2.13.
     """
@@ -308,7 +308,7 @@ def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) ->
 def process_groups() -> list[dist.ProcessGroup]:
     """Return all process groups of this rank, also those that an engine made.
 
-    ``distributed_c10d._world``, last seen in torch 2.13. ``torch.distributed`` has no list of them.
+    ``distributed_c10d._world``, last seen in torch 2.13. ``torch.distributed`` has no such list.
     """
     return list(dist.distributed_c10d._world.pg_map)
 
@@ -328,7 +328,7 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
 def default_store() -> Any:
     """Return the store by which the ranks have found each other.
 
-    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A separate store would
-    need one more address.
+    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A separate store would need
+    another address.
     """
     return dist.distributed_c10d._get_default_store()

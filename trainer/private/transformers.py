@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def initializer_of(model: Any) -> Callable[[Any], object] | None:
-    """Return the method by which a model gives one of its modules first values. None without one.
+    """Return the method by which a model gives a module first values. None without such a method.
 
     ``_init_weights``, which each architecture defines. The public ``init_weights`` initializes a
     whole model. Many models that are not of transformers have a method of this name as well.
@@ -29,8 +29,8 @@ def mark_sharded(module: Any) -> None:
     ``_is_fsdp_managed_module``, by which transformers recognizes FSDP1. Publicly ``generate`` has
     ``synced_gpus``, which each caller would have to give.
 
-    ``torch.compile`` looks at the mark as well, and without ``_fsdp_use_orig_params`` beside it (as
-    FSDP2 sets both) it silently leaves the module uncompiled. Last seen in torch 2.13.
+    ``torch.compile`` looks at the mark as well. Without ``_fsdp_use_orig_params`` beside the mark
+    (FSDP2 sets both), the module silently stays uncompiled. Last seen in torch 2.13.
     """
     module._is_fsdp_managed_module = True
     module._fsdp_use_orig_params = True
@@ -47,7 +47,7 @@ def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
 
 
 def layer_classes(module: Any) -> Iterable[str]:
-    """Return the names of the classes that a model of transformers treats as one layer.
+    """Return the names of the classes that a model of transformers treats as a layer.
 
     ``_no_split_modules``, which each architecture defines and Accelerate's wrapping policy reads.
     """
@@ -66,7 +66,7 @@ def converts_files(model: Any) -> bool:
 
 
 def compile_template(text: str) -> Template:
-    """Compile a chat template as ``apply_chat_template`` does: with its tags, filters and sandbox.
+    """Compile a chat template as ``apply_chat_template`` does: with tags, filters and sandbox.
 
     ``_compile_jinja_template``. The public ``apply_chat_template`` returns the rendered text only.
     """
