@@ -31,7 +31,6 @@ from .building.model import (
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
-from .checkpoint.start import restart_notices
 from .checks.finite import refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
@@ -482,8 +481,11 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
             prepared.saver.last_step = parts.step
     elif start.continues:
         setup.note(f"resume: auto: {folder.directory.path} holds no checkpoint: starts at step 0")
-    if setup.trains:
-        setup.note(*restart_notices())
+    if setup.trains and restarts():
+        setup.note(
+            f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
+            "resume: auto"
+        )
 
     if start.found is None and config.weights is not None:
         from .checkpoint.restore import load_weights

@@ -15,7 +15,7 @@ from ..text import listed
 
 # In the folder of the model, so that both are replaced at once and copied together.
 FILE = "best.json"
-STATE = ("metric", "best", "waited", "best_step")  # attributes that a checkpoint keeps
+STATE = ("metric", "mode", "best", "waited", "best_step")  # attributes that a checkpoint keeps
 
 
 class Best(Callback):
@@ -34,7 +34,7 @@ class Best(Callback):
         self.metric = metric
         self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
-        self.patience = patience
+        self.patience = patience or math.inf
         self._forget()
 
     def _forget(self) -> None:
@@ -43,13 +43,11 @@ class Best(Callback):
         self.waited = 0
 
     def on_start(self, run: Run) -> None:
-        """Forget a best model that is not here: a run that branches off has another folder."""
-        is_there = run.agreement.gather((run.directory.path / "best").is_dir())
-        if self.best_step is not None and not is_there[0]:
-            run.say(
-                f"note: best/, of step {self.best_step}, is not in this output_dir: "
-                f"{self.metric} starts anew"
-            )
+        """Forget a best model of another mode, or in the folder of the run before a branch."""
+        is_there = run.agreement.gather((run.directory.path / "best").is_dir())[0]
+        problem = "is of another best_mode" if is_there else "is not in this output_dir"
+        if self.best_step is not None and (self.best == math.inf or not is_there):
+            run.say(f"note: best/, of step {self.best_step}, {problem}: {self.metric} starts anew")
             self._forget()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
@@ -79,7 +77,7 @@ class Best(Callback):
             return
 
         self.waited += 1
-        if self.waited == self.patience:
+        if self.waited >= self.patience:
             # The next step is the last, and may evaluate once more.
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
 
@@ -98,5 +96,6 @@ class Best(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back the state. The state of another metric is left alone."""
         if state["metric"] == self.metric:
-            for name in STATE:
-                setattr(self, name, state[name])
+            self.best_step = state["best_step"]
+            if state.get("mode", self.mode) == self.mode:  # (commit 2aaecea kept no mode)
+                self.best, self.waited = state["best"], state["waited"]

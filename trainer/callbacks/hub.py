@@ -72,8 +72,7 @@ class HubPush(Callback):
         run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
         wait(self._uploads.values(), timeout=seconds)
         for command, upload in self._uploads.items():
-            late = f"no answer after {seconds:.0f} s"
-            reason = upload.exception() if upload.done() else late
+            reason = upload.exception() if upload.done() else f"no answer after {seconds:.0f} s"
             if reason is not None:
                 line, _, _ = str(reason).partition("\n")
                 run.say(f"push_to_hub: {line}; upload the folder by: {command}")

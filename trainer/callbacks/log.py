@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ..errors import DataError
 from ..hooks import Callback, StepInfo
@@ -29,7 +28,16 @@ class Log(Callback):
     def measure(self, run: Run, info: StepInfo) -> dict[str, float]:
         """Return the global values of a step. Collective: call on every rank."""
         reported = WeightedSums() if info.reported is None else info.reported
-        loss = self._global_loss(run, info.loss, reported)
+
+        # The sum of the ranks' losses, and of the ranks that report other names than at the last
+        # exchange of names.
+        changed = info.loss.new_full((), reported.layout() != self._layout)
+        packed = torch.stack([info.loss, changed])
+        loss, changes = run.accelerator.reduce(packed, "sum").tolist()
+        if changes:
+            layouts = run.agreement.gather(reported.layout())
+            self._layout = agreed(layouts)
+
         own = {
             "step": info.step,
             "epoch": round(info.epoch, 6),
@@ -50,16 +58,3 @@ class Log(Callback):
                 "choose another name"
             )
         return own | more
-
-    def _global_loss(self, run: Run, loss: Tensor, reported: WeightedSums) -> float:
-        """Sum the ranks' losses, and learn in the same reduction whether reported names changed.
-
-        Names are exchanged only if a rank reports other names than at the last exchange.
-        """
-        changed = float(reported.layout() != self._layout)
-        packed = torch.stack([loss, loss.new_full((), changed)])
-        total, changes = run.accelerator.reduce(packed, "sum").tolist()
-        if changes:
-            layouts = run.agreement.gather(reported.layout())
-            self._layout = agreed(layouts)
-        return float(total)

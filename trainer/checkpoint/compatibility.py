@@ -59,12 +59,11 @@ def changed_settings(
 
 def _with_joined_groups(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
     """Join the optimizer's groups of the same settings, which no step tells apart."""
-    names_of: dict[str, list[str]] = {}
+    joined: dict[str, dict[str, Any]] = {}
     for group, rate in zip_longest(facts["optimizer_groups"], rates):
-        text = json.dumps({"lr": rate, **group["settings"]}, sort_keys=True)
-        names_of.setdefault(text, []).extend(group["names"])
-
-    groups = {}
-    for number, (text, names) in enumerate(names_of.items()):
-        groups[str(number)] = {"names": sorted(names), "settings": json.loads(text)}
+        settings = {"lr": rate, **group["settings"]}
+        text = json.dumps(settings, sort_keys=True)
+        same = joined.setdefault(text, {"names": [], "settings": settings})
+        same["names"] = sorted([*same["names"], *group["names"]])
+    groups = {str(number): group for number, group in enumerate(joined.values())}
     return {**facts, "optimizer_groups": groups}

@@ -130,8 +130,8 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
         LaunchError: a node has another disk under this name.
         CheckpointError: the folder cannot be written.
     """
-    names = agreement.gather(f".probe-{uuid.uuid4().hex}")
-    probe = folder / names[0]
+    name = agreement.gather(f".probe-{uuid.uuid4().hex}")[0]
+    probe = folder / name
 
     def write_probe() -> None:
         try:
@@ -145,7 +145,7 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
     agreement.run_on_main(write_probe)
     # Listing the folder makes a network file system look again. The answer for a single file may
     # come from a cache.
-    seen = agreement.gather(folder.is_dir() and probe.name in os.listdir(folder))
+    seen = agreement.gather(folder.is_dir() and name in os.listdir(folder))
     agreement.run_on_main(probe.unlink)
 
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]

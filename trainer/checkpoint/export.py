@@ -112,16 +112,15 @@ def export_model(
     strategy.sync_buffers()
 
     entries = []
-    handles = []
-    for name, shape, dtype, handle in strategy.named_tensors():
-        name_in_file = form.name(name)
+    sources = []
+    for name, shape, own_dtype, handle in strategy.named_tensors():
+        name_in_file, dtype = form.name(name), form.dtype(name, own_dtype)
         if name_in_file is not None:
-            entries.append((name_in_file, shape, form.dtype(name, dtype)))
-            handles.append((name, handle))
+            entries.append((name_in_file, shape, dtype))
+            sources.append((name, handle, dtype))
 
-    # A step of this generator gathers one tensor, on all ranks.
-    pairs = zip(handles, entries, strict=True)
-    tensors = (strategy.gather(*handle).to(dtype) for handle, (_, _, dtype) in pairs)
+    # A step of this generator gathers a tensor, on all ranks.
+    tensors = (strategy.gather(name, handle).to(dtype) for name, handle, dtype in sources)
     problem = ""
     if strategy.accelerator.is_main_process:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ..distributed.agreement import Agreement
@@ -37,8 +36,22 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
         if start.found is not None or resume in ("none", "auto"):
             return start
 
-    start = _start_at(Path(resume), folder, own, agreement, origin)
-    return replace(start, continues=start.continues or again)
+    path = Path(resume)
+    info = verify_together(path, agreement)
+    if info.problem:
+        raise CheckpointError(
+            f"{path}: {info.problem}; name another checkpoint (RUN/checkpoints/step-...), or give "
+            "resume: auto, which takes the newest complete one"
+        )
+
+    continues = path.resolve().parent == folder.resolve()
+    if continues and own and step_of(own[0]) > info.step:
+        rule = (
+            f"{folder} continues to {own[0].name}; give another output_dir to branch off, or "
+            "delete the newer ones"
+        )
+        raise ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
+    return Start(found=info, continues=continues or again)
 
 
 def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Start:
@@ -65,24 +78,3 @@ def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Sta
             "output_dir, or --overwrite without resume, which deletes this one"
         )
     return Start(continues=True)
-
-
-def _start_at(
-    path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin
-) -> Start:
-    """Begin with the checkpoint at a path. Collective: call on every rank."""
-    info = verify_together(path, agreement)
-    if info.problem:
-        raise CheckpointError(
-            f"{path}: {info.problem}; name another checkpoint (RUN/checkpoints/step-...), or give "
-            "resume: auto, which takes the newest complete one"
-        )
-
-    continues = path.resolve().parent == folder.resolve()
-    if continues and own and step_of(own[0]) > info.step:
-        rule = (
-            f"{folder} continues to {own[0].name}; give another output_dir to branch off, or "
-            "delete the newer ones"
-        )
-        raise ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
-    return Start(found=info, continues=continues)

@@ -138,7 +138,7 @@ def state_of(
         CheckpointError: the optimizer keeps state that is not in ``form``.
     """
     state_key = shard.state_key
-    assert state_key is not None, f"{shard.name} is not trained"
+    assert state_key is not None
     begin = shard.state_offset
     end = begin + shard.tensor.numel()
 

@@ -6,7 +6,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,7 @@ def load(
         name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape
     ]
     shapes = {name: shape for name, shape, _ in contents.model}
-    places, unused = _find(parts, ranges, WEIGHTS, shapes, info.path, without=base, renamed=False)
-    _check_none([f"{name} is not in the model" for name in unused], info.path)
+    places, _ = _find(parts, ranges, WEIGHTS, shapes, info.path, without=base, strict=True)
 
     changes = changed_settings(
         {**before, "trained": sorted(ranges.names("parameter"))},
@@ -165,7 +164,7 @@ def _find(
     *,
     only: Mapping[str, str] | None = None,
     without: Collection[str] = (),
-    renamed: bool = True,
+    strict: bool = False,
 ) -> tuple[Places, list[str]]:
     """Find each tensor of the model in files.
 
@@ -174,8 +173,8 @@ def _find(
         shapes: of the stored tensors, by their names.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
-        renamed: whether a shared tensor may be stored under any of its names. The optimizer's state
-            is stored under the first.
+        strict: refuse stored tensors that the model lacks, and a shared tensor under another name
+            than the first, under which the optimizer's state is stored.
 
     Returns:
         The place of each tensor, and the names of stored tensors that the model lacks.
@@ -183,8 +182,9 @@ def _find(
     Raises:
         CheckpointError: a tensor is missing, or has another shape.
     """
+    in_model = dict(canonical_state(parts.strategy.model))
     names_of: dict[int, list[str]] = {}
-    for name, tensor in canonical_state(parts.strategy.model):
+    for name, tensor in in_model.items():
         names_of.setdefault(id(tensor), []).append(name)
 
     places: Places = {}
@@ -192,28 +192,23 @@ def _find(
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = names_of[id(handle)] if renamed else [name]
-        known = [other for other in names if other in shapes]
+        names = names_of[id(handle)]
+        known = [other for other in ([name] if strict else names) if other in shapes]
         stored = [(kind, other) for kind in kinds for other in known if ranges.holds(kind, other)]
         if stored:
             places[name] = stored[0]
             found = shapes[stored[0][1]]
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
-        elif 0 in shape:
-            places[name] = (kinds[0], name)  # an empty tensor is not stored
-        elif not only or any(other in only for other in names_of[id(handle)]):
-            wrong.append(f"{name} is missing")
-    _check_none(wrong, source)
+        elif 0 not in shape and (not only or not only.keys().isdisjoint(names)):
+            wrong.append(f"{name} is missing")  # a tensor without elements is not stored
 
-    in_model = {name for names in names_of.values() for name in names}
-    return places, [name for name in shapes if name not in in_model]
-
-
-def _check_none(wrong: Sequence[str], source: Path) -> None:
-    """Raise a CheckpointError about these differences between a model and its files, if any."""
+    unused = [name for name in shapes if name not in in_model]
+    if strict:
+        wrong += [f"{name} is not in the model" for name in unused]
     if wrong:
-        raise CheckpointError(f"{source}: does not hold this model: {listed(wrong, 3)}")
+        raise CheckpointError(f"{source}: does not hold this model: {listed(wrong)}")
+    return places, unused
 
 
 def _load_tensors(
@@ -241,7 +236,7 @@ def _load_tensors(
     strategy.write_back()
 
     for name, buffer in strategy.buffers():
-        if name in places and buffer.numel():
+        if name in places:
             buffer.copy_(ranges.whole(*places[name]).view_as(buffer))
 
     for shard, average in parts.averages or ():

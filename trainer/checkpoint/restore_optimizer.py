@@ -41,17 +41,18 @@ def restore_optimizer(
     for shard in strategy.shards():
         read(shard)
         state_key = shard.state_key
-        assert state_key is not None, f"{shard.name} is not trained"
+        assert state_key is not None
         if state_key not in states:
             # A flat group keeps one value for all parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
             values = _read_values(strategy, state_key, names, form, ranges, notices)
-            state: dict[str, Any] = {}
-            for key, dtype in form.ranges.items():
-                if values or any(ranges.holds(PREFIX + key, name) for name in names):
-                    state[key] = torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
-            states[state_key] = {**state, **values}
+            kept = {
+                key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
+                for key, dtype in form.ranges.items()
+                if values or any(ranges.holds(PREFIX + key, name) for name in names)
+            }
+            states[state_key] = kept | values
 
         for key in form.ranges:
             if ranges.holds(PREFIX + key, shard.name):

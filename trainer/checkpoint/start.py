@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..distributed.restarts import restarts
-
 if TYPE_CHECKING:
     from .discover import CheckpointInfo
 
@@ -33,16 +31,6 @@ class Start:
     @property
     def samples(self) -> int:
         return int(self.found.manifest["samples"]) if self.found else 0
-
-
-def restart_notices() -> list[str]:
-    """Return a notice that this is another attempt. None in the first attempt."""
-    count = restarts()
-    if not count:
-        return []
-    return [
-        f"started again by the launcher ({count} of --max_restarts): resumes as with resume: auto"
-    ]
 
 
 def how_to_resume(folder: Path) -> str:

@@ -55,6 +55,27 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     assert "starts anew" not in log_of(tmp_path / "run")
 
 
+def test_patience_and_mode_may_change_on_resume(tmp_path: Path) -> None:
+    best = {
+        "eval_every": 1,
+        "best_metric": "eval/loss",
+        "save_every": 1,
+        "keep_last": 9,
+        "sanity_evaluation": False,
+    }
+    fit(tmp_path, Evaluated(), **best)
+    lose(tmp_path, 8, 7, 6)
+    run = fit(tmp_path, Evaluated(), resume="auto", early_stop_patience=2, **best)
+    assert run.step == 7, "no best since step 3: patience ends at step 6"
+
+    lose(tmp_path, 7, 6)
+    fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **best)
+    said = "note: best/, of step 3, is of another best_mode: eval/loss starts anew"
+    assert said in log_of(tmp_path)
+    best_json = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert best_json["mode"] == "max" and best_json["step"] > 3
+
+
 class Falling(Plain):
     """The error on the clean set is 4, 3, 2, 9, 9 ...; that on the noisy one falls all the time."""
 
