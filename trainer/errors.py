@@ -164,6 +164,17 @@ class ConfigError(TrainerError, ValueError):
         return ConfigError, (self.problems,)
 
 
+def usage_error(key: str, value: object, rule: str) -> ConfigError:
+    """Return the error for a wrong word of the command line.
+
+    Args:
+        key: the option. Empty for a positional argument.
+        value: the word.
+        rule: the requirement and the change to make.
+    """
+    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))
+
+
 def _shown(value: object) -> str:
     """Return a value as text of at most 80 characters. Bools are spelled as in YAML."""
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
 """Run the command ``trainer``.
 
-Each command is a module with ``run(argv) -> exit code``, imported only when it is called.
+Each command is a module with ``run(argv) -> exit code``. A call imports only the module called.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0 means done, 1 means that it failed or would not run, 2 a mistake in the command line or in a
-    file.
+    0 means done, 1 a failure, and 2 a mistake in the command line or in a file.
     """
     parser = argparse.ArgumentParser(
         prog="trainer",
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             module = importlib.import_module(f".{args.command}", __package__)
             code = int(module.run(args.words))
-        sys.stdout.flush()  # a reader of a pipe that has closed it shows up here
+        sys.stdout.flush()  # raises BrokenPipeError if the reader has closed the pipe
         return code
     except TrainerError as error:
         print(error, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 Two runs are the same if every step is within the bound of the precision. A network that chooses
 (ReLU, max pooling, experts) may leave the bound by rounding alone. Then the reference itself,
-started from weights that are nudged in their last places, shows how far rounding leads.
+started from weights that are nudged in the last places, shows how far rounding leads.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Verdict:
 def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
     """Judge whether a run is the same as a reference.
 
-    The first loss must be within its bound in any case: rounding hardly changes the first loss, and
+    The first loss must be within the bound in any case: rounding hardly changes the first loss, and
     a fault shows there.
 
     Args:
@@ -126,7 +126,7 @@ def _is_led(step: int, gap: float, nudged: Sequence[Mapping[int, float]]) -> boo
     """Return whether nudged runs stray about as far from the reference, at about the same step.
 
     Args:
-        step, gap: a step of the run and its difference.
+        step, gap: a step of the run and the difference there.
         nudged: the differences of each nudged run, by step.
     """
     led = [far for gaps in nudged for at, far in gaps.items() if at <= NUDGE_AHEAD * step]

@@ -31,11 +31,11 @@ from ..checkpoint.untrusted import read_json
 from ..config.fingerprint import task_facts
 from ..config.train_config import TrainConfig
 from ..distributed.exit import run_and_exit
-from ..errors import TrainerError
+from ..errors import TrainerError, usage_error
 from ..reporting.directory import json_text
 from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
-from .usage import local_path, local_text, usage_error
+from .usage import local_path, local_text
 
 if TYPE_CHECKING:
     from ..config.load import Loaded

@@ -1,7 +1,6 @@
 """``trainer export CHECKPOINT --to DIR``: write the model of a checkpoint as safetensors.
 
-One process reads a checkpoint of any layout, without a strategy and a task. One tensor is in memory
-at a time.
+A single process reads a checkpoint of any layout, without a strategy and a task, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the model, print its file, and return 0. Raises as ``export_checkpoint`` does."""
+    """Write the model, print the file, and return 0. Raises as ``export_checkpoint`` does."""
     parser = argparse.ArgumentParser(prog="trainer export", description=__doc__)
     parser.add_argument("checkpoint", type=local_path, help="such as RUN/checkpoints/step-00000120")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
@@ -43,7 +42,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     Args:
         checkpoint: folder, of which every byte is verified first.
         folder: the new folder of the model.
-        averaged: write the moving average of the weights if there is one.
+        averaged: prefer the moving average of the weights.
 
     Returns:
         The file of the model in ``folder``.
@@ -73,10 +72,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
 
 
 def _read(contents: Contents, name: str, dtype: torch.dtype, *, averaged: bool) -> Tensor:
-    """Read a whole tensor of the model, or its moving average if it is wanted and was kept."""
+    """Read a whole tensor of the model, or the moving average if the checkpoint has an average."""
     kind = contents.kind(name)
     if averaged and contents.ranges.holds("average", name):
         kind = "average"
-    if kind is None:  # a tensor without elements, of which the checkpoint stores nothing
+    if kind is None:  # a tensor without elements: the checkpoint stores nothing
         return torch.empty(0, dtype=dtype)
     return contents.ranges.whole(kind, name).to(dtype)

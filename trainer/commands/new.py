@@ -1,4 +1,4 @@
-"""``trainer new NAME``: write a folder with a task that trains, its config, launch files and a test
+"""``trainer new NAME``: write a folder with a task that trains, a config, launch files and a test
 to start from.
 """
 
@@ -11,13 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .usage import local_path, usage_error
+from ..errors import usage_error
+from .usage import local_path
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the folder, print the command that trains in it, and return 0.
+    """Write the folder, print the command that trains there, and return 0.
 
     Raises:
         ConfigError: the folder exists, or cannot be written.
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer new", description=__doc__)
     parser.add_argument("name", type=local_path, help="the new folder")
     folder = parser.parse_args(argv).name
-    # Work on the template itself leaves files in it.
+    # Work on the template itself leaves such files.
     leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")
     try:
         shutil.copytree(TEMPLATE, folder, ignore=leftovers, copy_function=shutil.copyfile)
@@ -36,7 +37,6 @@ def run(argv: Sequence[str]) -> int:
     names = sorted(path.name for path in folder.iterdir())
     accelerate = shlex.quote(str(Path(sys.executable).with_name("accelerate")))
     launch = f"{accelerate} launch --config_file accel_configs/ddp.yaml"
-    print(f"written: {folder}/ ({', '.join(names)})")
-    print("next:")
+    print(f"written: {folder}/ ({', '.join(names)})\nnext:")
     print(f"cd {shlex.quote(str(folder))} && {launch} -m trainer train --config train.yaml")
     return 0

@@ -1,4 +1,4 @@
-"""Write the first weights of a run, nudged in their last places, for ``trainer parity``.
+"""Write the first weights of a run, nudged in the last places, for ``trainer parity``.
 
 A training from these weights shows how far rounding alone leads.
 """
@@ -23,9 +23,9 @@ NUDGED = "nudged-weights-"
 # The units in the last place by which each weight is nudged. A network that chooses (ReLU, max
 # pooling) takes another way by chance, the sooner the larger the nudge. How far the network then
 # goes does not depend on the nudge. Three runs of the digits CNN from weights nudged by 16 units
-# left the reference by the third step, and were 3e-3 to 2e-2 away within 30. Of six runs from
-# weights nudged by one unit none left within 20 steps, while two processes did at the fourth
-# (2026-11-23). Without such choices 16 units are 1e-6, and stay below the strict bounds.
+# left the reference by the third step, and were 3e-3 to 2e-2 away within 30. Six runs from weights
+# nudged by a single unit stayed for 20 steps, while two processes left at the fourth (2026-11-23).
+# Without such choices 16 units are 1e-6, and stay below the strict bounds.
 UNITS = 16
 
 
@@ -38,7 +38,7 @@ def first_weights(loaded: Loaded) -> tuple[str, dict[str, Tensor]]:
     """Build the model as every run of a config does, on the CPU.
 
     Returns:
-        The name of a model file, and parameters and persistent buffers by their names in the file.
+        The name of a model file, and parameters and persistent buffers by name in the file.
     """
     from ..checkpoint.export import ModelFile
     from ..strategies.tensors import canonical_state

@@ -5,11 +5,11 @@ numbers.
         --config train.yaml --steps 10 --lr 3e-4
 
 Every run has the same seed and the same global batch (--global_batch_size): accumulation makes up
-for the number of processes. The reference is one process without a launcher. The first file is the
-reference if the one process fails, or if a launch file holds the optimizer.
+for the number of processes. The reference is a single process without a launcher. The first file is
+the reference if the single process fails, or if a launch file holds the optimizer.
 
 If a run leaves the strict bound after the first step, the reference is run again from weights that
-are nudged in their last place: a network that chooses (ReLU, max pooling) takes another way after a
+are nudged in the last place: a network that chooses (ReLU, max pooling) takes another way after a
 rounding. Dropout draws other numbers on each rank: compare with p at 0.
 
 With --to the runs are kept: trainer compare DIR/runs/* shows their curves.
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.load import Loaded
+from ..errors import usage_error
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
 from ..script import load_config
@@ -33,7 +34,7 @@ from .curves import EXACT, Bounds, Gaps, Sameness, Verdict, bounds_of, gaps_of, 
 from .nudged import NUDGED, first_weights, is_nudged, write_nudged
 from .runs import Run
 from .trials import train
-from .usage import local_text, usage_error
+from .usage import local_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 def _one_process(
     requests: Mapping[str, Request], loaded: Loaded
 ) -> list[tuple[str | None, list[str]]]:
-    """Return the run of one process: no launch file, and the settings that only the files hold.
+    """Return the run of a single process: no launch file, and settings that only the files hold.
 
     Returns:
         An empty list if a launch file holds the optimizer or the schedule: the training config has
@@ -194,7 +195,7 @@ def _weights_gap(run: Path, reference: Path, initial: Mapping[str, Tensor]) -> f
 
     Args:
         run, reference: model files.
-        initial: the first weights, by their names in the files.
+        initial: the first weights, by name in the files.
     """
     from safetensors.torch import load_file
     from torch.nn import Parameter

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import usage_error
 from ..private.transformers import model_from_config
 from ..reporting.gpus import memory_of
 from ..script import load_config, load_task
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
-from .usage import local_text, usage_error
+from .usage import local_text
 
 _RESERVED = 2**30  # for the driver's context and the workspaces of libraries
 _USABLE = 0.92  # the share of the memory that an allocator can fill

@@ -14,8 +14,8 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from ..errors import usage_error
 from ..script import load_config, load_task
-from .usage import usage_error
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _first_batch(loaded: Loaded) -> tuple[Any, Any]:
-    """Build a task's data as one process, and return the task and the first micro-batch."""
+    """Build a task's data in this process, and return the task and the first micro-batch."""
     from ..building.data import build_data
     from ..data.batches import Layout
     from ..language.base import LanguageTask
@@ -68,7 +68,7 @@ def _first_batch(loaded: Loaded) -> tuple[Any, Any]:
 
 
 def _documents(row: dict[str, Any]) -> Iterator[list[tuple[int, bool]]]:
-    """Yield the documents of a row of ``CausalLM``: each token, and whether it is trained on.
+    """Yield the documents of a row of ``CausalLM``: tokens, and whether each is trained on.
 
     Position i holds token i and predicts token i + 1.
     """

@@ -1,6 +1,6 @@
 r"""``trainer train --config FILE``: train the task that a config names. No script is needed.
 
-Under a launcher, one of::
+Under a launcher::
 
     accelerate launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml
     torchrun --nproc_per_node 2 -m trainer train \

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config.naming import as_literal
 from .runs import Run, read_run
 
-# The last line of a traceback, or a line in which a rank names its error. The launcher's own error
+# The last line of a traceback, or a line in which a rank names an error. The launcher's own error
 # comes last and says nothing of the cause.
 _ERROR = re.compile(
     r"^\s*(?:\[rank\d+\]:\s*|traceback : )?"
@@ -27,14 +27,14 @@ def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: 
     """Train, wait for the end, and read the run back.
 
     Args:
-        name: of the run. Its folder is runs/NAME. logs/NAME.txt has the command and all that the
-            processes print.
-        launch_file: an accelerate YAML. None trains in one process, without a launcher.
+        name: of the run, whose folder is runs/NAME. logs/NAME.txt has the command and the output
+            of the processes.
+        launch_file: an accelerate YAML. None trains in a single process.
         arguments: the config and the settings of the training.
         folder: the folder of all runs.
 
     Returns:
-        The run. Only its name and its error if the training failed.
+        The run. Only the name and the error if the training failed.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]

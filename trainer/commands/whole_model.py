@@ -1,4 +1,4 @@
-"""Build a task's whole model in one process, for the commands that look at it."""
+"""Build a task's whole model in this process, for ``trainer parity``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..task import Task
 
 
 def build_whole(task: Task, seed: int = 0) -> nn.Module:
-    """Build a task's model with its first values, on the CPU of this process.
+    """Build a task's model with the first values, on the CPU of this process.
 
-    A model that the task builds on the meta device is allocated here and filled: from the files of
-    the pretrained model that it names, and by its own initialization.
+    A model on the meta device is allocated and filled, from the files of a pretrained model and by
+    the modules' initialization.
 
     Raises:
         CheckpointError: the pretrained model's files lack a tensor.
-        LaunchError: nothing gives a parameter its first value.
+        LaunchError: nothing initializes a parameter.
     """
     set_seed(seed)
     model = returned(task.build_model(), nn.Module, task, "build_model")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
+from ..errors import usage_error
 from .annotations import annotations_of
 from .train_config import DEFAULTS, TrainConfig
 
@@ -62,11 +62,5 @@ def _value_after(name: str, key: str, rest: list[str]) -> str:
     if follows:
         return rest.pop(0)
     if key in FILES or (key in annotations_of(TrainConfig) and not is_flag):
-        raise wrong_argument(f"needs a value: {name} VALUE", key)
+        raise usage_error(key, None, f"needs a value: {name} VALUE")
     return "true"
-
-
-def wrong_argument(rule: str, key: str = "", value: object = None) -> ConfigError:
-    """Return the error that an argument breaks a rule."""
-    origin = Origin(COMMAND_LINE, key=key)
-    return ConfigError(Problem(origin=origin, rule=rule, value=value))

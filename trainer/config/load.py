@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of, usage_error
 from ..text import HIDDEN, hidden
-from .arguments import FILES, split_command_line, wrong_argument
+from .arguments import FILES, split_command_line
 from .documents import Document, read_document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
@@ -68,7 +68,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
         path = words.pop(0)
     for word in words:
-        raise wrong_argument("settings are written --key value or key=value", value=word)
+        raise usage_error("", word, "settings are written --key value or key=value")
     is_printed = bool(texts.pop("print_config", ""))
     document = Document(path=COMMAND_LINE, data={})
     if path is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
+from ..errors import usage_error
 from ..text import did_you_mean
 
 # By name: memory in GiB, and peaks in TFLOP/s of matrix products in bf16, tf32 and fp32.
@@ -32,7 +32,7 @@ def memory_of(text: str) -> float:
             return gib
 
     rule = f"not a GPU known here, nor memory such as 24GiB; {did_you_mean(text, KNOWN)}"
-    raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="gpu"), value=text, rule=rule))
+    raise usage_error("gpu", text, rule)
 
 
 def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:

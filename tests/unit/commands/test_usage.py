@@ -1,4 +1,4 @@
-"""Arguments of the commands that must be local paths, and errors about what was typed."""
+"""Arguments of the commands that must be local paths, and errors in the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.commands.usage import local_path, local_text, usage_error
+from trainer.commands.usage import local_path, local_text
+from trainer.errors import usage_error
 
 
 def test_local_text_refuses_an_address() -> None:
