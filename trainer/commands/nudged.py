@@ -31,7 +31,7 @@ UNITS = 16
 
 def is_nudged(run: Run) -> bool:
     """Return whether a run began with nudged weights."""
-    return Path(str(run.plan.get("weights"))).name.startswith(NUDGED)
+    return f"/{NUDGED}" in str(run.plan.get("weights"))
 
 
 def first_weights(loaded: Loaded) -> tuple[str, dict[str, Tensor]]:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.load import Loaded
+from ..config.train_config import TrainConfig
 from ..errors import usage_error
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
@@ -66,25 +66,24 @@ def run(argv: Sequence[str]) -> int:
     requests = {path: read_accelerate_file(path) for path in args.files}
     words = ["--config", args.config] if args.config else []
     loaded = load_config([*words, *settings])
-    if loaded.config.global_batch_size is None:
+    config = loaded.config
+    if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
     for path, request in requests.items():
         if request.num_machines > 1:
             raise usage_error("", path, "has num_machines above 1; runs start on this machine")
 
-    shared = {**loaded.texts, **_OFF, "max_steps": args.steps}
-    shared["global_batch_size"] = loaded.config.global_batch_size
-    shared["warmup_steps"] = min(loaded.config.warmup_steps, args.steps)
-    shared.pop("output_dir", None)
+    warmup_steps = min(config.warmup_steps, args.steps)
+    shared = {**loaded.texts, **_OFF, "max_steps": args.steps, "warmup_steps": warmup_steps}
     words += [f"--{key}={value}" for key, value in shared.items()]
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.to or temporary)
+        alone = _one_process(requests, config)
         layouts: dict[str, tuple[str | None, list[str]]] = {}
-        for path, more in [*_one_process(requests, loaded), *((path, []) for path in requests)]:
-            # Numbered, because two files may have the same name.
-            name = f"{len(layouts)}-{'one-process' if path is None else Path(path).stem}"
-            layouts[name] = path, [*words, *more]
+        layouts |= {} if alone is None else {"0-one-process": (None, [*words, *alone])}
+        for path in requests:  # numbered, because two files may have the same name
+            layouts[f"{len(layouts)}-{Path(path).stem}"] = path, words
         runs = [train(name, *layout, folder) for name, layout in layouts.items()]
         ended = [run for run in runs if not run.error]
         if not ended:
@@ -97,18 +96,15 @@ def run(argv: Sequence[str]) -> int:
             model, other = (Path(each.path) / "model" / file for each in (run, reference))
             return {**gaps, "weights": {args.steps: _weights_gap(model, other, first)}}
 
-        reference = ended[0]
+        reference, *others = ended
         bounds = max((bounds_of(run.plan) for run in ended), key=lambda bounds: bounds.step)
-        gaps = {run.name: gaps_from_reference(run) for run in ended[1:]}
+        gaps = {run.name: gaps_from_reference(run) for run in others}
         verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
-
-        # Weights that the config names are not nudged: the key is taken.
-        nudges = 0 if loaded.config.weights is not None else args.nudges
+        unknown = {name for name in gaps if verdicts[name].sameness is Sameness.UNKNOWN}
         nudged: list[Gaps] = []
-        open_names = [name for name in gaps if verdicts[name].sameness is Sameness.UNKNOWN]
-        for seed in range(1, nudges + 1):
-            if all(verdicts[name].sameness is Sameness.ROUNDING for name in open_names):
-                break
+        # Weights that the config names are not nudged: the key is taken.
+        while unknown and config.weights is None and len(nudged) < args.nudges:
+            seed = len(nudged) + 1
             weights = folder / "weights" / f"{NUDGED}{seed}"
             write_nudged(first, weights / file, seed)
             path, arguments = layouts[reference.name]
@@ -117,6 +113,8 @@ def run(argv: Sequence[str]) -> int:
                 break
             nudged.append(gaps_from_reference(runs[-1]))
             verdicts = {name: judge(own, bounds, nudged) for name, own in gaps.items()}
+            if all(verdicts[name].sameness is Sameness.ROUNDING for name in unknown):
+                break
         return _report(runs, verdicts, bounds)
 
 
@@ -137,24 +135,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one_process(
-    requests: Mapping[str, Request], loaded: Loaded
-) -> list[tuple[str | None, list[str]]]:
-    """Return the run of a single process: no launch file, and settings that only the files hold.
+def _one_process(requests: Mapping[str, Request], config: TrainConfig) -> list[str] | None:
+    """Return the settings of the run of a single process that only launch files hold.
 
     Returns:
-        An empty list if a launch file holds the optimizer or the schedule: the training config has
-        no such setting.
+        None if a launch file holds the optimizer or the schedule: the training config has no such
+        setting.
     """
-    words = []
-    for key in ("mixed_precision", "max_grad_norm"):
-        given = [getattr(request, key) for request in requests.values()]
-        values = [sourced.value for sourced in given if sourced is not None]
-        if values and getattr(loaded.config, key) is None:
-            words.append(f"--{key}={values[0]}")
-
-    is_held = any(request.optimizer or request.scheduler for request in requests.values())
-    return [] if is_held else [(None, words)]
+    words: dict[str, str] = {}
+    for request in requests.values():
+        if request.optimizer or request.scheduler:
+            return None
+        for key in ("mixed_precision", "max_grad_norm"):
+            found = getattr(request, key)
+            if found is not None and getattr(config, key) is None:
+                words.setdefault(key, f"--{key}={found.value}")
+    return [*words.values()]
 
 
 def _report(runs: Sequence[Run], verdicts: Mapping[str, Verdict], bounds: Bounds) -> int:

@@ -16,12 +16,11 @@ from trainer.commands import parity
 from trainer.commands.nudged import NUDGED as NUDGED_FOLDER
 from trainer.commands.parity import run
 from trainer.commands.runs import Run
-from trainer.config.load import Loaded
 from trainer.launching.request import Request
 
 
 def test_one_process_gets_the_settings_of_launch_files() -> None:
-    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), origins={})
+    config = TrainConfig(task="a:B", max_steps=1)
     plain = Request(
         strategy="ddp",
         strategy_origin=origin("a.yaml:1"),
@@ -31,11 +30,11 @@ def test_one_process_gets_the_settings_of_launch_files() -> None:
         plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3")
     )
     words = ["--mixed_precision=bf16", "--max_grad_norm=0.5"]
-    assert parity._one_process({"a.yaml": plain, "b.yaml": clips}, config) == [(None, words)]
-    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), origins={})
-    assert parity._one_process({"a.yaml": plain}, said) == [(None, [])]
+    assert parity._one_process({"a.yaml": plain, "b.yaml": clips}, config) == words
+    said = TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16")
+    assert parity._one_process({"a.yaml": plain}, said) == []
     owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
-    assert parity._one_process({"a.yaml": plain, "b.yaml": owns}, config) == []
+    assert parity._one_process({"a.yaml": plain, "b.yaml": owns}, config) is None
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,10 @@ class Classifier(trainer.Task):
         for label, package in enumerate(PACKAGES):
             files = sorted(Path(sysconfig.get_path("stdlib"), package).rglob("*.py"))
             text = b"".join(file.read_bytes() for file in files)
-            count = len(text) // self.length
-            pieces = (
-                torch.frombuffer(bytearray(text[: count * self.length]), dtype=torch.uint8)
-                .view(count, -1)
-                .long()
-            )
-            labels = torch.full((count,), label)
-            border = count * 4 // 5  # the last files are held out, for pieces of one file are alike
+            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+            pieces = letters.unfold(0, self.length, self.length)  # without the rest at the end
+            labels = torch.full((len(pieces),), label)
+            border = len(pieces) * 4 // 5  # other files than those of the training are held out
             learn.append(TensorDataset(pieces[:border], labels[:border]))
             measure.append(TensorDataset(pieces[border:], labels[border:]))
         return trainer.Data(train=ConcatDataset(learn), evaluation=ConcatDataset(measure))
