@@ -2,7 +2,7 @@
 
     TrainerError                 exit code 1
     ├── ConfigError (ValueError)       2    a file, a key or a value is wrong
-    ├── LaunchError (ValueError)       2    what runs is not what was requested
+    ├── LaunchError (ValueError)       2    the run is not as requested
     ├── DataError (ValueError)         1    the data cannot serve this run
     └── CheckpointError (ValueError)   1    files of a run cannot be written or read
 
@@ -182,4 +182,4 @@ def _shown(value: object) -> str:
     text = repr(value)
     if len(text) <= 80:
         return text
-    return f"{text[:38]}...{text[-39:]}"  # the end of a path says more than its middle
+    return f"{text[:38]}...{text[-39:]}"  # the end of a path says more than the middle

@@ -113,7 +113,7 @@ def is_headline(name: str) -> bool:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the metrics that are shown to people, in one line."""
+    """Return the metrics that are shown to people, as a line."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if is_headline(name))
 
 
@@ -125,7 +125,7 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that decide what runs."""
+    """Return the versions of Python and of the installed packages that a run depends on."""
     # A checkout that is on PYTHONPATH, and not installed, has no version.
     found = {"samecurve": "not installed"}
     for name in ("samecurve", "torch", "accelerate", "deepspeed", "transformers"):

@@ -15,13 +15,13 @@ from ..errors import TrainerError
 from ..text import versions
 
 COMMANDS = {
-    "new": "a folder with a task that trains, its config, launch files and a test",
+    "new": "a folder with a task that trains, a config, launch files and a test",
     "train": "train a config's task; under a launcher: accelerate launch ... -m trainer train",
-    "evaluate": "measure a model under any strategy, and write its predictions",
+    "evaluate": "measure a model under any strategy, and write predictions",
     "checkpoints": "list the checkpoints of a run, and verify them",
     "export": "make a model folder from a checkpoint",
-    "show": "a batch of a language task, and which of its tokens are trained on",
-    "check": "read launch files and training configs, and say what would run",
+    "show": "a batch of a language task, with marks around the tokens that are trained on",
+    "check": "read launch files and training configs, and show the plan of each run",
     "parity": "train a few steps under each launch file: are loss, norm and weights the same?",
     "plan": "the memory of a GPU under each launch file, and which file to take",
     "compare": "runs beside each other: curves, speed, memory",

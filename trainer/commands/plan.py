@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def activation_bytes(config: Any, tokens: int, width: int, *, recompute: bool = False) -> int:
-    """Return the bytes of a transformer's activations after one forward pass.
+    """Return the bytes of a transformer's activations after a forward pass.
 
     A layer keeps 24 vectors of the hidden size for each token, if the attention keeps no scores.
     With recomputation each layer keeps the input, and the current layer the rest. The logits exist
@@ -135,7 +135,7 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args.layers, args.frozen_bytes, args.activations = _LAYERS, 0, None
     count = _COUNT.fullmatch(args.what)
     if count:
-        args.trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2] or " "))
+        args.trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2]))
         return args
 
     if args.what.endswith((".yaml", ".yml")):

@@ -55,7 +55,7 @@ def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
 
 
 def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
-    """Return the predictions for one batch, a mapping for each example.
+    """Return the predictions for a batch, a mapping for each example.
 
     Args:
         predicted: the result of ``prediction_step``.

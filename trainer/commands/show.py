@@ -100,7 +100,7 @@ def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
     text, before = "", ""
     for is_trained, span in groupby(tokens, key=itemgetter(1)):
         ids += [token for token, _ in span]
-        # A span that is decoded alone may lose its first space.
+        # A span that is decoded alone may lose the first space.
         decoded = tokenizer.decode(ids)
         added = decoded[len(before) :]
         text += f"«{added}»" if is_trained else added

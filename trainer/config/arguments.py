@@ -1,6 +1,6 @@
 """The command line of a training script.
 
-Settings are written ``--key value``, ``--key=value`` or ``key=value``, and nested ones
+Settings are written ``--key value``, ``--key=value`` or ``key=value``, and nested keys
 ``--task_settings.width 64``, which argparse cannot read. Their values stay text here, because the
 annotations of their keys decide later how they are read.
 """
@@ -16,11 +16,9 @@ from .train_config import DEFAULTS, TrainConfig
 
 _SWITCHES = ("help", "print_config")
 FILES = {
-    "config": "training config (YAML or JSON): what is trained; FILE as the first word is the same",
-    "accel_config": "accelerate YAML: how it runs, if the launcher is not `accelerate launch`",
-    "deepspeed": (
-        "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)"
-    ),
+    "config": "training config (YAML or JSON); FILE as the first word is the same",
+    "accel_config": "accelerate YAML, if the launcher is not `accelerate launch`",
+    "deepspeed": ("DeepSpeed JSON, under the `deepspeed` launcher (or --deepspeed_config)"),
 }
 _OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
 _DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)

@@ -36,7 +36,7 @@ class Loaded:
         config_file: the training config, as named on the command line.
         accel_config, deepspeed: the launch files, as named on the command line.
         texts: the settings of the command line as text, by dotted key. Only the task knows the
-            types of its settings.
+            types of ``task_settings``.
         is_printed: whether the config is shown instead of trained.
     """
 

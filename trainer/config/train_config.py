@@ -355,8 +355,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))
 
 # The first key of each group of the help, and the group's headline.
 GROUPS = {
-    "task": "What is trained, and where the results go",
-    "epochs": "How long, in which portions",
+    "task": "Task and folder",
+    "epochs": "Length and batches",
     "optimizer": "Optimizer and schedule",
     "mixed_precision": "Numbers",
     "log_every": "Logging, evaluation, saving",
