@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +39,7 @@ class Adapter:
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM") -> Any:
-    """Return the model with adapters, everything else frozen.
+    """Return the model with adapters. All other weights are frozen.
 
     Args:
         model: changed in place.
@@ -54,7 +53,7 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
 
     targets = adapter.targets
     if isinstance(targets, str) and targets != ALL:
-        targets = [targets]  # peft takes other text as a regular expression
+        targets = [targets]  # peft takes any other text as a regular expression
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # a factor
@@ -65,14 +64,14 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
         task_type=task_type,
     )
     try:
-        # The matrices stay on the meta device: they get the same first values on every layout.
+        # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", targets, first_line(error)) from None
 
 
 def adapter_part(model: Any) -> SavedPart:
-    """Return the adapter of a peft model as the part that is saved, in peft's own form.
+    """Return the adapter of a peft model as the part that is saved, in peft's file format.
 
     https://huggingface.co/docs/peft/developer_guides/checkpoint
 
@@ -80,16 +79,15 @@ def adapter_part(model: Any) -> SavedPart:
         model: not prepared yet.
 
     Raises:
-        ConfigError: a trained tensor is not in the file of an adapter.
+        ConfigError: the file of an adapter cannot hold some trained tensor.
     """
     from peft.utils import get_peft_model_state_dict
 
     tensors = dict(canonical_state(model))
-    first_name: dict[int, str] = {}  # of each tensor: checkpoints know shared tensors by it
-    for name, tensor in tensors.items():
-        first_name.setdefault(id(tensor), name)
+    # Checkpoints hold a shared tensor under the first of its names.
+    first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
 
-    # For "auto" peft would ask the hub whether an embedding was resized.
+    # With "auto" peft would ask the Hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
         model,
         state_dict=dict(tensors),
@@ -97,20 +95,19 @@ def adapter_part(model: Any) -> SavedPart:
         save_embedding_layers=False,
     )
     names = {first_name[id(tensor)]: name for name, tensor in in_file.items()}
-    lost = [name for name in first_name.values() if tensors[name].requires_grad]
-    lost = [name for name in lost if name not in names]
+    trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
+    lost = sorted(trained - names.keys())
     if lost:
         rule = f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone"
         raise setting_error("adapter", "", rule)
-    return SavedPart(file=FILE, names=names, save_config=partial(_save_config, model))
 
+    def save_config(directory: Path) -> None:
+        """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
+        config = copy.copy(model.peft_config[str(model.active_adapter)])
+        config.inference_mode = True
+        config.save_pretrained(str(directory))
+        generation_config = getattr(model.get_base_model(), "generation_config", None)
+        if generation_config is not None:
+            generation_config.save_pretrained(directory)
 
-def _save_config(model: Any, directory: Path) -> None:
-    """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
-    config = copy.copy(model.peft_config[str(model.active_adapter)])
-    config.inference_mode = True
-    config.save_pretrained(str(directory))
-
-    generation_config = getattr(model.get_base_model(), "generation_config", None)
-    if generation_config is not None:
-        generation_config.save_pretrained(directory)
+    return SavedPart(file=FILE, names=names, save_config=save_config)

@@ -1,4 +1,4 @@
-"""The base of the tasks of this folder: a model built without values, a tokenizer, documents."""
+"""The base of the language tasks: a model built without values, a tokenizer, documents."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, vocabu
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Values of attention for which transformers keeps packed documents apart by a mask. The others are
-# flash kernels.
+# For these values of ``attention`` transformers keeps packed documents apart by a mask. The others
+# are flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """A task with a transformers model, which is built without values, and a tokenizer.
+    """A task with a tokenizer and a transformers model, which is built without values.
 
     Args:
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
-        adapter: low-rank adapters, which alone are trained. {} for the defaults.
+        adapter: low-rank adapters. All other weights are frozen. {} for the defaults.
         attention: transformers' name: sdpa, eager, flash_attention_2. By default the choice of the
             model's class.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
         cache_dir: for tokens, and for converted tensors of experts.
-        data: to train on: a file, a folder, a pattern, hf:NAME, or a list of these
+        data: the training data: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
-        evaluation: the data to evaluate on, named in the same way, or the share of ``data`` that is
+        evaluation: the evaluation data, named in the same way, or the share of ``data`` that is
             kept for evaluation, such as 0.05, or several sets by name: ``{prose: a.jsonl, code:
             b.jsonl}``.
-        memory: kept between calls: the tokenizer, the files of the model, notices.
+        memory: values kept between calls: the tokenizer, the files of the model, notices.
     """
 
     model: LocalPath | None = None
@@ -63,7 +63,7 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take an adapter as a mapping, which code may give."""
+        """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
 
@@ -84,11 +84,11 @@ class LanguageTask(Task):
     def parts(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
     ) -> tuple[Any, Any]:
-        """Return the data to train on, and those to evaluate on as ``Data.evaluation`` has them.
+        """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
 
         Args:
-            read: returns all items that a setting names, by the key of the setting and its value.
-            make: returns the data that some of the items are, chosen by number.
+            read: ``read(key, value)`` returns all items that a setting names.
+            make: ``make(items, numbers)`` returns a data set of these items.
 
         Raises:
             ConfigError: the share of ``data`` for evaluation is all of the items, or none.
@@ -99,29 +99,31 @@ class LanguageTask(Task):
             return make(items, np.arange(len(items)))
 
         given = self.evaluation
-        if not isinstance(given, float):
-            train = whole("data", self.data)
-            sources = given if isinstance(given, Mapping) else {"": given}
-            sets = {name: whole("evaluation", source) for name, source in sources.items() if source}
-            return train, sets.get("", sets or None)
+        if isinstance(given, float):
+            # Every n-th item is kept for evaluation.
+            items = read("data", self.data)
+            kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
+            if kept.all() or not kept.any():
+                rule = f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one"
+                raise setting_error("evaluation", given, rule)
+            return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
-        # Every n-th item is kept for evaluation.
-        items = read("data", self.data)
-        kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
-        if kept.all() or not kept.any():
-            rule = f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one"
-            raise setting_error("evaluation", given, rule)
-        return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
+        train = whole("data", self.data)
+        if not given:
+            return train, None
+        if isinstance(given, Mapping):
+            return train, {name: whole("evaluation", source) for name, source in given.items()}
+        return train, whole("evaluation", given)
 
     def load_tokenizer(self) -> Any:
-        """Return the tokenizer, which the first call loads."""
+        """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
             self.memory["tokenizer"] = load_tokenizer(str(self.tokenizer or self.model), key)
         return self.memory["tokenizer"]
 
     def note(self, *lines: str) -> None:
-        """Add lines to the notices of the banner, each once."""
+        """Add lines to the notices of the banner. A line that is there already is not repeated."""
         self.memory.setdefault("notices", {}).update(dict.fromkeys(lines))
 
     def notices(self) -> list[str]:
@@ -133,8 +135,8 @@ class LanguageTask(Task):
         """Build the pretrained model without its values.
 
         Args:
-            auto_class: of transformers.
-            options: of the model's configuration.
+            auto_class: name of a class of transformers.
+            options: keys of the model's configuration.
         """
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
@@ -142,13 +144,13 @@ class LanguageTask(Task):
             self.cache_dir,
             auto_class,
             self.ignore_tensors or (),
-            None if self.adapter is None else self.adapter.quantize,
+            self.adapter and self.adapter.quantize,
             **options,
         )
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
-        """Return a model with the task's adapters, and its class named in the configuration.
+        """Return a model with the task's adapters, and name the model's class in its configuration.
 
         Args:
             model: without adapters, changed in place.
@@ -169,14 +171,12 @@ class LanguageTask(Task):
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.
 
-        None for a folder with an adapter, which is read into the model of this task.
+        None for a folder with an adapter, which is loaded into the model of this task.
         """
         if not (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return None
-        settings: dict[str, Any] = {"model": str(folder), "adapter": None}
-        if hasattr(self, "config"):  # of a model from scratch
-            settings["config"] = None
-        return replace(self, **settings)
+        scratch: dict[str, Any] = {"config": None} if hasattr(self, "config") else {}
+        return replace(self, model=str(folder), adapter=None, **scratch)
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
         layer: Any = module
@@ -184,7 +184,7 @@ class LanguageTask(Task):
             super().initialize(model, module)
             return
         for adapter in layer.lora_A:
-            # True: the second matrix is zeros, so that a new adapter adds nothing.
+            # True: the second matrix is zero, so that a new adapter changes no output.
             layer.reset_lora_parameters(adapter, True)
 
     def save_extras(self, directory: Path) -> None:
@@ -201,7 +201,7 @@ class TokenTask(LanguageTask):
     Args:
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
-        text_column: the column to train on, of rows with columns.
+        text_column: the column to train on.
         bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
             first bad row ends the run.
     """
@@ -218,14 +218,14 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
-        if self.config and self.adapter is not None and self.adapter.quantize is not None:
+        if self.config and self.adapter and self.adapter.quantize:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
     def encoder(self, row: Row) -> Encoder:
         """Return the encoder of rows.
 
         Args:
-            row: the first row of the data. Empty if the data is empty.
+            row: the first row of the data. Empty if there is none.
         """
         columns = Columns(names=(self.text_column,))
         return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
@@ -245,11 +245,11 @@ class TokenTask(LanguageTask):
         """Build the model of the files or of the configuration, without values.
 
         Args:
-            auto_class: of transformers.
-            defaults: of keys that ``config`` does not set.
+            auto_class: name of a class of transformers.
+            defaults: values of keys that ``config`` does not set.
 
         Raises:
-            ConfigError: the model has no embedding for some tokens: a GPU would stop without a
+            ConfigError: the model has no embedding for some tokens. A GPU would stop without a
                 reason.
         """
         vocabulary = vocabulary_of(self.load_tokenizer())
@@ -282,7 +282,7 @@ class TokenTask(LanguageTask):
         return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Return the mean loss of each row over its tokens, and the number of these tokens."""
+        """Return the mean loss over the targets of each row, and the number of these targets."""
         labels = batch["labels"]
         logits = model(**self.inputs(batch), use_cache=False).logits
         losses = loss_of_logits(logits, labels, "none").view(labels.shape)
@@ -291,6 +291,5 @@ class TokenTask(LanguageTask):
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how
-        # documents are cut into batches.
-        # exp(710) is larger than any float.
+        # documents are cut into batches. exp(710) is larger than any float.
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}

@@ -1,4 +1,4 @@
-"""The page beside an exported model: settings, training, evaluation."""
+"""The README.md of an exported model: settings, training, evaluation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from ..text import hidden
 from .base import LanguageTask
 
 TRAINING = (
-    *("run_name", "strategy", "world_size", "precision", "global_batch_size", "optimizer", "lr"),
-    *("schedule", "step", "spent", "versions"),
+    "run_name",
+    "strategy",
+    "world_size",
+    "precision",
+    "global_batch_size",
+    "optimizer",
+    "lr",
+    "schedule",
+    "step",
+    "spent",
+    "versions",
 )
 
 
@@ -36,9 +45,8 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
         "Training": {key: run[key] for key in TRAINING},
         "Evaluation": run["last_evaluation"],
     }
-    texts = [
-        f"\n## {name}\n\n```yaml\n{to_yaml(values)}```\n"
-        for name, values in sections.items()
-        if values
-    ]
-    return f"---\n{head}\n---\n\n# {title}\n{''.join(texts)}"
+    text = f"---\n{head}\n---\n\n# {title}\n"
+    for name, values in sections.items():
+        if values:
+            text += f"\n## {name}\n\n```yaml\n{to_yaml(values)}```\n"
+    return text

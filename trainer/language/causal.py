@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import read_template
-from .tokens import Corpus, Encoder, Int64Array, vocabulary_of
+from .tokens import Encoder, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,32 +39,32 @@ class CausalLM(TokenTask):
     """Predict the next token of texts, or the assistant's words in conversations.
 
     Args:
-        data: to train on: a file, a folder, a pattern, hf:NAME, or a list of these
+        data: the training data: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
-        evaluation: the data to evaluate on, named in the same way, or the share of the documents of
+        evaluation: the evaluation data, named in the same way, or the share of the documents of
             ``data`` that is kept for evaluation, such as 0.05, or several sets by name.
         model: a folder of safetensors or a name on the Hub.
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
         tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
-        text_column: the column to train on, of rows with columns.
-        messages_column: of rows that are conversations: a list of {role, content}. The assistant's
+        text_column: the column to train on.
+        messages_column: the column with conversations: a list of {role, content}. The assistant's
             words are trained on. Columns that are not named are found by their usual names
             (``columns.py``).
-        prompt_column, completion_column: of rows with a question and its answer, as text or as
+        prompt_column, completion_column: the columns with a question and the answer, as text or as
             messages. The answer is trained on.
-        template: writes conversations: a Jinja file, its text, a name (chatml, alpaca, or a name of
-            the tokenizer's templates). By default the tokenizer's chat template.
-        chat_template_kwargs: arguments of the template beside the messages. Those of a row come
-            first.
-        turns: ``each`` trains on each turn of a conversation as the template writes the turn while
-            it is the last. By default a conversation is trained on once, as it is at its end.
+        template: the chat template: a Jinja file, the text of a template, a name (chatml, alpaca,
+            or a name of the tokenizer's templates). By default the tokenizer's.
+        chat_template_kwargs: arguments of the template beside the messages. Those of a row override
+            these.
+        turns: ``each`` trains on each turn of a conversation as the template writes the turn when
+            it is the last. By default the conversation is written and trained on once, as a whole.
         sequence_length: positions of a row.
         packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
             each document a row.
         long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
             behind the first piece, or ``refuse``d.
-        adapter: low-rank adapters, which alone are trained. {} for the defaults.
+        adapter: low-rank adapters. All other weights are frozen. {} for the defaults.
         attention: transformers' name: sdpa, eager, flash_attention_2 (on GPUs). By default the
             choice of the model's class.
         activation_checkpointing: recompute the activations of each layer (2: of every second layer)
@@ -96,17 +97,16 @@ class CausalLM(TokenTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        def rows(corpus: Corpus, chosen: Int64Array) -> Rows:
-            return Rows(
-                corpus,
-                chosen,
+        train, evaluation = self.parts(
+            self.tokenized,
+            partial(
+                Rows,
                 length=self.sequence_length,
                 packing=self.packing,
                 long_documents=self.long_documents,
                 cache=self.cache_dir,
-            )
-
-        train, evaluation = self.parts(self.tokenized, rows)
+            ),
+        )
         tokenizer = self.load_tokenizer()
         collate = Collate(
             length=None if self.packing == "none" else self.sequence_length,
@@ -120,13 +120,9 @@ class CausalLM(TokenTask):
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column:
             usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
-        fitting = (columns for columns in usual if None not in map(row.get, columns[1]))
-        kind, names = next(fitting, usual[0])
+        fitting = (given for given in usual if None not in map(row.get, given[1]))
         columns = Columns(
-            kind=kind,
-            names=names,
-            each_turn=self.turns == "each",
-            settings=self.chat_template_kwargs,
+            *next(fitting, usual[0]), self.turns == "each", self.chat_template_kwargs or {}
         )
 
         tokenizer = self.load_tokenizer()
@@ -136,24 +132,22 @@ class CausalLM(TokenTask):
             return Encoder(tokenizer, columns, bad_rows=self.bad_rows)
 
         text, name = read_template(tokenizer, self.template)
-        writer = ChatWriter(tokenizer, text)
-        ends = self.memory.setdefault("ends", writer.turn_ends())
         self.note(f"template: {name}")
-        if not ends:
+        writer = ChatWriter(tokenizer, text)
+        if not self.memory.setdefault("ends", writer.turn_ends()):
             self.note("template: no token ends a turn of the assistant")
         return Encoder(tokenizer, columns, writer, self.bad_rows)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if deterministic and self.attention not in (*DENSE, "flash_attention_2"):
+        is_known = self.attention in (*DENSE, "flash_attention_2")
+        if torch.are_deterministic_algorithms_enabled() and not is_known:
             rule = "is not known to be deterministic; set flash_attention_2 or sdpa"
             raise setting_error("attention", self.attention, rule)
-        model = self.load_model(vocabulary_of(self.load_tokenizer()))
-        notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
-        if notice:
-            self.note(notice)
+        tokenizer = self.load_tokenizer()
+        model = self.load_model(vocabulary_of(tokenizer))
+        self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
 
@@ -167,22 +161,22 @@ class CausalLM(TokenTask):
 
         head = adapted.get_output_embeddings()
         reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
-        if type(head) is not nn.Linear:
-            reason = reason or "the last layer has an adapter"
-        if not reason:
+        if not reason and type(head) is not nn.Linear:
+            reason = "the last layer has an adapter"
+        if reason and self.loss == "fused":
+            raise setting_error("loss", "fused", f"{reason}; set plain")
+        if reason:
+            self.note(f"loss: all logits at once, since {reason}")
+        else:
             head.__class__ = FusedHead
             head.always = self.loss == "fused"
-        elif self.loss == "fused":
-            raise setting_error("loss", self.loss, f"{reason}; set plain")
-        else:
-            self.note(f"loss: all logits at once, since {reason}")
         return adapted  # type: ignore[no-any-return]
 
     def load_model(self, vocabulary: int) -> Any:
         """Build the transformers model. A subclass may override this method.
 
         Args:
-            vocabulary: number of tokens.
+            vocabulary: number of tokens of the tokenizer.
         """
         end = self.load_tokenizer().eos_token_id
         # torch never trains the embedding of a pad_token_id, which is often the end of a text.
@@ -191,20 +185,20 @@ class CausalLM(TokenTask):
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        # No mask: beside a mask, models overlook the positions.
+        # No mask: with a mask, models ignore the positions.
         if self.packing == "none":
             # Padding is behind the row's only document, which does not see the padding.
             return {"input_ids": batch["input_ids"]}
 
-        # transformers 5.23 finds the borders for flash kernels in the positions of a single row
-        # only. All rows in a single long row are the same.
+        # For flash kernels transformers 5.23 finds the documents in the positions of a single row
+        # only. All rows as a single long row have the same loss.
         rows = len(batch["input_ids"]) if self.attention in DENSE else 1
         return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
 
     # -- export -----------------------------------------------------------------------------------
 
     def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer, with the template and the end of a text that were trained on."""
+        """Write the tokenizer, with the chat template and the end of a text of this training."""
         tokenizer = copy.deepcopy(self.load_tokenizer())
         ends = self.memory.get("ends")
         if ends and tokenizer.eos_token_id not in ends:

@@ -2,8 +2,8 @@
 
 The whole conversation is rendered once, and that text is trained on. The spans are the text that
 the template writes for the assistant's messages, without the text that makes the assistant speak
-(``add_generation_prompt``), which is given at generation. A template with {% generation %} marks
-says itself which spans are trained on.
+(``add_generation_prompt``), which is given at generation. In a template with {% generation %} marks
+the spans are the marked text.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
-from .messages import FORMS, Chat, Form, Message, in_form, spoken_text, thoughts_of
+from .messages import FORMS, Chat, Form, Message, in_form, thoughts_and_words
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
 from .templates import GENERATION
 
-# Templates are tried with these: words and names that no template writes by itself.
+# Messages to try templates with. No template writes these words and names without being asked.
 WORDS = "forty two words"
 QUESTION: Message = {"role": "user", "content": WORDS}
 ANSWER: Message = {"role": "assistant", "content": WORDS}
 FUNCTION = {"name": "f_one", "arguments": {"x_one": "y_one"}}
 CALL: Message = {
     "role": "assistant",
+    "content": "",
     "tool_calls": [{"id": "abcdefghi", "type": "function", "function": FUNCTION}],
 }
 RESULT: Message = {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi", "content": "z"}
@@ -38,7 +39,7 @@ class Part(NamedTuple):
     """Characters of a rendered conversation, from ``start`` to ``end``.
 
     Args:
-        message: by number, which wrote them. ``NOBODY``: the template itself.
+        message: number of the message that wrote them, or ``NOBODY``: the template itself.
     """
 
     message: int
@@ -46,7 +47,7 @@ class Part(NamedTuple):
     end: int
 
 
-# A text, and the spans of its characters that are trained on. None: all of it.
+# A text, and the spans of characters that are trained on. None: the whole text.
 TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
 
 
@@ -54,12 +55,12 @@ class ChatWriter:
     """Writes conversations with a chat template.
 
     Args:
-        tokenizer: that knows the special tokens of the template.
+        tokenizer: has the special tokens of the template.
         text: of the template.
 
     Attributes:
-        without_thoughts: how many of the assistant's turns the template wrote without their
-            thoughts, as many do with all turns but the last.
+        without_thoughts: number of turns that the template wrote without the assistant's thoughts.
+            Many templates keep the thoughts of the last turn only.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
@@ -74,17 +75,17 @@ class ChatWriter:
         """Write a conversation.
 
         Args:
-            origin: of the conversation, for messages of errors.
+            origin: of the conversation, for error messages.
 
         Raises:
-            ConfigError: the template refuses it, leaves something out, or does not show whose text
-                is whose.
+            ConfigError: the template refuses the conversation, leaves out words, or does not show
+                who says which words.
         """
         try:
             text, parts = self._parts(chat.messages, chat.settings)
             if not self.has_marks:
                 parts = self._spoken(chat, text, parts)
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # templates raise any error
             rule = f"the template refuses this conversation: {first_line(error)}"
             raise setting_error("template", origin, rule) from None
 
@@ -93,21 +94,21 @@ class ChatWriter:
         for number, start, end in spans:
             trained[number] += text[start:end]
         for number, message in enumerate(chat.messages):
-            said = spoken_text(message)
-            words = [said, *map(_name_of, message.get("tool_calls") or ())]
+            thoughts, said = thoughts_and_words(message)
             written = trained[number] if chat.trained[number] else text
-            is_right = all(word in written for word in words)
-            if message["role"] == "tool":  # if it has a part, its answer may be JSON there
-                has_part = self.has_marks or any(of == number for of, _, _ in parts)
+            names = map(_name_of, message.get("tool_calls") or ())
+            is_right = all(word in written for word in (said, *names))
+            if message["role"] == "tool":  # a part of the tool may hold the answer as JSON
+                has_part = self.has_marks or any(part.message == number for part in parts)
                 is_right = has_part or not said or not any(said in words for words in trained)
             if not is_right:
                 rule = (
                     f"the template leaves out words of the {message['role']}, or does not show "
-                    "that they are its own; give another template, or put "
-                    "{% generation %} around them"
+                    "who says them; give another template, or put "
+                    "{% generation %} around the assistant's words"
                 )
                 raise setting_error("template", f"{origin} message {number + 1}", rule)
-            self.without_thoughts += chat.trained[number] and thoughts_of(message) not in written
+            self.without_thoughts += chat.trained[number] and thoughts not in written
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             rule = "the template leaves the row's tools out; give another template"
@@ -115,20 +116,20 @@ class ChatWriter:
         return text, [(start, end) for _, start, end in spans]
 
     def turn_ends(self) -> list[int]:
-        """Return the tokens that end a turn of the assistant: an answer, then a call of a tool.
+        """Return the tokens that end an answer of the assistant, and a call of a tool.
 
-        That is the last token that the template writes behind the turn (``<|im_end|>``), if the
-        tokenizer has such a token.
+        That is the last special token that the template writes behind the turn (``<|im_end|>``).
+        Empty if there is no such token.
         """
         found = []
+        special = self.tokenizer.added_tokens_decoder
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
             chat = Chat(messages=[QUESTION, turn], trained=[False, True], settings={})
             with suppress(ConfigError):
-                _, _, behind = self.write("", chat)[0].rpartition(word)
+                behind = self.write("", chat)[0].rpartition(word)[-1]
                 tokens = self.tokenizer(behind, add_special_tokens=False)["input_ids"]
-                known = self.tokenizer.added_tokens_decoder
-                found += [token for token in tokens if token in known][-1:]
-        return list(dict.fromkeys(found))
+                found += [token for token in tokens if token in special][-1:]
+        return found
 
     def _parts(
         self,
@@ -140,11 +141,11 @@ class ChatWriter:
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and the parts that messages wrote, in order.
 
-        A template with {% generation %} marks has the parts inside of them.
+        The parts of a template with {% generation %} marks are the marked text.
 
         Args:
             given: messages.
-            settings: what the template gets beside the messages, such as ``tools``.
+            settings: arguments of the template beside the messages, such as ``tools``.
             prompt: end with the text that makes the assistant speak.
             form: of the messages. None: the form that the template takes.
         """
@@ -154,29 +155,35 @@ class ChatWriter:
         pieces: list[str] = []
         marks: list[tuple[int, int]] = []
         writers: list[int] = []  # of each character
-        variables = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None}
-        variables |= {"messages": messages, "add_generation_prompt": prompt, **settings}
+        variables = {
+            **self.tokenizer.special_tokens_map,
+            "tools": None,
+            "documents": None,
+            "messages": messages,
+            "add_generation_prompt": prompt,
+            **settings,
+            "watch_": watch,
+        }
         with self.watched.environment.activate_tracker(pieces, marks):
-            for piece in self.watched.generate(watch_=watch, **variables):
+            for piece in self.watched.generate(variables):
                 pieces.append(piece)
                 writers += [watch.writers[-1]] * len(piece)
 
         parts: list[Part] = []
+        end = 0
+        for writer, stretch in groupby(writers):
+            start, end = end, end + len(list(stretch))
+            parts.append(Part(writer, start, end))
         if self.has_marks:
-            for start, end in marks:
-                # The end of the whole text (Phi-3's) may be marked: it is the last message's.
-                if end > start:
-                    parts.append(Part(writers[start] % len(messages), start, end))
-        else:
-            for writer, stretch in groupby(writers):
-                start = parts[-1].end if parts else 0
-                parts.append(Part(writer, start, start + len(list(stretch))))
+            # NOBODY writes the end of the whole text (Phi-3). If marked, the last message has it.
+            whose = [writer % len(messages) for writer in writers]
+            parts = [Part(whose[start], start, end) for start, end in marks if start < end]
         return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:
         """Return the parts of messages without the text that makes the assistant speak.
 
-        Behind its last message a template may write the end of the whole text, as Phi-3's.
+        Behind the last message a template may write the end of the whole text (Phi-3).
         """
         spoken: list[Part] = []
         openings: dict[bool, str] = {}
@@ -195,7 +202,7 @@ class ChatWriter:
                     openings[is_answered] = self._opening(before, chat.settings)
                 opening = openings[is_answered]
                 begin = start + len(commonprefix([opening, text[start:end]]))  # noqa: RUF071
-                words = spoken_text(chat.messages[number])
+                _, words = thoughts_and_words(chat.messages[number])
                 if begin - start < len(opening) and words:
                     # The opening begins thoughts that the template left out here.
                     found = text.rfind(words, start, begin + len(words))
@@ -213,8 +220,8 @@ class ChatWriter:
         if prompted.startswith(text) and prompted != text:
             return prompted[len(text) :]
 
-        # Without the prompt the template writes another end of the text (Phi-3's), or it always
-        # writes the prompt (DeepSeek's behind tools).
+        # Without the prompt the template writes another end of the text (Phi-3), or the template
+        # always writes the prompt (DeepSeek behind the answers of tools).
         tail = prompted[parts[-1].start :] if parts[-1].message == NOBODY else ""
         is_end = prompted == text and tail.lstrip().startswith(self.tokenizer.eos_token or tail)
         return "" if is_end else tail
@@ -228,7 +235,7 @@ class ChatWriter:
         talk = [QUESTION, CALL, RESULT] if calls else [QUESTION, ANSWER]
         words = (WORDS, "f_one", "x_one", "y_one") if calls else (WORDS,)
         for form in FORMS:
-            with suppress(Exception):  # a template raises what it likes
+            with suppress(Exception):  # templates raise any error
                 text, _ = self._parts(talk, {}, form=form)
                 if all(word in text for word in words):
                     return form

@@ -1,12 +1,11 @@
-"""The columns of a row that are trained on, and the conversation or the tokens in them."""
+"""The columns of a row that are trained on, and the conversations or the tokens in them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import compress
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .messages import Chat, read_chat
@@ -43,34 +42,33 @@ def take(row: Row, origin: str, column: str, key: str, kind: type = object) -> A
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Columns:
     """The columns of a row to train on.
 
     Args:
-        kind: of their contents. ``messages`` is a conversation, ``prompt`` a question and its
-            answer as text or as messages, ``ids`` are tokens, with ``labels`` beside them if the
-            row has them. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``,
-            the answer is ``output``.
+        kind: of the contents. ``messages`` is a conversation, ``prompt`` a question and the answer
+            as text or as messages, ``ids`` are tokens, with ``labels`` beside them if the row has
+            labels. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
+            answer is ``output``.
         names: of the columns.
-        each_turn: a conversation is trained on turn by turn: each as the template writes the turn
-            while it is the last.
-        settings: of the template, for all conversations. Those of a row come first.
+        each_turn: train on each turn of a conversation as the template writes the turn when the
+            turn is the last.
+        settings: of the template, for all conversations. Those of a row override these.
     """
 
     kind: Kind = "text"
     names: tuple[str, ...] = ("text",)
     each_turn: bool = False
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""
-        if self.kind == "prompt":
-            return isinstance(row.get(self.names[0]), list)
-        return self.kind in ("messages", "instruction")
+        has_messages = self.kind == "prompt" and isinstance(row.get(self.names[0]), list)
+        return has_messages or self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row to train on: one, or one for each turn.
+        """Return the conversations of a row to train on: the whole, or one for each turn.
 
         Raises:
             ConfigError: the row has another form.
@@ -78,49 +76,52 @@ class Columns:
         if any(map(row.get, MEDIA)):
             raise setting_error("data", origin, "has images or other media; only text is supported")
 
-        settings = {**(self.settings or {}), **(row.get("chat_template_kwargs") or {})}
-        tools = row.get("tools")
+        tools = row.get("tools") or []
         if isinstance(tools, str):
             with suppress(ValueError):
-                tools = json.loads(tools or "null")
+                tools = json.loads(tools) or []
+        if not isinstance(tools, list):
+            raise setting_error("data", origin, "tools: must be a list, or the JSON text of a list")
+        settings = {**self.settings, **(row.get("chat_template_kwargs") or {})}
         if tools:
             settings["tools"] = tools
-        if not isinstance(tools or [], list):
-            raise setting_error("data", origin, "tools: must be a list, or its JSON text")
 
-        key = f"{'completion' if self.kind == 'prompt' else 'messages'}_column"
         prompt = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        messages = take(row, origin, self.names[-1], key)
+        key = "messages_column"
         if self.kind == "prompt":
+            key = "completion_column"
             prompt = take(row, origin, self.names[0], "prompt_column")
-        elif self.kind == "instruction":
+        messages = take(row, origin, self.names[-1], key)
+        if self.kind == "instruction":
             parts = take(row, origin, "instruction", "data", str), row.get("input")
             prompt.append({"role": "user", "content": "\n\n".join(filter(None, parts))})
             messages = [{"role": "assistant", "content": messages}]
+
         chat = read_chat(origin, key, prompt, messages, settings)
         if not self.each_turn:
             return [chat]
-        turns = []
-        for number in compress(range(len(chat.trained)), chat.trained):
-            only = [False] * number + [True]
-            turns.append(replace(chat, messages=chat.messages[: number + 1], trained=only))
-        return turns
+        return [
+            replace(chat, messages=chat.messages[: number + 1], trained=[False] * number + [True])
+            for number, is_trained in enumerate(chat.trained)
+            if is_trained
+        ]
 
 
 def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of a row that holds some, and which of them are targets.
+    """Return the tokens of a row that holds tokens, and 1 for each target, else 0.
 
-    All are, or those whose label is not -100.
+    A token is a target if its label is not -100. Without labels all tokens are targets.
 
     Raises:
-        ConfigError: a label is another token than the token at its place, or a token is no number
-            below ``vocabulary``.
+        ConfigError: a label is neither -100 nor the token at the same place, or a token is no
+            number below ``vocabulary``.
     """
     ids = take(row, origin, column, "data", list)
     labels = ids if row.get("labels") is None else row["labels"]
     are_tokens = all(id in range(vocabulary) for id in ids)
-    kept = [-100 if label == -100 else id for id, label in zip(ids, labels, strict=False)]
-    if not are_tokens or len(labels) != len(ids) or labels != kept:
+    targets = [int(label != -100) for label in labels]
+    expected = [id if target else -100 for id, target in zip(ids, targets, strict=False)]
+    if not are_tokens or len(labels) != len(ids) or labels != expected:
         rule = f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token"
         raise setting_error("data", origin, rule)
-    return ids, [int(label != -100) for label in labels]
+    return ids, targets

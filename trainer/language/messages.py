@@ -27,9 +27,9 @@ class Chat:
     """A conversation to train on.
 
     Args:
-        messages: each with a role, and content or tool_calls.
-        trained: of each message, whether it is trained on.
-        settings: what the template gets beside the messages: tools, and whatever the row says.
+        messages: each with a role, content, and perhaps tool_calls.
+        trained: for each message, whether the message is trained on.
+        settings: arguments of the template beside the messages: tools, and those of the row.
     """
 
     messages: list[Message]
@@ -41,7 +41,7 @@ class Form(NamedTuple):
     """The form in which a template takes messages.
 
     Args:
-        arguments_as_text: arguments of a call are JSON text instead of a mapping.
+        arguments_as_text: the arguments of a call are JSON text instead of a mapping.
         in_parts: content is a list of {type: text, text: ...}.
     """
 
@@ -52,27 +52,27 @@ class Form(NamedTuple):
 FORMS = (Form(False, False), Form(True, False), Form(False, True), Form(True, True))
 
 
-def thoughts_of(message: Message) -> str:
-    """Return the thoughts of a message: of their own key, or in its content."""
-    content, _, _ = message.get("content", "").rpartition("</think>")
-    thoughts = message.get("reasoning_content") or content.replace("<think>", "")
-    return str(thoughts).strip()
+def thoughts_and_words(message: Message) -> tuple[str, str]:
+    """Return the thoughts of a message, from ``reasoning_content`` or the content, and the rest."""
+    before, _, words = message["content"].rpartition("</think>")
+    thoughts = message.get("reasoning_content") or before.replace("<think>", "")
+    return str(thoughts).strip(), words.strip()
 
 
 def read_chat(
     origin: str, key: str, prompt: Any, messages: Any, settings: Mapping[str, Any]
 ) -> Chat:
-    """Check a conversation of a row, and bring it to the form that templates take.
+    """Read a conversation of a row.
 
     Args:
-        origin: of the row, for messages of errors.
+        origin: of the row, for error messages.
         key: of the setting that names the column.
         prompt: messages before ``messages``, which are not trained on.
         messages: of the row.
         settings: as of ``Chat``.
 
     Raises:
-        ConfigError: something has another form.
+        ConfigError: the conversation or a message has another form.
     """
     if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
@@ -87,14 +87,14 @@ def read_chat(
                 "a call of a tool in tool_calls, weight 0 (not trained on) or 1"
             )
             raise setting_error(key, f"{origin} message {number + 1}", rule) from None
-        is_trained = message.pop("weight", 1) and message["role"] == "assistant"
+        is_trained = message.pop("weight", 1) == 1 and message["role"] == "assistant"
         chat.messages.append(message)
-        chat.trained.append(bool(is_trained) and number >= len(prompt))
+        chat.trained.append(is_trained and number >= len(prompt))
     return chat
 
 
 def _read_message(given: Any) -> Message:
-    """Return a message with a role, and with content as text. An error if it has another form."""
+    """Return a message with a role, and with content as text. Raise if the form is another."""
     message = {key: value for key, value in given.items() if value is not None}
     if "role" not in message:
         role = message.pop("from")
@@ -109,22 +109,15 @@ def _read_message(given: Any) -> Message:
     return {**message, "content": content}
 
 
-def spoken_text(message: Message) -> str:
-    """Return the text of a message's content, without the thoughts in it."""
-    _, _, spoken = message.get("content", "").rpartition("</think>")
-    return str(spoken.strip())
-
-
 def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form that a template takes."""
     formed = []
     for given in messages:
-        message = {"content": "", **given}
+        message = dict(given)
         if form.in_parts:
             message["content"] = [{"type": "text", "text": message["content"]}]
         if message.get("tool_calls"):
-            calls = message["tool_calls"]
-            message["tool_calls"] = [_call_in_form(form, call) for call in calls]
+            message["tool_calls"] = [_call_in_form(form, call) for call in message["tool_calls"]]
         formed.append(message)
     return formed
 
@@ -135,10 +128,10 @@ def _call_in_form(form: Form, call: Any) -> Any:
         return {**call, "function": _call_in_form(form, call["function"])}
 
     arguments = call.get("arguments")
-    is_text = isinstance(arguments, str)
-    if form.arguments_as_text and not is_text:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif is_text and not form.arguments_as_text:
-        with suppress(ValueError):
-            arguments = json.loads(arguments)
+    if isinstance(arguments, str) == form.arguments_as_text:
+        return {**call, "arguments": arguments}
+    if form.arguments_as_text:
+        return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    with suppress(ValueError):
+        arguments = json.loads(arguments)
     return {**call, "arguments": arguments}

@@ -1,20 +1,21 @@
 """Rows of text from files, folders, patterns and the Hugging Face Hub, read by ``load_dataset``.
 
     rows.jsonl, .ndjson, .json, .csv, .tsv, .parquet    rows, also packed as .gz
-    notes.txt and any other file                        a text, which is a row
+    notes.txt and any other file                        a text, as a single row
     a/*.jsonl                                           the files of one kind that match
     folder                                              as datasets reads or has saved it
     hf:NAME, hf:NAME:SUBSET                             a data set of the Hub
 
-``@SPLIT`` behind a folder or a name of the Hub names its split: ``hf:NAME@train[:1000]``. Without
-it the split is ``train``.
+``@SPLIT`` behind a folder or a name of the Hub names a split: ``hf:NAME@train[:1000]``. By default
+the split is ``train``.
 """
 
 from __future__ import annotations
 
-import glob
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..private.datasets import fingerprint
 from .problems import first_line, setting_error
 
 Row = Mapping[str, Any]
-Rows = Iterator[tuple[str, Row]]  # each with its origin, for messages
+Rows = Iterator[tuple[str, Row]]  # each with the origin of the row, for messages
 
 # By suffix: the builder of load_dataset, and its options.
 AS_JSON = ("json", {"parse_agent_traces": False})
@@ -45,8 +46,8 @@ class Source:
     Args:
         name: of the file or the data set.
         key: of the setting, for messages.
-        digest: changes with the content.
-        dataset: of Hugging Face.
+        digest: text that changes with the content.
+        dataset: of the library ``datasets``.
     """
 
     name: str
@@ -55,15 +56,15 @@ class Source:
     dataset: Any
 
     def read(self) -> Rows:
-        """Yield each row with its origin.
+        """Yield each row with the origin of the row.
 
         Raises:
-            ConfigError: a file is not what its suffix says.
+            ConfigError: a file has another content than the suffix says.
         """
         is_json = self.dataset.info.builder_name == "json"
         try:
             for number, row in enumerate(self.dataset, 1):
-                if "__index_level_0__" in row:  # of pandas, which takes them for names of rows
+                if "__index_level_0__" in row:  # pandas takes further columns for names of rows
                     raise ValueError("a row has more columns than the first line")
                 if not is_json:
                     row = {column: _without_nulls(value) for column, value in row.items()}
@@ -80,7 +81,7 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
         key: of the setting, for messages.
 
     Raises:
-        ConfigError: something does not exist or cannot be loaded.
+        ConfigError: a file, a folder or a data set does not exist or cannot be loaded.
     """
     return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
 
@@ -89,24 +90,22 @@ def _find(name: str, key: str) -> Source:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
     given = str(Path(name).expanduser())
-    matches = sorted(glob.glob(given, recursive=True)) or [given]
-    files = [Path(match) for match in matches if Path(match).is_file()]
-    kinds = [
-        KINDS.get(Path(file.name.lower().removesuffix(".gz")).suffix, AS_TEXT) for file in files
-    ]
-    if kinds and kinds.count(kinds[0]) != len(kinds):
+    files = list(filter(os.path.isfile, sorted(glob(given, recursive=True)) or [given]))
+    kinds = [KINDS.get(Path(file.lower().removesuffix(".gz")).suffix, AS_TEXT) for file in files]
+    if kinds[1:] != kinds[:-1]:
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
     split = "train"
     if files:
         path, options = kinds[0]
-        options = {**options, "data_files": list(map(str, files)), "streaming": True}
+        options = {**options, "data_files": files, "streaming": True}
     else:
         path, _, named = given.partition("@")
-        split, options = named or split, {}
+        split = named or split
+        options = {}
         if path.startswith("hf:"):
             path, _, subset = path.removeprefix("hf:").partition(":")
-            options["name"] = subset or None
+            options = {"name": subset or None}
         elif not Path(path).is_dir():
             rule = "no such file, folder or match of a pattern; hf:NAME is on the Hub"
             raise setting_error(key, name, rule)
@@ -123,7 +122,7 @@ def _find(name: str, key: str) -> Source:
         rule = f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
         raise setting_error(key, name, rule)
 
-    digest = " ".join(map(hash_file, files)) or fingerprint(dataset)
+    digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
     return Source(name=name, key=key, digest=digest, dataset=dataset)
 
 
@@ -135,9 +134,9 @@ def _unreadable(name: str, key: str, error: Exception) -> Exception:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the value of a column without the keys that Arrow adds to mappings inside of it.
+    """Return the value of a column without the keys that Arrow adds to nested mappings.
 
-    All mappings of a column have the same keys there. Those that a mapping lacked are null.
+    Arrow gives all mappings of a column the same keys. The keys that a mapping lacked are null.
     """
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}

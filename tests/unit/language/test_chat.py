@@ -155,7 +155,7 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (
             CHATML,
             {**conversation("a", "b"), "tools": "["},
-            "tools: must be a list, or its JSON text",
+            "tools: must be a list, or the JSON text of a list",
         ),
         (
             ENDS_TURNS.replace("{%- for other", "{%- if false %}{%- for other")

@@ -10,7 +10,7 @@ from chats import CALL, encoder, trained_spans
 from tiny_language import MARKED, conversation, tokenizer
 
 from trainer import ConfigError
-from trainer.language.messages import Form, in_form, read_chat, spoken_text, thoughts_of
+from trainer.language.messages import Form, in_form, read_chat, thoughts_and_words
 from trainer.language.templates import CHATML
 
 
@@ -74,13 +74,12 @@ def test_a_function_call_as_text_is_refused() -> None:
 def test_arguments_of_a_call_are_text_or_a_mapping(form: Form, arguments: Any) -> None:
     for given in ({"zone": "CET"}, '{"zone": "CET"}'):
         call = {"function": {"name": "get_time", "arguments": given}}
-        [message] = in_form(form, [{"role": "assistant", "tool_calls": [call]}])
+        [message] = in_form(form, [{"role": "assistant", "content": "", "tool_calls": [call]}])
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_thoughts_are_taken_from_their_key_or_the_content() -> None:
     content = "<think>\nhm\n</think>\nHello"
-    assert thoughts_of({"reasoning_content": " so "}) == "so"
-    assert thoughts_of({"content": content}) == "hm"
-    assert thoughts_of({"content": "Hello"}) == ""
-    assert spoken_text({"content": content}) == "Hello"
+    assert thoughts_and_words({"content": "", "reasoning_content": " so "}) == ("so", "")
+    assert thoughts_and_words({"content": content}) == ("hm", "Hello")
+    assert thoughts_and_words({"content": "Hello"}) == ("", "Hello")
