@@ -91,19 +91,22 @@ def adapter_part(model: Any) -> SavedPart:
     in_file = get_peft_model_state_dict(
         model,
         state_dict=dict(tensors),
-        adapter_name=str(model.active_adapter),
+        adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )
     names = {first_name[id(tensor)]: name for name, tensor in in_file.items()}
     trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
     lost = sorted(trained - names.keys())
     if lost:
-        rule = f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone"
-        raise setting_error("adapter", "", rule)
+        raise setting_error(
+            "adapter",
+            "",
+            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone",
+        )
 
     def save_config(directory: Path) -> None:
-        """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
-        config = copy.copy(model.peft_config[str(model.active_adapter)])
+        """Write the configurations of the adapter, as peft does, and of the generation."""
+        config = copy.copy(model.peft_config[model.active_adapter])
         config.inference_mode = True
         config.save_pretrained(str(directory))
         generation_config = getattr(model.get_base_model(), "generation_config", None)

@@ -104,8 +104,11 @@ class LanguageTask(Task):
             items = read("data", self.data)
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
             if kept.all() or not kept.any():
-                rule = f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one"
-                raise setting_error("evaluation", given, rule)
+                raise setting_error(
+                    "evaluation",
+                    given,
+                    f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one",
+                )
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
         train = whole("data", self.data)
@@ -144,7 +147,7 @@ class LanguageTask(Task):
             self.cache_dir,
             auto_class,
             self.ignore_tensors or (),
-            self.adapter and self.adapter.quantize,
+            self.adapter.quantize if self.adapter else None,
             **options,
         )
         return model
@@ -261,8 +264,11 @@ class TokenTask(LanguageTask):
 
         rows = model.get_input_embeddings().num_embeddings
         if vocabulary > rows:
-            rule = f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows"
-            raise setting_error("tokenizer", self.tokenizer or self.model, rule)
+            raise setting_error(
+                "tokenizer",
+                self.tokenizer or self.model,
+                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows",
+            )
         return model
 
     @abstractmethod
@@ -273,8 +279,7 @@ class TokenTask(LanguageTask):
         return mean_loss(model, self.inputs(batch), batch["labels"])
 
     def weight(self, batch: Any) -> Tensor:
-        count: Tensor = (batch["labels"] != IGNORED).sum()
-        return count
+        return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         tokens = self.weight(batch)

@@ -143,8 +143,11 @@ class CausalLM(TokenTask):
     def build_model(self) -> nn.Module:
         is_known = self.attention in (*DENSE, "flash_attention_2")
         if torch.are_deterministic_algorithms_enabled() and not is_known:
-            rule = "is not known to be deterministic; set flash_attention_2 or sdpa"
-            raise setting_error("attention", self.attention, rule)
+            raise setting_error(
+                "attention",
+                self.attention,
+                "is not known to be deterministic; set flash_attention_2 or sdpa",
+            )
         tokenizer = self.load_tokenizer()
         model = self.load_model(vocabulary_of(tokenizer))
         self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
@@ -202,8 +205,8 @@ class CausalLM(TokenTask):
         tokenizer = copy.deepcopy(self.load_tokenizer())
         ends = self.memory.get("ends")
         if ends and tokenizer.eos_token_id not in ends:
-            tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(ends[0]))
-        if self.template is not None:
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+        if self.template:
             tokenizer.chat_template, _ = read_template(tokenizer, self.template)
         tokenizer.save_pretrained(directory)
 

@@ -20,7 +20,6 @@ from ..private.transformers import with_reasoning_aliases
 from .messages import FORMS, Chat, Form, Message, in_form, thoughts_and_words
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
-from .templates import GENERATION
 
 # Messages to try templates with. No template writes these words and names without being asked.
 WORDS = "forty two words"
@@ -66,7 +65,7 @@ class ChatWriter:
     def __init__(self, tokenizer: Any, text: str) -> None:
         self.tokenizer = tokenizer
         self.text = text
-        self.has_marks = GENERATION.search(text) is not None
+        self.has_marks = "endgeneration" in text
         self.watched = compile_watched(text)
         self.without_thoughts = 0
         self._form = cache(self._find_form)
@@ -86,8 +85,9 @@ class ChatWriter:
             if not self.has_marks:
                 parts = self._spoken(chat, text, parts)
         except Exception as error:  # templates raise any error
-            rule = f"the template refuses this conversation: {first_line(error)}"
-            raise setting_error("template", origin, rule) from None
+            raise setting_error(
+                "template", origin, f"the template refuses this conversation: {first_line(error)}"
+            ) from None
 
         spans = [part for part in parts if chat.trained[part.message]]
         trained = [""] * len(chat.messages)
@@ -102,17 +102,19 @@ class ChatWriter:
                 has_part = self.has_marks or any(part.message == number for part in parts)
                 is_right = has_part or not said or not any(said in words for words in trained)
             if not is_right:
-                rule = (
+                raise setting_error(
+                    "template",
+                    f"{origin} message {number + 1}",
                     f"the template leaves out words of the {message['role']}, or does not show "
                     "who says them; give another template, or put "
-                    "{% generation %} around the assistant's words"
+                    "{% generation %} around the assistant's words",
                 )
-                raise setting_error("template", f"{origin} message {number + 1}", rule)
             self.without_thoughts += chat.trained[number] and thoughts not in written
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
-            rule = "the template leaves the row's tools out; give another template"
-            raise setting_error("template", origin, rule)
+            raise setting_error(
+                "template", origin, "the template leaves the row's tools out; give another template"
+            )
         return text, [(start, end) for _, start, end in spans]
 
     def turn_ends(self) -> list[int]:
@@ -222,7 +224,8 @@ class ChatWriter:
 
         # Without the prompt the template writes another end of the text (Phi-3), or the template
         # always writes the prompt (DeepSeek behind the answers of tools).
-        tail = prompted[parts[-1].start :] if parts[-1].message == NOBODY else ""
+        writer, start, _ = parts[-1]
+        tail = prompted[start:] if writer == NOBODY else ""
         is_end = prompted == text and tail.lstrip().startswith(self.tokenizer.eos_token or tail)
         return "" if is_end else tail
 

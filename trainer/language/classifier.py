@@ -16,6 +16,7 @@ from ..task import Data
 from .base import LanguageTask
 from .card import model_card
 from .columns import take
+from .meta_model import CLASSIFIER
 from .sources import find_sources
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ class SequenceClassifier(LanguageTask):
     """Classify texts with a pretrained encoder or decoder and a new last layer.
 
     Args:
-        data, evaluation: as of ``CausalLM``, with columns.
+        data, evaluation: as of ``CausalLM``.
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
         text_column, label_column: of a row. A label is text or a number. The labels of ``data``
             are the classes.
         sequence_length: most tokens of a text. Longer texts are cut off.
-        adapter: low-rank adapters, which alone are trained beside the last layer. {} for the
-            defaults.
+        adapter: low-rank adapters, trained beside the last layer. All other weights are frozen. {}
+            for the defaults.
         attention: transformers' name: sdpa, eager. By default the choice of the model's class.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
@@ -54,12 +55,8 @@ class SequenceClassifier(LanguageTask):
         train, evaluation = self.parts(
             self._examples, lambda examples, chosen: [examples[number] for number in chosen]
         )
-        return Data(
-            train=train,
-            evaluation=evaluation,
-            collate=self._collate,
-            version=xxh3_128_hexdigest(json.dumps(train).encode()),
-        )
+        version = xxh3_128_hexdigest(json.dumps(train).encode())
+        return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
 
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()
@@ -75,22 +72,21 @@ class SequenceClassifier(LanguageTask):
                 label = take(row, origin, self.label_column, "label_column")
                 examples.append((text, str(label)))
 
-        # The labels of the data to train on, shorter labels first: 2 before 10.
+        # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
         by_name = sorted({label for _, label in examples})
         self.memory.setdefault("labels", sorted(by_name, key=len))
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest text, with the number of each label."""
-        texts, labels = zip(*examples, strict=True)
         coded = self.load_tokenizer()(
-            list(texts),
+            [text for text, _ in examples],
             truncation=True,
             max_length=self.sequence_length,
             padding=True,
             return_tensors="pt",
         )
-        numbers = [self.memory["labels"].index(label) for label in labels]
+        numbers = [self.memory["labels"].index(label) for _, label in examples]
         return {**coded, "labels": torch.tensor(numbers)}
 
     # -- model ------------------------------------------------------------------------------------
@@ -98,14 +94,11 @@ class SequenceClassifier(LanguageTask):
     def build_model(self) -> nn.Module:
         if "labels" not in self.memory:
             self.build_data()
-        labels = self.memory["labels"]
-        model = self.build_pretrained(
-            "AutoModelForSequenceClassification",
-            id2label=dict(enumerate(labels)),
-            label2id={label: number for number, label in enumerate(labels)},
-        )
+        names = dict(enumerate(self.memory["labels"]))
+        numbers = {label: number for number, label in names.items()}
+        model = self.build_pretrained(CLASSIFIER, id2label=names, label2id=numbers)
 
-        # Decoders find the last token of a text by the padding behind it.
+        # Decoders find the last token of a text by the padding behind the text.
         model.config.pad_token_id = self.load_tokenizer().pad_token_id
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
@@ -124,8 +117,8 @@ class SequenceClassifier(LanguageTask):
         logits = _logits(model, batch)
         classes = self.memory["labels"]
         return {
-            "label": [classes[number] for number in batch["labels"].tolist()],
-            "predicted": [classes[number] for number in logits.argmax(-1).tolist()],
+            "label": [classes[number] for number in batch["labels"]],
+            "predicted": [classes[number] for number in logits.argmax(-1)],
             "logits": logits,
         }
 
@@ -136,5 +129,4 @@ class SequenceClassifier(LanguageTask):
 def _logits(model: nn.Module, batch: Any) -> Tensor:
     """Return the logits of all classes for each text of a batch."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    logits: Tensor = model(**inputs).logits.float()
-    return logits
+    return model(**inputs).logits.float()  # type: ignore[no-any-return]

@@ -37,8 +37,9 @@ def take(row: Row, origin: str, column: str, key: str, kind: type = object) -> A
     """
     value = row.get(column)
     if value is None or not isinstance(value, kind):
-        rule = f"is a {type(value).__name__} in {origin}, which has {', '.join(row)}"
-        raise setting_error(key, column, rule)
+        raise setting_error(
+            key, column, f"is a {type(value).__name__} in {origin}, which has {', '.join(row)}"
+        )
     return value
 
 
@@ -118,10 +119,12 @@ def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[
     """
     ids = take(row, origin, column, "data", list)
     labels = ids if row.get("labels") is None else row["labels"]
-    are_tokens = all(id in range(vocabulary) for id in ids)
-    targets = [int(label != -100) for label in labels]
-    expected = [id if target else -100 for id, target in zip(ids, targets, strict=False)]
-    if not are_tokens or len(labels) != len(ids) or labels != expected:
-        rule = f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token"
-        raise setting_error("data", origin, rule)
-    return ids, targets
+    pairs = zip(ids, labels, strict=False)
+    are_right = all(id in range(vocabulary) and label in (-100, id) for id, label in pairs)
+    if not are_right or len(labels) != len(ids):
+        raise setting_error(
+            "data",
+            origin,
+            f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token",
+        )
+    return ids, [int(label != -100) for label in labels]

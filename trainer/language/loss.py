@@ -2,11 +2,12 @@
 
 The logits of 4,096 tokens over 32,000 words are 0.5 GB in float32, and their gradients as much
 again. If they fit into memory, nothing is faster. If they do not, a few large chunks cost no
-more matrix products, and only one chunk is in memory.
+more matrix products, and a single chunk is in memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,22 +22,19 @@ from .separation import probing
 
 # Logits of a micro-batch up to this size, in bytes of float32, are computed all at once.
 FIT = 1 << 29
-# Logits of one chunk, in bytes of float32.
-CHUNK, CHUNK_ON_GPU = 1 << 26, 1 << 30
-# Tokens that a chunk has at least. Each chunk reads and writes the gradient of the weight once,
-# which takes longer than the products of fewer tokens.
-LEAST_ROWS, LEAST_ROWS_ON_GPU = 256, 1024
-# The matrix products of a GPU work on tiles of as many rows.
-TILE_ON_GPU = 128
+# The logits of a chunk in bytes of float32, the least tokens of a chunk, and a number that divides
+# its tokens. Each chunk reads and writes the gradient of the weight once, which takes longer than
+# the products of fewer tokens. The matrix products of a GPU work on tiles of 128 rows.
+ON_CPU, ON_GPU = (1 << 26, 256, 1), (1 << 30, 1024, 128)
 
 Inputs = Mapping[str, Tensor]
 
 
 class FusedHead(nn.Linear):
-    """A model's last layer, which returns the loss instead of the logits while it has ``targets``.
+    """A model's last layer, which returns the loss instead of the logits if ``targets`` are set.
 
-    The loss is computed inside of the layer's own forward, so that what a strategy does around it
-    (gathering its weight) happens as always. A layer becomes one by changing its class: names and
+    The loss is computed in ``forward`` of the layer, so that the hooks of a strategy (which gather
+    the weight) run as always. A Linear becomes a FusedHead by a new ``__class__``: names and
     weights stay.
     """
 
@@ -54,27 +52,26 @@ class FusedHead(nn.Linear):
 
         device = hidden.device.type
         rows = rows_of_chunk(len(targets), self.out_features, device)
-        # Autocast does not reach into a function of its own, so its dtype is handed over.
+        # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        tensors = (hidden.flatten(0, -2), self.weight, targets)
-        loss: Tensor = ChunkedLoss.apply(*tensors, rows, dtype, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-        return loss
+        hidden = hidden.flatten(0, -2)
+        return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+            hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
+        )
 
 
 def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
-    """Return how many tokens each chunk has, so that all chunks are about as large.
+    """Return the number of tokens of a chunk, so that all chunks are about as large.
 
     Args:
         tokens: of the micro-batch.
-        device: its type, such as ``cuda``.
+        device: a type, such as ``cuda``.
     """
-    on_cpu = device == "cpu"
-    limit = (CHUNK if on_cpu else CHUNK_ON_GPU) // (4 * vocabulary)
-    limit = max(limit, LEAST_ROWS if on_cpu else LEAST_ROWS_ON_GPU)
-    chunks = -(-tokens // limit)  # rounded up
-    rows = -(-tokens // chunks)
-    return rows if on_cpu else -(-rows // TILE_ON_GPU) * TILE_ON_GPU
+    size, least, tile = ON_CPU if device == "cpu" else ON_GPU
+    limit = max(size // (4 * vocabulary), least)
+    chunks = math.ceil(tokens / limit)
+    return math.ceil(tokens / chunks / tile) * tile
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -108,8 +105,8 @@ class ChunkedLoss(torch.autograd.Function):
         hidden_gradient = weight_gradient = None
         if with_gradients:
             hidden_gradient = torch.empty_like(hidden, dtype=dtype)
-        if with_gradients and ctx.needs_input_grad[1]:
-            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+            if ctx.needs_input_grad[1]:
+                weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
 
         matrix = weight.to(dtype)
         has_loss = targets != IGNORED
@@ -125,7 +122,7 @@ class ChunkedLoss(torch.autograd.Function):
             if hidden_gradient is None:
                 continue
 
-            # In the memory of the logarithms: softmax, minus one at the right word.
+            # In the memory of the logarithms: softmax, minus 1 at the right word.
             gradient = logarithms.exp_()
             gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
             gradient = gradient.mul_(counted).to(dtype)
@@ -145,13 +142,13 @@ class ChunkedLoss(torch.autograd.Function):
         *gradients, count = ctx.saved_tensors
         factor = outputs[0] / count
         # In place, since the gradient of the weight may take gigabytes. torch refuses a second
-        # backward pass, which would find them changed.
+        # backward pass, which would read the changed values.
         scaled = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
         return (*scaled, None, None, None, None)
 
 
 def why_not_fusible(model: Any, inputs: Inputs) -> str:
-    """Return why the model's last layer cannot compute the loss. Empty if it can.
+    """Return why the model's last layer cannot compute the loss. Empty if the layer can.
 
     Some models scale or bound their logits behind the last layer.
 
@@ -180,7 +177,7 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     """Return the mean cross entropy over the positions of ``labels`` that are not ``IGNORED``.
 
     Args:
-        labels: the token to predict at each position, so already shifted.
+        labels: the token to predict at each position, so shifted already.
     """
     head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
     if head is None:
@@ -189,14 +186,13 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
 
     head.targets = labels
     try:
-        loss: Tensor = model(**inputs, use_cache=False).logits
+        return model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
     finally:
         head.targets = None
-    return loss
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy of logits that are all in memory, over the labels that count."""
+    """Return the cross entropy over the labels that are not ``IGNORED``, in float32."""
     return F.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
     )

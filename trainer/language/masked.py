@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -47,14 +48,15 @@ class MaskedLM(TokenTask):
     def build_data(self) -> Data:
         tokenizer = self.load_tokenizer()
         if tokenizer.mask_token_id is None:
-            rule = "has no token that hides another one; give an encoder's"
-            raise setting_error("tokenizer", self.tokenizer or self.model, rule)
+            raise setting_error(
+                "tokenizer",
+                self.tokenizer or self.model,
+                "has no token that hides other tokens; give an encoder's",
+            )
 
         mask = Mask(tokenizer, vocabulary_of(tokenizer), self.mask_probability)
-        length = self.sequence_length
-        train, evaluation = self.parts(
-            self.tokenized, lambda corpus, chosen: Pieces(corpus, chosen, length, mask)
-        )
+        pieces = partial(Pieces, length=self.sequence_length, mask=mask)
+        train, evaluation = self.parts(self.tokenized, pieces)
         train.mask = None  # drawn anew in each epoch, by ``augment``
         return Data(
             train=train,
@@ -107,8 +109,7 @@ class Mask:
     """Hides some tokens of a row, and makes a batch of such rows.
 
     Args:
-        tokenizer: says which tokens are special: they are not to be predicted, unless a row has no
-            others.
+        tokenizer: has the special tokens, which are predicted only if a row has no other tokens.
         vocabulary: number of tokens.
         probability: share of the tokens that are to be predicted, at least 1 of each row.
     """
@@ -118,7 +119,7 @@ class Mask:
     probability: float
 
     def __call__(self, ids: Tensor, generator: Generator) -> dict[str, Tensor]:
-        """Return input_ids with hidden tokens, labels, and an attention_mask of ones.
+        """Return input_ids with hidden tokens, labels, and an attention_mask of 1.
 
         Each is (tokens,). A label is the token to predict, or ``IGNORED``.
 
@@ -126,8 +127,8 @@ class Mask:
             ids: (tokens,).
         """
         special = torch.tensor(self.tokenizer.all_special_ids)
-        [eligible] = torch.isin(ids, special, invert=True).nonzero(as_tuple=True)
-        if len(eligible) == 0:
+        eligible = torch.isin(ids, special, invert=True).nonzero().flatten()
+        if not len(eligible):
             eligible = torch.arange(len(ids))
 
         # The order of the three draws decides the numbers of a seed.
@@ -136,9 +137,8 @@ class Mask:
         draw = torch.rand(count, generator=generator)
         others = torch.randint(self.vocabulary, (count,), generator=generator)
 
-        hidden = self.tokenizer.mask_token_id
         values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-        values = torch.where(draw < HIDDEN_SHARE, hidden, values)
+        values = torch.where(draw < HIDDEN_SHARE, self.tokenizer.mask_token_id, values)
         return {
             "input_ids": ids.scatter(0, chosen, values),
             "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),

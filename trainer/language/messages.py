@@ -49,7 +49,7 @@ class Form(NamedTuple):
     in_parts: bool
 
 
-FORMS = (Form(False, False), Form(True, False), Form(False, True), Form(True, True))
+FORMS = [Form(as_text, in_parts) for in_parts in (False, True) for as_text in (False, True)]
 
 
 def thoughts_and_words(message: Message) -> tuple[str, str]:
@@ -82,11 +82,12 @@ def read_chat(
         try:
             message = _read_message(given)
         except (AttributeError, KeyError, TypeError, ValueError):
-            rule = (
+            raise setting_error(
+                key,
+                f"{origin} message {number + 1}",
                 "must be {role: ..., content: ...}, content text or a list of parts that are text, "
-                "a call of a tool in tool_calls, weight 0 (not trained on) or 1"
-            )
-            raise setting_error(key, f"{origin} message {number + 1}", rule) from None
+                "a call of a tool in tool_calls, weight 0 (not trained on) or 1",
+            ) from None
         is_trained = message.pop("weight", 1) == 1 and message["role"] == "assistant"
         chat.messages.append(message)
         chat.trained.append(is_trained and number >= len(prompt))

@@ -1,8 +1,8 @@
 """Pretrained models of transformers on the meta device, and the files that hold their values.
 
-No process ever has the whole model in memory: the model is sharded first, and each process reads
-its own parts of the files. ``from_pretrained`` on the meta device gives the model and compares the
-names of the model's tensors with the names in the files, and reads no values.
+No process ever has the whole model in memory: the model is sharded first, and each process then
+reads some parts of the files. ``from_pretrained`` on the meta device gives the model and compares
+the names of tensors in the model and in the files, and reads no values.
 """
 
 from __future__ import annotations
@@ -32,24 +32,20 @@ from .quantized import follow_autocast, placement_in_4_bits
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-Stored = Callable[[Any], Pretrained]  # of a model: which of its tensors are in the files
+Stored = Callable[[Any], Pretrained]  # of a model: the tensors that are in the files
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
 
 def stored_part(folder: Path, names: Collection[str], model: Any) -> Pretrained:
-    """Return which tensors of a model are in the files of a folder, and which are new.
+    """Return the tensors of a model that are in the files of a folder, and those that are new.
 
-    New are the adapters that the model got since it was built.
+    New are the adapters that were added after the model was built.
 
     Args:
-        names: of the tensors of the files that the model had then.
-
-    Raises:
-        KeyError: the model has lost a tensor of the files since then.
+        names: of tensors in the files, as the model was built with.
     """
     tensors = dict(canonical_state(model))
-    name_now = {bare_name(name): name for name in tensors}
-    in_model = {name: name_now[name] for name in names}
+    in_model = {bare_name(name): name for name in tensors if bare_name(name) in names}
     # By identity, because a tensor may have several names in the model.
     in_files = {id(tensors[name]) for name in in_model.values()}
     new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
@@ -76,11 +72,10 @@ def build_on_meta(
         name: a folder of safetensors or a name on the Hub.
         attention: transformers' name, or None for the choice of the model's class.
         cache_dir: for converted files.
-        auto_class: of transformers, that knows the model's class.
+        auto_class: name of a class of transformers.
         ignored: patterns of tensors of the files that the model may lack.
-        quantize: load the model with its values in this format of 4 bits. There are no files to
-            read later.
-        options: of the configuration.
+        quantize: load the model with values, in this format of 4 bits. No files are read later.
+        options: keys of the configuration.
 
     Raises:
         ConfigError: a file is missing, damaged or of another kind, the Hub cannot be reached, or
@@ -89,10 +84,9 @@ def build_on_meta(
     import transformers
     from huggingface_hub import snapshot_download
 
-    logging: Any = transformers.logging
-    logging.disable_progress_bar()  # each rank would draw a bar
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-    # An adapter names its base by this path, which is to be found from any working directory.
+    # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
     load = partial(
@@ -120,8 +114,8 @@ def build_on_meta(
             follow_autocast(model)
             return model.train(), None
 
-        # from_pretrained leaves tied tensors apart if they have no values to compare, and leaves
-        # the model in evaluation mode.
+        # from_pretrained does not tie tensors without values, and returns the model in evaluation
+        # mode.
         model.tie_weights()
         model.train()
         stored = _stored_in(folder, model, missing)
@@ -136,7 +130,7 @@ def build_on_meta(
 
 
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Stored:
-    """Find the tensors of a model in a folder, by the names that the model has for them.
+    """Find the tensors of a model in a folder, by their names in the model.
 
     Raises:
         ConfigError: the files hold different values for a tensor that has two names in the model.
@@ -144,26 +138,26 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Stored:
     ranges, shapes = of_model_folder(folder)
     names = {name for name, _ in canonical_state(model)} & shapes.keys() - missing
     for pair in model.all_tied_weights_keys.items():
-        if not names.issuperset(pair):
-            continue
-        if not torch.equal(*(ranges.whole("parameter", name) for name in pair)):
-            rule = (
+        is_twice = names.issuperset(pair)
+        if is_twice and not torch.equal(*(ranges.whole("parameter", name) for name in pair)):
+            raise setting_error(
+                "model",
+                str(folder),
                 f"its files hold different values for {' and '.join(pair)}, which its "
-                "config.json ties; set tie_word_embeddings: false there"
+                "config.json ties; set tie_word_embeddings: false there",
             )
-            raise setting_error("model", str(folder), rule)
     return partial(stored_part, folder, names)
 
 
 def _rounds(model: Any, folder: Path) -> bool:
-    """Return whether the dtypes of a model would round values of its files."""
+    """Return whether the dtypes of a model would round values of the files."""
     ranges, shapes = of_model_folder(folder)
     tensors = dict(canonical_state(model))
-    dtypes = {name: tensors.get(name, model).dtype for name in shapes}
-    return any(
-        torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype
-        for name, dtype in dtypes.items()
-    )
+    for name in shapes:
+        dtype = tensors.get(name, model).dtype
+        if torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype:
+            return True
+    return False
 
 
 def _new_tensors(
@@ -179,10 +173,11 @@ def _new_tensors(
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     missing: set[str] = set(info["missing_keys"])
-    lost = sorted(key for key in missing if auto_class != CLASSIFIER or body.match(key))
+    lost = [key for key in sorted(missing) if auto_class != CLASSIFIER or body.match(key)]
     if lost:
-        rule = f"its files lack {listed(lost)}, which would begin as random numbers"
-        raise setting_error("model", name, rule)
+        raise setting_error(
+            "model", name, f"its files lack {listed(lost)}, which would begin as random numbers"
+        )
 
     patterns = [ignored] if isinstance(ignored, str) else ignored
     unused = [
@@ -192,18 +187,19 @@ def _new_tensors(
         and not any(fnmatchcase(key, pattern) for pattern in patterns)
     ]
     if unused:
-        rule = (
+        raise setting_error(
+            "model",
+            name,
             f"its files hold {listed(unused)}, which {type(model).__name__} does not know; name "
-            "them in ignore_tensors (patterns such as 'mtp.*') to leave them out"
+            "them in ignore_tensors (patterns such as 'mtp.*') to leave them out",
         )
-        raise setting_error("model", name, rule)
     return missing
 
 
 def _converted_folder(
     folder: Path, load: Callable[..., Any], model: Any, missing: set[str], cache_dir: str
 ) -> Path:
-    """Return a folder with the tensors of a model in the model's own form, under its own names.
+    """Return a folder with the tensors of a model in the form and under the names of the model.
 
     Files may have other names, or a tensor for each expert, while the model has a single tensor
     for all. They are converted once per machine, a few gigabytes at a time.
@@ -215,7 +211,7 @@ def _converted_folder(
 
     def write(into: Path) -> None:
         with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # save_pretrained warns of its use of memory
+            warnings.simplefilter("ignore")  # save_pretrained warns that memory is used
             # save_pretrained looks on the disk for all tensors of a model that stays there.
             place = {"": "cpu" if missing else "disk"}
             whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
@@ -235,10 +231,10 @@ def small_copy(model: Any) -> Any:
     config = copy.deepcopy(model.config)
     kinds = list(getattr(config, "layer_types", None) or ())
     few = min(2, config.num_hidden_layers)
-    layers = max((kinds.index(kind) + 1 for kind in set(kinds)), default=few)
+    layers = max((kinds.index(kind) + 1 for kind in kinds), default=few)
 
     config.num_hidden_layers = layers
-    if "layer_types" in vars(config):  # others derive it
+    if "layer_types" in vars(config):  # other configurations derive the kinds
         config.layer_types = kinds[:layers]
     config.vocab_size = min(config.vocab_size, SMALL_VOCABULARY)
     config.pad_token_id = None  # torch refuses a padding outside of the embedding

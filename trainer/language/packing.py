@@ -1,4 +1,4 @@
-"""Documents cut and put together into rows of one length, and rows collated into batches.
+"""Documents cut and put together into rows of the same length, and rows collated into batches.
 
 A document of n tokens has n - 1 positions: position i holds token i and predicts token i + 1. A
 document with more positions than a row is cut without losing a prediction: the last position of a
@@ -18,35 +18,33 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, default_convert
 
 from ..data.cache import prepare_once
 from .problems import setting_error
 from .tokens import TARGET, Corpus, Int64Array, UInt32Array
 
 IGNORED = -100  # label of a position that has no loss
-FORMAT = 2  # raise it when the same documents become other rows
+FORMAT = 2  # raised when the same documents become other rows
 Packing = Literal["best_fit", "none"]
 LongDocuments = Literal["split", "cut", "refuse"]
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Rows of a corpus, each with one document or several pieces of documents.
+    """Rows of a corpus, each with a document or several pieces of documents.
 
-    ``version`` changes with the documents' tokens and with which of them are targets, and with
-    nothing else.
+    ``version`` is a hash of the documents' tokens and targets, and of nothing else.
 
     Args:
         corpus: with the tokens.
         chosen: documents of the corpus, by number.
         length: positions of a row.
         packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
-        long_documents: what to do with a document that has more positions than a row.
-        cache: folder in which the plan of the rows is kept.
+        long_documents: as of ``CausalLM``.
+        cache: parent of the folder with the plan of the rows.
 
     Raises:
-        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``, or no
-            row is left.
+        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
     """
 
     def __init__(
@@ -62,19 +60,18 @@ class Rows(Dataset[dict[str, Tensor]]):
         self.tokens = corpus.tokens
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
-        longest = int((self.ends - corpus.starts[chosen]).max())
+        starts = corpus.starts[chosen]
+        longest = int((self.ends - starts).max())
         if longest - 1 > length and long_documents == "refuse":
-            rule = f"a document has {longest:,} tokens; raise it, or set long_documents"
-            raise setting_error("sequence_length", length, rule)
+            raise setting_error(
+                "sequence_length",
+                length,
+                f"a document has {longest:,} tokens; set a longer one, or long_documents",
+            )
 
         def write_plan(folder: Path) -> None:
-            pieces = cut_documents(
-                self.tokens,
-                corpus.starts[chosen],
-                self.ends,
-                length,
-                keep_rest=long_documents == "split",
-            )
+            keep_rest = long_documents == "split"
+            pieces = cut_documents(self.tokens, starts, self.ends, length, keep_rest=keep_rest)
             rows = np.arange(len(pieces) + 1)
             if packing == "best_fit":
                 order, rows = best_fit(pieces[:, 1], length)
@@ -84,22 +81,18 @@ class Rows(Dataset[dict[str, Tensor]]):
 
         # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        folder = prepare_once(
-            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
-        )
+        content = [FORMAT, self.version, length, packing, long_documents]
+        folder = prepare_once(cache, content, write_plan)
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
-        if len(self) == 0:
-            rule = "no document has a token to train on in its first positions; raise it"
-            raise setting_error("sequence_length", length, rule)
 
     def __len__(self) -> int:
         return len(self.rows) - 1
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return input_ids, labels and position_ids of a row, each (positions,) in int64."""
-        begin, end = self.rows[index], self.rows[index + 1]  # IndexError behind the last row
-        pieces = self.pieces[begin:end]
+        # IndexError behind the last row, which ends an iteration.
+        pieces = self.pieces[self.rows[index] : self.rows[index + 1]]
         places = np.concatenate([start + np.arange(length) for start, length in pieces])
 
         # Position i holds token i and predicts token i + 1.
@@ -110,7 +103,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             "labels": labels,
             "position_ids": places - np.repeat(*pieces.T),
         }
-        return {name: torch.from_numpy(column) for name, column in row.items()}
+        return default_convert(row)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +111,7 @@ class Collate:
     """A function that makes a batch of rows.
 
     Args:
-        length: to which rows are padded. None: to the longest of the batch.
+        length: of a padded row. None: the length of the longest row of the batch.
         padding: token of padded positions, which have no loss.
     """
 
@@ -130,7 +123,7 @@ class Collate:
         width = self.length or max(len(row["labels"]) for row in rows)
         padded = []
         for row in rows:
-            # Padding counts from 0 again: a document of its own, which no other one attends to.
+            # The positions of padding begin at 0: a document, which no other document attends to.
             positions = torch.arange(width - len(row["labels"]))
             padding = {
                 "input_ids": torch.full_like(positions, self.padding),
@@ -144,13 +137,13 @@ class Collate:
 def cut_documents(
     tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
 ) -> Int64Array:
-    """Cut documents into pieces of at most ``length`` positions. Pieces without a target go out.
+    """Cut documents into pieces of at most ``length`` positions. Leave out those without a target.
 
     Args:
-        tokens: of all documents. The bit ``TARGET`` says which have a loss.
+        tokens: of all documents. Targets have the bit ``TARGET``.
         starts, ends: of each document, in ``tokens``.
         length: positions of a row.
-        keep_rest: keep all pieces of a long document with a target. Else only its first piece.
+        keep_rest: keep all pieces of a long document. Else only the first piece.
 
     Returns:
         (first token, positions) of each piece, as (n, 2).
@@ -166,21 +159,21 @@ def cut_documents(
 
 
 def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array]:
-    """Put pieces into rows: the longest first, each into the row where the least stays free.
+    """Put pieces into rows: the longest piece first, each into the fullest row with enough space.
 
-    The time is almost linear in the number of pieces, since rows are kept by how much of them is
-    free.
+    The time is almost linear in the number of pieces, since rows are kept by their free space.
 
     Args:
         lengths: of the pieces, each at least 1 and at most ``capacity``.
         capacity: of a row.
 
     Returns:
-        The order of the pieces, and where in it each row begins, with the end behind the last.
+        The pieces in the order of the rows, and the first piece of each row in that order, with
+        the number of pieces behind.
     """
     by_size = np.argsort(-lengths, kind="stable")
     rows_by_free: defaultdict[int, list[int]] = defaultdict(list)
-    amounts = [capacity]  # those that are free in some row, the smallest first
+    amounts = [capacity]  # free positions of some row, the smallest first
     new_rows = count()
     belongs = []  # the row of each piece
     for size in lengths[by_size].tolist():

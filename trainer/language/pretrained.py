@@ -22,27 +22,26 @@ def from_configuration(
 
     Args:
         config: ``model_type`` and keys of its configuration class.
-        defaults: of keys that ``config`` does not set, before the defaults of the class.
+        defaults: values of keys that ``config`` does not set. They override the class's own.
 
     Raises:
         ConfigError: the configuration class does not know a key, or refuses a value.
     """
     import transformers
 
-    kind, given = config.get("model_type"), {**defaults, **config}
+    load = getattr(transformers, auto_class).from_config
     try:
-        built = transformers.AutoConfig.for_model(**given)
+        built = transformers.AutoConfig.for_model(**{**defaults, **config})
         with torch.device("meta"):
-            model = getattr(transformers, auto_class).from_config(
-                built, attn_implementation=attention
-            )
+            model = load(built, attn_implementation=attention)
     except Exception as error:  # a configuration's own checks, sizes that do not divide
-        raise setting_error("config", kind, first_line(error)) from None
+        raise setting_error("config", config.get("model_type"), first_line(error)) from None
 
     known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
     for key in config.keys() - known:
-        rule = f"unknown key; {did_you_mean(key, known)}"
-        raise setting_error(f"config.{key}", config[key], rule)
+        raise setting_error(
+            f"config.{key}", config[key], f"unknown key; {did_you_mean(key, known)}"
+        )
     return model
 
 
@@ -54,7 +53,7 @@ def checkpoint_activations(model: Any, every: int) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    # transformers 5.23 has renamed the method, and warns of the name that 5.17 has.
+    # transformers 5.23 has renamed the method of 5.17, and warns if the old name is used.
     enable = getattr(model, "activation_checkpointing_enable", None)
     enable = enable or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})

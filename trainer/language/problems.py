@@ -1,4 +1,4 @@
-"""Errors in the settings or the data of a language task, as one line: key, value, rule."""
+"""Errors in the settings or the data of a language task, in one line: key, value, rule."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ def setting_error(key: str, value: object, rule: str) -> ConfigError:
 
     Args:
         key: of the setting, below ``task_settings``.
-        value: of the setting, or the place in the data that the rule is about.
-        rule: that is broken, and how to follow it.
+        value: of the setting, or the place of the error in the data.
+        rule: the broken rule, and how to follow the rule.
     """
     origin = Origin("language task", key=f"task_settings.{key}")
     return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
+    """Return the first line of an error's message, or the error's type if there is no message."""
     line, _, _ = str(error).strip().partition("\n")
     return line.rstrip(".") or type(error).__name__

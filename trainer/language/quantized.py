@@ -1,8 +1,8 @@
 """Frozen weights in 4 bits below adapters (Dettmers et al. 2023, "QLoRA"), by bitsandbytes.
 
-``from_pretrained`` reads each weight and quantizes the weight at once, on the device of the
-training. No process ever has the model in the precision of its files, and the same values are read
-on every layout.
+``from_pretrained`` quantizes each weight as soon as the weight is read, on the device of the
+training. So no process ever has the model in the precision of the files, and the values are the
+same on every layout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def placement_in_4_bits(quantize: str) -> dict[str, Any]:
 
 
 def follow_autocast(model: Any) -> None:
-    """Make the layers of 4 bits compute in the dtype of autocast, or else of their input.
+    """Make the layers in 4 bits compute in the dtype of autocast, or else of the input.
 
     Args:
         model: in 4 bits, changed in place.

@@ -1,10 +1,10 @@
-"""Chat templates that tell whose turn it is while they write a conversation.
+"""Chat templates that tell which message they write.
 
 A chat template goes through the messages in a loop. The parser below adds calls of ``watch_`` to
 the template: around each loop, and at each item. So a conversation is rendered as a whole, also by
 templates that drop earlier thoughts, merge messages or end a text differently, and nothing has to
-be guessed from the text. Transformers itself can tell only which text stands between
-{% generation %} marks, which most templates lack.
+be guessed from the text. Transformers itself only finds the text between {% generation %} marks,
+which most templates lack.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jinja2.parser import Parser
 
 from ..private.transformers import compile_template
 
-NOBODY = -1  # instead of a message's number
+NOBODY = -1  # instead of the number of a message
 
 
 def compile_watched(text: str) -> Any:
-    """Compile a chat template that calls a ``Watch``, which it is given as ``watch_``."""
+    """Compile a chat template that calls the ``Watch`` in the variable ``watch_``."""
     template = compile_template(text)
     environment = template.environment
     code = environment.compile(_WatchedParser(environment, text).parse())
@@ -29,16 +29,16 @@ def compile_watched(text: str) -> Any:
 
 
 class Watch:
-    """The message that writes now, in each of the loops that a template is in.
+    """The message that writes now, in each of the nested loops of a template.
 
     Args:
-        messages: that the template is given.
+        messages: of the conversation.
     """
 
     def __init__(self, messages: Sequence[Any]) -> None:
         self.roles = [message["role"] for message in messages]
         self.numbers = {id(message): number for number, message in enumerate(messages)}
-        self.writers = [NOBODY]  # the innermost loop's is the last
+        self.writers = [NOBODY]  # of each loop, the innermost last
 
     def enter(self) -> None:
         """Begin a loop."""
@@ -54,10 +54,10 @@ class Watch:
         self.set(item)
 
     def set(self, item: object) -> None:
-        """Let a message write, if the item of the loop is at none.
+        """Let the message ``item`` write, unless the item of the loop belongs to another message.
 
         A loop inside of a message (a search for the name of a call) writes for that message. But
-        the answer of a tool is the tool's, also if it is written with the call.
+        the answer of a tool is the tool's, also inside of the message with the call.
         """
         number = self.numbers.get(id(item))
         if number is None or len(self.writers) == 1:
@@ -78,7 +78,7 @@ class _WatchedParser(Parser):
         return [_call("enter"), loop, _call("leave")]
 
     def parse_set(self) -> Any:
-        # A loop over numbers is at the message that it assigns first.
+        # A loop over numbers writes for the first message that the loop assigns.
         assignment = super().parse_set()
         if not isinstance(assignment.target, nodes.Name):
             return assignment

@@ -1,15 +1,15 @@
 """A proof on the model itself, before the first step, that packed documents do not see each other.
 
-Several documents share one row. Whether the model keeps them apart depends on its class, the
-attention kernel, a cache, a mask: most use ``position_ids``, which restart at each document, and
-some overlook them. Then tokens attend to another document, all losses are slightly wrong, and
-nothing else shows it.
+Several documents share a row. Whether the model keeps them apart depends on the model's class, the
+attention kernel, a cache, a mask: most models use ``position_ids``, which restart at each document,
+and some ignore them. Then tokens attend to another document, all losses are slightly wrong, and
+nothing else shows the error.
 
-The proof needs no knowledge of the model. Take the outputs of one document, and compute their
+The proof needs no knowledge of the model. Take the outputs of a document, and compute their
 gradient in the embeddings of all tokens of the batch. A token that influences these outputs has a
-gradient. A token that does not has a gradient of exactly zero, not of nearly zero. So the documents
-are separate if and only if the gradient is zero at every token of the other documents. Random
-weights are enough, which is why a small copy of a large model can be tried instead.
+gradient. Any other token has a gradient of exactly zero, not of nearly zero. So the documents are
+separate if and only if the gradient is zero at every token of the other documents. Random weights
+are enough, so a small copy of a large model is tried instead of the model.
 """
 
 from __future__ import annotations
@@ -21,32 +21,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .packing import Collate
 from .problems import first_line, setting_error
 
-LENGTHS = ((5, 6), (7, 3))  # positions of the documents in each row of the batch that is tried
+# Positions of two rows with several documents, as packing makes them.
+POSITIONS = ([*range(5), *range(6)], [*range(7), *range(3), 0])
+SECOND = (0, slice(5, None))  # the second document of the first row
 
 Inputs = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def small_batch(model: Any) -> dict[str, Tensor]:
-    """Return a batch of random tokens: two rows, each with two documents, as packing makes them."""
+    """Return a batch of random tokens: two packed rows, with several documents each."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
-
-    rows = []
-    for lengths in LENGTHS:
-        ids = torch.randint(vocabulary, (sum(lengths),), generator=generator)
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        rows.append({"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions})
-
-    batch = Collate(length=None)(rows)
+    positions = torch.tensor(POSITIONS)
+    ids = torch.randint(vocabulary, positions.shape, generator=generator)
+    batch = {"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions}
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 @contextmanager
 def probing(model: Any) -> Iterator[None]:
-    """Put a model into training mode, with 16 bits on a GPU. Restore mode and random state after.
+    """Put a model into training mode, in bfloat16 on a GPU. Restore mode and random state after.
 
     Args:
         model: with values.
@@ -68,38 +64,39 @@ def check_separation(model: Any, inputs: Inputs) -> None:
 
     Args:
         model: with values. A small copy will do.
-        inputs: returns what the model is called with, from a batch.
+        inputs: returns the arguments of the model for a batch.
 
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
     try:
         reached = _tokens_that_reach_second_document(model, inputs)
-    except Exception as error:  # models raise whatever they like
+    except Exception as error:  # models raise any error
         name = type(model).__name__
-        rule = f"{name} cannot be trained on packed rows: {first_line(error)}; set packing: none"
-        raise setting_error("packing", "best_fit", rule) from None
+        raise setting_error(
+            "packing",
+            "best_fit",
+            f"{name} cannot be trained on packed rows: {first_line(error)}; set packing: none",
+        ) from None
 
-    # A document must reach all of itself (or the gradient would show nothing), and nothing else.
+    # All tokens of the document must have a gradient (or the gradient would prove nothing), and no
+    # other token.
     expected = torch.zeros_like(reached)
-    expected[0, _second_document()] = True
+    expected[SECOND] = True
     if not torch.equal(reached, expected):
-        rule = f"documents of one row reach each other in {type(model).__name__}; set packing: none"
-        raise setting_error("packing", "best_fit", rule)
-
-
-def _second_document() -> slice:
-    """Return the positions of the second document in the first row."""
-    first, second = LENGTHS[0]
-    return slice(first, first + second)
+        raise setting_error(
+            "packing",
+            "best_fit",
+            f"documents of one row reach each other in {type(model).__name__}; set packing: none",
+        )
 
 
 def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
-    """Return which tokens of a small batch influence the second document of its first row.
+    """Return which tokens of a small batch influence the second document of the first row.
 
     Returns:
-        (rows, positions), bool: the gradient of that document's logits in the token's embedding is
-        not zero.
+        (rows, positions), bool: whether the gradient of the document's logits in the token's
+        embedding is not zero.
     """
     batch = small_batch(model)
     shape = batch["input_ids"].shape
@@ -114,7 +111,7 @@ def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
         with probing(model):
             output = model(**inputs(batch), use_cache=False)
             logits = output.logits.reshape(*shape, -1)
-            probed = logits[0, _second_document()].float().square().sum()
+            probed = logits[SECOND].float().square().sum()
             [gradient] = torch.autograd.grad(probed, embeddings)
     finally:
         hook.remove()

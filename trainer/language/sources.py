@@ -107,8 +107,9 @@ def _find(name: str, key: str) -> Source:
             path, _, subset = path.removeprefix("hf:").partition(":")
             options = {"name": subset or None}
         elif not Path(path).is_dir():
-            rule = "no such file, folder or match of a pattern; hf:NAME is on the Hub"
-            raise setting_error(key, name, rule)
+            raise setting_error(
+                key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
+            )
 
     try:
         if any((Path(path) / file).is_file() for file in SAVED):
@@ -119,8 +120,9 @@ def _find(name: str, key: str) -> Source:
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
-        rule = f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
-        raise setting_error(key, name, rule)
+        raise setting_error(
+            key, name, f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
+        )
 
     digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
     return Source(name=name, key=key, digest=digest, dataset=dataset)

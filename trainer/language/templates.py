@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from .problems import setting_error
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -25,14 +23,14 @@ SHIPPED = {"chatml": CHATML, "alpaca": ALPACA}
 
 
 def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
-    """Return the text of the chat template of a run, and its origin for people.
+    """Return the text of the chat template of a run, and the name of the template for people.
 
     Args:
         given: ``task_settings.template``: a name, the text of a template, or a Jinja file. None:
             the tokenizer's.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such template.
     """
     own = tokenizer.chat_template
     named = {**SHIPPED, **(own if isinstance(own, dict) else {"default": own})}
@@ -46,5 +44,8 @@ def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
         return Path(name).expanduser().read_text(encoding="utf-8"), name
     except (OSError, UnicodeDecodeError):
         names = ", ".join(filter(named.get, named))
-        rule = f"there is no such template; give a Jinja file, its text, or one of {names}"
-        raise setting_error("template", name, rule) from None
+        raise setting_error(
+            "template",
+            name,
+            f"there is no such template; give a Jinja file, its text, or one of {names}",
+        ) from None

@@ -1,7 +1,7 @@
-"""From rows to tokens: the text of a row, which tokens of it are targets, and the file of them all.
+"""From rows to tokens: the texts of a row, the tokens that are targets, and the file of all tokens.
 
 A target is a token that the model is trained to predict. In a text all tokens are targets, in a
-conversation those that the assistant says.
+conversation the tokens of the assistant.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .columns import Columns, read_ids, take
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
-FORMAT = 4  # raise it when the same rows become other files
+FORMAT = 4  # raised when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
-ROWS = 512  # that are encoded at once, by as many threads as the tokenizer uses
+ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 
 Encoded = tuple[list[int], Any]  # tokens, and 1 for each that is a target, else 0
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
@@ -42,7 +42,7 @@ def load_tokenizer(name: str, key: str) -> Any:
         key: of the setting, for messages.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no tokenizer could be loaded.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -52,10 +52,9 @@ def load_tokenizer(name: str, key: str) -> Any:
     try:
         if path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(path))
-        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+        return AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
-        rule = f"no tokenizer could be loaded from it: {first_line(error)}"
-        raise setting_error(key, name, rule) from None
+        raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
 
 
 def vocabulary_of(tokenizer: Any) -> int:
@@ -65,12 +64,13 @@ def vocabulary_of(tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns rows into tokens.
+    """A function from rows to tokens.
 
     Args:
-        columns: of a row that are trained on.
-        writer: of conversations. None: the rows are no conversations.
-        bad_rows: whether rows that cannot be trained on are left out. ``bad`` has their errors.
+        columns: the columns that are trained on.
+        writer: writes conversations. None if the rows are no conversations.
+        bad_rows: whether rows that cannot be trained on are left out.
+        bad: the errors of these rows.
     """
 
     tokenizer: Any
@@ -83,7 +83,7 @@ class Encoder:
         """Yield the tokens of each document of some rows, in order.
 
         Args:
-            rows: each with its origin, for messages.
+            rows: each with an origin, for messages.
 
         Raises:
             ConfigError: a row cannot be trained on, and such rows are not left out.
@@ -131,9 +131,9 @@ class Encoder:
         return [(whole, [(len(text), len(whole))])]
 
     def _with_ends(self, ids: list[int], targets: Any) -> Encoded:
-        """Drop a second token that begins the text, and add the token that ends it, a target.
+        """Append the EOS token if missing, as a target, and drop a second BOS token.
 
-        There are two tokens that begin a text if the row has the token that the tokenizer adds.
+        There are two BOS tokens if the row has the token that the tokenizer adds.
         """
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if begin != end and ids[:2] == [begin, begin]:
@@ -149,21 +149,18 @@ class Encoder:
 def tokens_in_spans(
     offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> UInt32Array:
-    """Return 1 for each token with a character of a span, and for those between two such tokens.
+    """Return 1 for each token with a character of a span, and for all tokens between. Else 0.
 
-    So a token across the border of a span is a target: its last characters are the assistant's.
+    A token across the border of a span is a target: some of the characters are the assistant's.
 
     Args:
         offsets: of the tokens: (first character, the character behind the last).
         spans: of characters, in the same way.
-
-    Returns:
-        0 or 1 for each token.
     """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     targets = np.zeros(len(offsets), np.uint32)
     for start, end in spans:
-        [inside] = np.nonzero((begins < end) & (ends > start))
+        inside = np.flatnonzero((begins < end) & (ends > start))
         if len(inside):
             targets[inside[0] : inside[-1] + 1] = 1
     return targets
@@ -174,9 +171,9 @@ class Corpus:
     """Tokens of all documents, one after the other.
 
     Args:
-        tokens: in uint32. The bit ``TARGET`` says which are targets.
-        ends: where each document ends in ``tokens``.
-        content: changes with the tokens and with which of them are targets, and with nothing else.
+        tokens: in uint32. Targets have the bit ``TARGET``.
+        ends: of each document, in ``tokens``.
+        content: a hash of the tokens and targets, and of nothing else.
         notices: about rows that are left out, for the banner.
     """
 
@@ -187,7 +184,7 @@ class Corpus:
 
     @classmethod
     def prepare(cls, sources: Sequence[Source], encoder: Encoder, cache: str, key: str) -> Corpus:
-        """Tokenise sources once per machine, or find the files made from the same content before.
+        """Tokenise sources once per machine, or find the files of the same content.
 
         Args:
             sources: of the rows.
@@ -213,21 +210,22 @@ class Corpus:
         folder = prepare_once(cache, content, lambda folder: _write(folder, sources, encoder))
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         ends = np.load(folder / "ends.npy")
-        if len(ends) == 0:
+        if not len(ends):
             names = ", ".join(source.name for source in sources)
-            raise DataError(f"task_settings.{key}: {names}: no row has a token to train on")
+            rule = "; ".join(["no row has a token to train on", *about["notices"]])
+            raise DataError(f"task_settings.{key}: {names}: {rule}")
         return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
     def starts(self) -> Int64Array:
-        """Return where each document begins."""
+        """Return the first token of each document, by number."""
         return np.concatenate([[0], self.ends[:-1]])
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def version(self, chosen: Int64Array) -> str:
-        """Return text that changes with the tokens of some documents, or which of them are targets.
+        """Return a hash of the tokens and targets of some documents.
 
         Args:
             chosen: documents by number.
@@ -236,11 +234,7 @@ class Corpus:
 
 
 def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
-    """Write the files of a corpus: tokens.bin, ends.npy, about.json.
-
-    Raises:
-        ConfigError: of the first row, if all rows are bad.
-    """
+    """Write the files of a corpus: tokens.bin, ends.npy, about.json."""
     from tqdm import tqdm
 
     rows = chain.from_iterable(source.read() for source in sources)
@@ -255,25 +249,23 @@ def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
                     left_out += 1
                     continue
                 tokens = np.array(ids, np.uint32) | np.asarray(targets, np.uint32) * TARGET
-                file.write(tokens.tobytes())
-                content.update(tokens.tobytes())
+                file.write(tokens.data)
+                content.update(tokens.data)
                 lengths.append(len(ids))
 
     notices = []
     if encoder.bad:
-        if not lengths:
-            raise encoder.bad[0]
         notices.append(f"{len(encoder.bad):,} bad rows are left out, the first: {encoder.bad[0]}")
     if left_out:
         notices.append(f"{left_out:,} documents without a token to train on are left out")
-    if encoder.writer is not None and encoder.writer.without_thoughts:
+    if encoder.writer and encoder.writer.without_thoughts:
         notices.append(
             f"the template leaves out the thoughts of {encoder.writer.without_thoughts:,} turns; "
             "turns: each trains on each turn as the last of its conversation"
         )
 
     ends = np.cumsum(lengths, dtype=np.int64)
-    content.update(ends.tobytes())
+    content.update(ends.data)
     np.save(folder / "ends.npy", ends)
     about = {"content": content.hexdigest(), "notices": notices}
     (folder / "about.json").write_text(json.dumps(about))

@@ -77,7 +77,7 @@ def test_the_trained_end_of_a_turn_ends_generation(
     folder = tmp_path / "model"
     monkeypatch.chdir(tmp_path)
     task = trained(Path("base"), chats, folder, adapter=adapter)
-    told = "generation: the exported model ends its texts with <|im_end|>, <|end|>"
+    told = "generation: the exported model ends a text with <|im_end|>, <|end|>"
     assert told in task.notices()
     written = AutoTokenizer.from_pretrained(folder)
     assert written.eos_token == "<|im_end|>"

@@ -122,7 +122,7 @@ def test_masked_model_from_scratch_and_wrong_settings_are_refused(
     scratch = task(bert, texts, model=None, config=BERT, tokenizer=str(bert))
     assert scratch.build_model().config.architectures == ["BertForMaskedLM"]
     with pytest.raises(
-        ConfigError, match=r"tokenizer: '.*llama': has no token that hides another one"
+        ConfigError, match=r"tokenizer: '.*llama': has no token that hides other tokens"
     ):
         task(llama, texts).build_data()
     AutoModel.from_pretrained(bert).save_pretrained(tmp_path / "headless")

@@ -16,6 +16,7 @@ TALK = conversation("Hi", "Good", "And you?", "Fine")["messages"]
 def parts_of(template: str, messages: list[dict[str, Any]], **options: Any) -> list[Any]:
     """The text of each part, with the message that wrote it."""
     writer = ChatWriter(tokenizer(), template)
+    messages = [{"content": "", **message} for message in messages]
     text, parts = writer._parts(messages, {}, **options)
     assert "".join(text[part.start : part.end] for part in parts) == text
     return [(part.message, text[part.start : part.end]) for part in parts]

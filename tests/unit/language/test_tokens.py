@@ -134,5 +134,7 @@ def test_bad_rows_are_counted_and_left_out_on_request(
     assert len(causal.build_data().train) == 2
     assert any(line.startswith("2 bad rows are left out, the first: ") for line in causal.notices())
     alone = str(save_rows(tmp_path / "b.jsonl", BAD[1:2]))
-    with pytest.raises(ConfigError, match="must hold a list of"):
+    with pytest.raises(
+        DataError, match=r"no row has a token to train on; 1 bad rows .*must hold a"
+    ):
         task(data=alone, bad_rows="leave_out").build_data()
