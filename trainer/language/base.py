@@ -68,11 +68,11 @@ class LanguageTask(Task):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
-        if self.model is None:
+        if not self.model:
             return {}
 
         return {
-            "lr": 2e-5 if self.adapter is None else 2e-4,
+            "lr": 2e-4 if self.adapter else 2e-5,
             "weight_decay": 0.0,
             "schedule": "linear",
             "warmup_fraction": 0.03,
@@ -160,16 +160,14 @@ class LanguageTask(Task):
             task_type: as of ``add_adapter``.
         """
         model.config.architectures = [type(model).__name__]
-        if self.adapter is None:
-            return model
-        return add_adapter(model, self.adapter, task_type)
+        return add_adapter(model, self.adapter, task_type) if self.adapter else model
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         stored = self.memory.get("stored")
         return stored and stored(model)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        return None if self.adapter is None else adapter_part(model)
+        return adapter_part(model) if self.adapter else None
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.
@@ -230,8 +228,9 @@ class TokenTask(LanguageTask):
         Args:
             row: the first row of the data. Empty if there is none.
         """
-        columns = Columns(names=(self.text_column,))
-        return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
+        return Encoder(
+            self.load_tokenizer(), Columns(names=(self.text_column,)), bad_rows=self.bad_rows
+        )
 
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""

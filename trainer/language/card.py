@@ -35,7 +35,7 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
         pipeline: how the Hub calls such models, such as text-generation.
     """
     head = ModelCardData(
-        library_name="transformers" if task.adapter is None else "peft",
+        library_name="peft" if task.adapter else "transformers",
         pipeline_tag=pipeline,
         tags=["samecurve"],
         base_model=task.model,

@@ -96,8 +96,8 @@ class ChatWriter:
         for number, message in enumerate(chat.messages):
             thoughts, said = thoughts_and_words(message)
             written = trained[number] if chat.trained[number] else text
-            names = map(_name_of, message.get("tool_calls") or ())
-            is_right = all(word in written for word in (said, *names))
+            words = [said, *map(_name_of, message.get("tool_calls") or ())]
+            is_right = all(word in written for word in words)
             if message["role"] == "tool":  # a part of the tool may hold the answer as JSON
                 has_part = self.has_marks or any(part.message == number for part in parts)
                 is_right = has_part or not said or not any(said in words for words in trained)

@@ -73,8 +73,8 @@ class SequenceClassifier(LanguageTask):
                 examples.append((text, str(label)))
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
-        by_name = sorted({label for _, label in examples})
-        self.memory.setdefault("labels", sorted(by_name, key=len))
+        labels = sorted(sorted({label for _, label in examples}), key=len)
+        self.memory.setdefault("labels", labels)
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ class Pieces(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         start, end = self.spans[index]
         ids = torch.from_numpy((self.tokens[start:end] & ~TARGET).astype(np.int64))
-        return ids if self.mask is None else self.mask(ids, generator_of(index))
+        return self.mask(ids, generator_of(index)) if self.mask else ids
 
 
 @dataclass(frozen=True)

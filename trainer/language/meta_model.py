@@ -109,7 +109,7 @@ def build_on_meta(
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
         missing = _new_tensors(name, model, info, auto_class, ignored)
 
-        if quantize is not None:
+        if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
             follow_autocast(model)
             return model.train(), None
@@ -218,8 +218,8 @@ def _converted_folder(
             whole.save_pretrained(into, save_original_format=False, max_shard_size="2GB")
 
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
-    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
-    facts = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
+    files = sorted(folder.glob("*.safetensors"))
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return prepare_once(cache_dir, ["saved again", *how, facts], write)
 
 
@@ -230,12 +230,11 @@ def small_copy(model: Any) -> Any:
     """
     config = copy.deepcopy(model.config)
     kinds = list(getattr(config, "layer_types", None) or ())
-    few = min(2, config.num_hidden_layers)
-    layers = max((kinds.index(kind) + 1 for kind in kinds), default=few)
-
-    config.num_hidden_layers = layers
+    config.num_hidden_layers = max(
+        (kinds.index(kind) + 1 for kind in kinds), default=min(2, config.num_hidden_layers)
+    )
     if "layer_types" in vars(config):  # other configurations derive the kinds
-        config.layer_types = kinds[:layers]
+        config.layer_types = kinds[: config.num_hidden_layers]
     config.vocab_size = min(config.vocab_size, SMALL_VOCABULARY)
     config.pad_token_id = None  # torch refuses a padding outside of the embedding
 

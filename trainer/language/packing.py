@@ -70,8 +70,9 @@ class Rows(Dataset[dict[str, Tensor]]):
             )
 
         def write_plan(folder: Path) -> None:
-            keep_rest = long_documents == "split"
-            pieces = cut_documents(self.tokens, starts, self.ends, length, keep_rest=keep_rest)
+            pieces = cut_documents(
+                self.tokens, starts, self.ends, length, keep_rest=long_documents == "split"
+            )
             rows = np.arange(len(pieces) + 1)
             if packing == "best_fit":
                 order, rows = best_fit(pieces[:, 1], length)
@@ -81,8 +82,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
         # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        content = [FORMAT, self.version, length, packing, long_documents]
-        folder = prepare_once(cache, content, write_plan)
+        folder = prepare_once(
+            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
+        )
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
 
@@ -97,10 +99,10 @@ class Rows(Dataset[dict[str, Tensor]]):
 
         # Position i holds token i and predicts token i + 1.
         predicted = self.tokens[places + 1]
-        labels = np.where(predicted & TARGET, (predicted & ~TARGET).astype(np.int64), IGNORED)
+        words = (predicted & ~TARGET).astype(np.int64)
         row = {
             "input_ids": (self.tokens[places] & ~TARGET).astype(np.int64),
-            "labels": labels,
+            "labels": np.where(predicted & TARGET, words, IGNORED),
             "position_ids": places - np.repeat(*pieces.T),
         }
         return default_convert(row)  # type: ignore[no-any-return,no-untyped-call]

@@ -13,8 +13,9 @@ def setting_error(key: str, value: object, rule: str) -> ConfigError:
         value: of the setting, or the place of the error in the data.
         rule: the broken rule, and how to follow the rule.
     """
-    origin = Origin("language task", key=f"task_settings.{key}")
-    return ConfigError(Problem(origin=origin, value=value, rule=rule))
+    return ConfigError(
+        Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)
+    )
 
 
 def first_line(error: BaseException) -> str:

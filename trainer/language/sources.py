@@ -113,8 +113,9 @@ def _find(name: str, key: str) -> Source:
 
     try:
         if any((Path(path) / file).is_file() for file in SAVED):
-            dataset = load_from_disk(path)
-            dataset = dataset[split] if isinstance(dataset, DatasetDict) else dataset
+            dataset: Any = load_from_disk(path)
+            if isinstance(dataset, DatasetDict):
+                dataset = dataset[split]
         else:
             dataset = load_dataset(path, split=split, **options)
     except Exception as error:  # no such name or no network: each library raises its own

@@ -97,7 +97,7 @@ class Encoder:
                 else:
                     documents += self._texts(origin, row)
             except ConfigError as error:
-                if self.bad_rows is None:
+                if not self.bad_rows:
                     raise
                 self.bad.append(error)
         if not documents:
@@ -108,7 +108,7 @@ class Encoder:
         texts, spans = zip(*documents, strict=True)
         coded = self.tokenizer(
             list(texts),
-            add_special_tokens=self.writer is None,
+            add_special_tokens=not self.writer,
             return_offsets_mapping=spans[0] is not None,
             verbose=False,
         )
@@ -121,7 +121,7 @@ class Encoder:
     def _texts(self, origin: str, row: Row) -> list[TrainingText]:
         """Return the texts of a row, each with the spans that are trained on."""
         columns = self.columns
-        if self.writer is not None:
+        if self.writer:
             return [self.writer.write(origin, chat) for chat in columns.read_chats(row, origin)]
 
         text: str = take(row, origin, columns.names[0], f"{columns.kind}_column", str)
@@ -212,8 +212,8 @@ class Corpus:
         ends = np.load(folder / "ends.npy")
         if not len(ends):
             names = ", ".join(source.name for source in sources)
-            rule = "; ".join(["no row has a token to train on", *about["notices"]])
-            raise DataError(f"task_settings.{key}: {names}: {rule}")
+            rules = "; ".join(["no row has a token to train on", *about["notices"]])
+            raise DataError(f"task_settings.{key}: {names}: {rules}")
         return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
@@ -267,5 +267,5 @@ def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.data)
     np.save(folder / "ends.npy", ends)
-    about = {"content": content.hexdigest(), "notices": notices}
-    (folder / "about.json").write_text(json.dumps(about))
+    about = json.dumps({"content": content.hexdigest(), "notices": notices})
+    (folder / "about.json").write_text(about)
