@@ -84,7 +84,7 @@ def build_on_meta(
     import transformers
     from huggingface_hub import snapshot_download
 
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()
 
     # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
