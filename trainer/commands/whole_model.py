@@ -32,7 +32,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     if on_meta is None:
         return model
 
-    allocate(model.modules(), torch.device("cpu"))
+    allocate(model.modules(), torch.device("cpu"), {})
     tensors = dict(canonical_state(model))
     source = on_meta.source
     initialized = tensors if source is None else set(source.new)

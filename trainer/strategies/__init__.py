@@ -1,9 +1,9 @@
 """The strategies by name.
 
 Gradients are averaged inside of ``Strategy.backward``: by torch's DDP reducer, by FSDP2's
-reduce-scatter, or by DeepSpeed's engine. Each file says at its top what a rank holds.
+reduce-scatter, or by DeepSpeed's engine. Each file begins with the part that a rank holds.
 
-This package and ``trainer.launching`` are the only ones that know what strategies are called.
+Only this package and ``trainer.launching`` know the names of strategies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STRATEGIES = {
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Import the class of a strategy. A run imports the module of its own strategy only."""
+    """Import the class of a strategy. A run imports only the module of the strategy that runs."""
     module_name, _, class_name = STRATEGIES[name].partition(":")
     module = importlib.import_module(f".{module_name}", __name__)
     return getattr(module, class_name)  # type: ignore[no-any-return]

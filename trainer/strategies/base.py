@@ -6,13 +6,14 @@ strategy does not know the loop. Every method is called on every rank, in the sa
 To add a strategy:
 
 1. Subclass ``Strategy`` in a module of this folder. Implement ``accelerator_arguments`` (how
-   Accelerate is built), ``verify`` (that it did what was asked), and ``shard``, ``write_back`` and
+   Accelerate is built), ``verify`` (that Accelerate did so), and ``shard``, ``write_back`` and
    ``full_tensor`` (which part of a parameter this rank has). Override ``wrap`` if
-   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` if an engine has its own.
-2. Add its name to ``STRATEGIES`` in ``__init__.py``.
-3. Let ``trainer.launching`` read the launch files that ask for it.
-4. Add its launch files to ``accel_configs/`` and its name to ``tests/support/launchers.py``: the
-   tests then compare it with the other strategies.
+   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` if an engine does that
+   work.
+2. Add the name to ``STRATEGIES`` in ``__init__.py``.
+3. Let ``trainer.launching`` read the launch files that ask for the strategy.
+4. Add launch files to ``accel_configs/`` and the name to ``tests/support/launchers.py``: the tests
+   then compare the strategy with the others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
-from ..errors import ConfigError, Problem
 from ..private.torch import local_of
 from .buffers import sync
 from .first_step import ELEMENTWISE, state_slots
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of one parameter that this rank owns, as a flat range of the whole.
+    """The part of a parameter that this rank owns, as a flat range of the whole.
 
     Args:
         name: the parameter's name in the model that the task built.
-        start: first element of the range within the flattened parameter.
+        start: first element of the range in the flattened parameter.
         tensor: live 1-D view of the full-precision values. Changes reach the model after
             ``write_back``.
         state_key: the tensor that the optimizer keeps this parameter's state under. None for a
             frozen parameter.
-        state_offset: where the range begins within the flattened ``state_key`` (this rank's part,
+        state_offset: first element of the range in the flattened ``state_key`` (this rank's part,
             if distributed).
         copy: the number of this rank among those that have this same range.
-        copies: how many ranks have it.
+        copies: the number of ranks that have this range.
     """
 
     name: str
@@ -86,11 +86,11 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """The outcome of one optimizer step.
+    """The outcome of an optimizer step.
 
     Args:
-        grad_norm: the global norm of the gradient before clipping. It stays on the device, so
-            reading it makes the host wait.
+        grad_norm: the global norm of the gradient before clipping, on the device. The host waits
+            for the device to read this tensor.
         skipped: whether the scaler of fp16's loss has left the step out.
     """
 
@@ -104,48 +104,48 @@ class StepResult:
 
 
 class Strategy(ABC):
-    """One way to spread a model over processes.
+    """A way to spread a model over processes.
 
     Args:
         plan: the resolved settings.
         accelerator: built by ``launch`` for this strategy.
 
     Attributes:
-        held: the part of the parameters that a rank has and its optimizer steps, in words for
-            messages. Empty if each rank has all.
+        held: the part of the parameters that a rank has and steps, in words for messages. Empty if
+            each rank has all.
         model: the prepared model. Set by ``prepare``, as the attributes below.
         optimizer: torch's optimizer, which has the parameter groups.
-        prepared_optimizer: Accelerate's wrapper of it.
+        prepared_optimizer: Accelerate's wrapper of ``optimizer``.
         trainable: the trainable parameters of the prepared model.
         state_bytes: this rank's bytes of parameters, gradients and optimizer state, by formula.
         shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
             the optimizer's parameters are ordinary tensors.
-        fingerprint: of the gradients so far, in the order in which they were reduced. It must be
-            the same on every rank. 0 if the engine makes sure of the order.
-        writes: how often the engine itself has written to parameters, outside of its optimizer
+        fingerprint: of the gradients so far, in the order in which they were reduced. Ranks must
+            agree. 0 if the engine makes sure of the order.
+        writes: how often the engine itself has written to parameters outside of the optimizer's
             step.
         step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
             that looks whether the norm is finite.
     """
 
     held = ""
+    model: nn.Module
+    optimizer: Optimizer
+    prepared_optimizer: Any
+    shard_group: ProcessGroup | None = None
+    fingerprint = 0
+    writes = 0
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
         self.accelerator = accelerator
-        self.model: nn.Module
-        self.optimizer: Optimizer
-        self.prepared_optimizer: Any
-        self.fingerprint = 0
-        self.writes = 0
         self.step_rule: Callable[..., None] = _step
-        self.shard_group: ProcessGroup | None = None
 
     # -- set-up -----------------------------------------------------------------------------------
 
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
-        """Set what an engine needs, and connect this process to the others."""
+        """Set the engine's environment, and connect this process to the others."""
         connect_attempt(cls.backend(plan))
 
     @classmethod
@@ -158,14 +158,9 @@ class Strategy(ABC):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         """Return the arguments that make ``Accelerator`` run this strategy as the plan says."""
 
-    @classmethod
-    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        """Check what launch files say of the modules of a model that is not prepared yet."""
-        return []
-
     @property
     def step_device(self) -> torch.device:
-        """Return the device on which the optimizer steps. It is known before ``prepare``."""
+        """Return the device on which the optimizer steps, also before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
@@ -186,10 +181,6 @@ class Strategy(ABC):
         Raises:
             ConfigError: a launch file names modules that the model does not have.
         """
-        problems = self.model_problems(self.plan, model)
-        if problems:
-            raise ConfigError(problems)
-
         # Names, shapes and the optimizer's state are read before the engine changes them.
         self._names = canonical_names(model)
         slots = state_slots(optimizer, self.step_device)
@@ -197,8 +188,8 @@ class Strategy(ABC):
         self.state_bytes = states.total
 
         self.wrap(model, optimizer)
-        # The inner optimizer: the prepared one looks up a package at every step (half of
-        # Accelerate's step cost).
+        # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
+        # so the inner optimizer steps.
         self.optimizer = self.prepared_optimizer.optimizer
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         if self.plan.compile:
@@ -209,18 +200,19 @@ class Strategy(ABC):
         if is_on_meta(model):
             from .meta_device import allocate, replace_in_optimizer
 
-            replaced = allocate(model.modules(), self.accelerator.device)
+            replaced: dict[nn.Parameter, nn.Parameter] = {}
+            allocate(model.modules(), self.accelerator.device, replaced)
             replace_in_optimizer(optimizer, replaced)
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
         """Apply ``torch.compile`` in place, so that the names of parameters stay.
 
-        If the model repeats layers, one layer is compiled and its code serves all.
+        If the model repeats layers, the code of a single compiled layer serves all.
 
         Args:
-            settings: the launch file's ``dynamo_config``, for ``torch.compile``.
-                ``use_regional_compilation`` in it says whether to compile by layers.
+            settings: the launch file's ``dynamo_config``, for ``torch.compile``. The key
+                ``use_regional_compilation`` says whether to compile by layers.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
 
@@ -230,7 +222,7 @@ class Strategy(ABC):
         by_layers = settings.pop("use_regional_compilation", has_repeated_blocks(model))
         remember_settings(model, settings)
         if by_layers:
-            compile_regions_fsdp2(model, **settings)  # nothing in it is particular to FSDP2
+            compile_regions_fsdp2(model, **settings)  # serves every strategy, despite the name
         else:
             self.compile_whole(model, settings)
 
@@ -239,7 +231,7 @@ class Strategy(ABC):
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and modules of
         torch itself (an nn.Sequential) then silently run uncompiled. So the model's own forward is
-        compiled, inside of the wrapper and its hooks.
+        compiled, inside of the wrapper and the hooks.
         """
         model.forward = torch.compile(model.forward, **settings)
 
@@ -249,16 +241,16 @@ class Strategy(ABC):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        """Return whether the optimizer's state is kept off the GPU, so that the CPU steps it."""
+        """Return whether the optimizer's state is kept off the GPU, so that the CPU steps."""
         return False
 
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        """Return the context of the forward and backward pass of one micro-batch.
+        """Return the context of the forward and backward pass of a micro-batch.
 
         Args:
-            boundary: whether it is the last micro-batch of its window, the micro-batches of an
+            boundary: whether the micro-batch is the last of the window, the micro-batches of an
                 optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3
                 and FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
@@ -270,13 +262,11 @@ class Strategy(ABC):
         """Send a batch to the model's device, in a new container.
 
         A task may take labels out of the container. On a CPU the tensors are there already, and
-        looking for them would cost as much as a layer.
+        a search for tensors would cost as much as a layer.
         """
         device = self.accelerator.device
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)
-        if type(batch) in (dict, list):
-            return batch.copy()
         return copy(batch) if isinstance(batch, dict | list) else batch
 
     def backward(self, loss: Tensor) -> None:
@@ -296,9 +286,9 @@ class Strategy(ABC):
     def finish_step(self) -> StepResult:
         """Clip by global norm, step, and drop the gradients. Collective: call on every rank.
 
-        The step is skipped if the scaler found inf or NaN. A parameter that no sample of the
-        global batch used has a gradient of zero, not None, so that the optimizer steps it: the flat
-        groups of ZeRO cannot leave a parameter out, and all strategies do the same.
+        The step is skipped if the scaler found inf or NaN. The optimizer steps a parameter that no
+        sample of the global batch used with a gradient of zero, not None: the flat groups of ZeRO
+        cannot leave a parameter out, and all strategies do the same.
         """
         scaler = self.accelerator.scaler
         if scaler is not None:
@@ -320,11 +310,11 @@ class Strategy(ABC):
         if scaler is None:
             self.step_if_finite(norm)
         else:
-            # Reading the scale waits for the device, as the scaler itself does in step().
+            # get_scale() waits for the device, as the scaler's own step() does.
             before = scaler.get_scale()
             scaler.step(self.optimizer)
             scaler.update()
-            skipped = bool(scaler.get_scale() < before)
+            skipped = scaler.get_scale() < before
 
         # zero_grad() would enter the profiler and dynamo, which costs 20 us.
         for parameter in self.trainable:
@@ -347,15 +337,15 @@ class Strategy(ABC):
     def sync_buffers(self) -> None:
         """Make buffers the same on every rank. Collective: call on every rank.
 
-        Called before they are used in an evaluation or written: ``buffers.sync``.
+        Called before buffers are used in an evaluation or written: ``buffers.sync``.
         """
         sync(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027 (most engines have nothing to do)
-        """Bring parameters into the state between steps, in which they can be read and changed."""
+        """Bring parameters into the state between steps, in which code can read and change them."""
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        """List the parameters that are copies of values that the engine has elsewhere, by name.
+        """List the parameters that are copies of values which the engine has elsewhere, by name.
 
         An edit in place of such a parameter would be lost. None for a copy that does not exist now.
         """
@@ -374,7 +364,7 @@ class Strategy(ABC):
         """
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
-        """Yield this rank's parts of the trainable parameters, the frozen ones, or all (None).
+        """Yield this rank's parts of trainable parameters, of frozen parameters, or of all (None).
 
         A parameter of which this rank has no part is left out.
         """
@@ -385,7 +375,7 @@ class Strategy(ABC):
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters to whole values. Each rank takes its parts.
+        """Set parameters to whole values. Each rank takes the parts that the rank has.
 
         Collective if ``write_back`` is: call on every rank.
 
@@ -401,14 +391,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def write_back(self) -> None:
-        """Make the model compute with what the shards now hold. Collective: call on every rank."""
+        """Make the model compute with the values of the shards. Collective: call on every rank."""
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """Return one whole parameter in full precision. Collective: call on every rank."""
+        """Return a whole parameter in full precision. Collective: call on every rank."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-        """Yield the prepared model's parameters and persistent buffers, shared ones once."""
+        """Yield the prepared model's parameters and persistent buffers, a shared tensor once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -417,13 +407,13 @@ class Strategy(ABC):
                 yield name, tensor
 
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the trainable parameters, the frozen ones, or all (None), by name."""
+        """Yield trainable parameters, frozen parameters, or all (None), by name."""
         for name, tensor in self._tensors():
             if isinstance(tensor, nn.Parameter) and trainable in (None, tensor.requires_grad):
                 yield name, tensor
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the live persistent buffers by name. Every rank has them whole."""
+        """Yield the live persistent buffers by name. Every rank has whole buffers."""
         for name, _, _, tensor in self.named_tensors():
             if not isinstance(tensor, nn.Parameter):
                 yield name, full(tensor)
@@ -431,7 +421,7 @@ class Strategy(ABC):
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """Return ``scale``, and ``good_steps`` since it last changed. Empty without a scaler."""
+        """Return ``scale``, and ``good_steps`` since the last change. Empty without a scaler."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}
@@ -448,7 +438,7 @@ class Strategy(ABC):
     def named_tensors(
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in its order.
+        """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order.
 
         Shared tensors are yielded once. ``gather`` makes a whole tensor of a handle.
         """
@@ -457,10 +447,10 @@ class Strategy(ABC):
                 yield name, *self._names[name], tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """Return one whole tensor for a model file. Collective: call on every rank.
+        """Return a whole tensor for a model file. Collective: call on every rank.
 
         Parameters are in full precision. The main process, which writes, gets the tensor on the
-        CPU. The others get it on the device on which it was gathered, without a copy.
+        CPU. The other ranks get the tensor on the device of the gathering, without a copy.
         """
         if isinstance(handle, nn.Parameter):
             tensor = self.full_tensor(name, handle)
@@ -472,19 +462,19 @@ class Strategy(ABC):
         return tensor.detach().to(device).reshape(shape)
 
     def close(self) -> None:
-        """Free what would keep the process from ending. Called once, on every rank."""
+        """Free all that would keep the process from ending. Called once, on every rank."""
         self.accelerator.free_memory()
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Cast a model's floating-point inputs, and its outputs to full precision.
+    """Cast a model's floating-point inputs, and the outputs to full precision.
 
     Autocast does the same at a model's edges. This is for strategies that keep a whole model in
     the compute dtype.
 
     Args:
         model: gets hooks.
-        dtype: of the inputs. None leaves them as they are.
+        dtype: of the inputs. None leaves the inputs unchanged.
     """
     from accelerate.utils import convert_to_fp32, recursively_apply
 
@@ -502,5 +492,5 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _step(optimizer: Optimizer, norm: Tensor) -> None:
-    """Step the optimizer, whatever the norm of its gradients is."""
+    """Step the optimizer, for every norm of the gradients."""
     optimizer.step()

@@ -1,7 +1,7 @@
 """Buffers: tensors of a model that no optimizer steps, such as BatchNorm's running statistics.
 
-No strategy shards buffers, and none sends them around in a step. Each rank updates its own. They
-are made the same (``sync``) before they are used in an evaluation or written to a file.
+No strategy shards buffers or exchanges them in a step: each rank updates a copy. ``sync`` makes the
+copies the same before an evaluation and before a file is written.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
 class BuffersBefore:
     """The buffers as they were before a step, for a step that is left out.
 
-    It costs a copy of all buffers in each step. Nothing tells which buffers a forward pass changes:
-    torch does not count its kernels' writes to BatchNorm's statistics.
+    The cost is a copy of all buffers in each step. Nothing tells which buffers a forward pass
+    changes: torch does not count the writes of kernels to BatchNorm's statistics.
 
     Args:
         model: prepared. Its modules stay the same.
 
     Attributes:
-        before: a module, the name of a buffer in it, the buffer, and its values.
+        before: a module, the name of a buffer there, the buffer, and a copy of the values.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,7 +64,7 @@ class BuffersBefore:
 
 
 def _can_change(buffer: Tensor) -> bool:
-    """Return whether code can write into a buffer: it is neither sparse nor expanded."""
+    """Return whether code can write into a buffer, which is neither sparse nor expanded."""
     if buffer.layout != torch.strided:
         return False
     return 0 not in buffer.stride() or buffer.numel() <= 1
@@ -74,8 +74,8 @@ def _can_change(buffer: Tensor) -> bool:
 def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank. Collective: call on every rank.
 
-    Floating-point and complex buffers become the mean over the ranks, by one reduction in float64.
-    The others become rank 0's, by a broadcast each.
+    Floating-point and complex buffers become the mean over the ranks, by a single reduction in
+    float64. The others become rank 0's, by a broadcast each.
     """
     if accelerator.num_processes == 1:
         return

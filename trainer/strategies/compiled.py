@@ -1,8 +1,7 @@
-"""Functions of a task that are compiled if its model is.
+"""Functions of a task that are compiled if the model is.
 
-``compile: true`` compiles the modules of a model. What a task computes from their outputs is code
-of its own, and runs operation by operation: the loss of logits that were not computed in the model
-reads and writes each of them a dozen times.
+``compile: true`` compiles the modules of a model. The task's own code behind the model would run
+operation by operation: a loss outside of the model reads and writes each logit a dozen times.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ def remember_settings(model: nn.Module, settings: Mapping[str, Any]) -> None:
 
 
 def compiled_as(model: nn.Module, function: Function) -> Function:
-    """Return a function of tensors, compiled as the model is, or itself if the model is not.
+    """Return a function of tensors, compiled as the model is, or unchanged if the model is not.
 
     Args:
-        model: as a task is given it.
-        function: of a module, so that it is compiled once.
+        model: as the trainer gives a task the model.
+        function: defined in a module, not in a call, so that torch compiles a single function.
     """
     inner: Any = unwrapped(model)
     settings = getattr(inner, "samecurve_compile_settings", None)

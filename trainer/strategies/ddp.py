@@ -1,11 +1,11 @@
-"""One process, or replicas on several processes that exchange gradients (DDP).
+"""A single process, or replicas on several processes that exchange gradients (DDP).
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 
-Every rank holds the whole model, its gradients and its optimizer state. torch averages gradients in
-buckets during the last backward pass of a step. Then every rank makes the same optimizer step.
-Private: the rebuilding of the buckets (``rebuild_buckets``), so that a resumed run adds up in the
-order of the unbroken run.
+Every rank holds the whole model, all gradients and the whole optimizer state. torch averages
+gradients in buckets during the last backward pass of a step. Then every rank makes the same
+optimizer step. Private: ``rebuild_buckets``, so that a resumed run adds up in the order of the
+unbroken run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
     """DDP whose attributes are those of the model (``model.config``), as under other strategies.
 
-    Methods too, while nothing is trained (``model.generate`` in ``evaluation_step``). In training
-    only a call of the wrapper itself exchanges gradients, and torch does not notice a call of a
-    method of the model.
+    Outside of training methods are reached too (``model.generate`` in ``evaluation_step``). In
+    training only a call of the wrapper itself exchanges gradients, and torch does not notice a call
+    of a method of the model.
     """
 
     called = False
@@ -50,8 +50,7 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
             model = super().__getattr__("module")
             found = getattr(model, name)
 
-        is_method_of_model = getattr(found, "__self__", None) is model
-        if self.training and is_method_of_model:
+        if self.training and getattr(found, "__self__", None) is model:
             raise AttributeError(
                 "training begins with a call of the model itself: model(...), "
                 f"not model.{name}(...)"
@@ -60,20 +59,20 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
 
 
 class DDP(Strategy):
-    """Every rank holds the whole model. With one process there is nothing to exchange."""
+    """Every rank holds the whole model. A single process has nothing to exchange."""
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DistributedDataParallelKwargs
 
-        # torch 2.13 has another name for broadcast_buffers, which Accelerate does not know yet. The
-        # warning is one line a rank.
+        # torch 2.13 has another name for broadcast_buffers, which Accelerate does not know yet.
+        # Each rank would warn.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 
         ddp = DistributedDataParallelKwargs(
-            # Saves one copy of the gradients (99 ms against 106 ms a step).
+            # Saves a copy of the gradients (99 ms against 106 ms a step).
             gradient_as_bucket_view=True,
-            # Under every strategy ranks agree on buffers when these are used.
+            # Under every strategy ranks agree on buffers before buffers are used.
             broadcast_buffers=False,
             find_unused_parameters=plan.find_unused_parameters,
             bucket_cap_mb=plan.bucket_cap_mb or 25,  # Accelerate's default, and torch's
@@ -87,8 +86,8 @@ class DDP(Strategy):
 
         self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
         if self.plan.reduce_dtype == "bf16":
-            # torch's hook rounds a bucket, divides it by the ranks and sends it. By its name torch
-            # refuses it on CPUs, on which it runs as well.
+            # torch's hook rounds a bucket, divides by the ranks and sends. torch refuses this hook
+            # by name on CPUs, although the hook runs there. A lambda has another name.
             self.model.register_comm_hook(
                 None, lambda group, bucket: bf16_compress_hook(group, bucket)
             )
@@ -108,12 +107,12 @@ class DDP(Strategy):
         if not self.model.called:
             return (
                 "training_step did not call the model that it was given, so no gradient was "
-                "averaged over the ranks: begin with model(...); a method of it, or its .module, "
-                "goes past the exchange"
+                "averaged over the ranks. Begin with model(...). A method of the model, or "
+                "model.module, goes past the exchange"
             )
         self.model.called = False
 
-        # Numbered in the order of the trainable parameters. torch itself tells it only at the next
+        # Numbers in the order of the trainable parameters. torch itself complains only at the next
         # forward pass, after a step with the rank's own gradients.
         unused = numbers_without_gradient(self.model)
         if not unused:
@@ -121,8 +120,8 @@ class DDP(Strategy):
         names = [name for name, _ in self.parameters()]
         return (
             f"the loss of this step does not depend on {listed([names[n] for n in unused])}: no "
-            "gradient was averaged over the ranks; set find_unused_parameters: true if that is "
-            "meant, or freeze them (requires_grad_(False))"
+            "gradient was averaged over the ranks. Set find_unused_parameters: true if that is "
+            "meant, or freeze these parameters (requires_grad_(False))"
         )
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
@@ -139,16 +138,16 @@ class DDP(Strategy):
 def _arrange_buckets(model: torch_ddp.DistributedDataParallel) -> None:
     """Make DDP arrange its buckets before the first step. Collective: call on every rank.
 
-    DDP rearranges them after its first backward pass, in the order in which gradients came. Three
-    ranks and more then add in another order: the first step after a resume would differ in its last
-    bits from that of the unbroken run. So a backward pass of zeros comes first (it costs one
-    all-reduce of the model's size).
+    DDP rearranges buckets after the first backward pass, in the order in which gradients came.
+    Three ranks and more then add in another order: the first step after a resume would differ in
+    the last bits from that of the unbroken run. So a backward pass of zeros comes first, at the
+    cost of an all-reduce of the model's size.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     model.reducer.prepare_for_backward([])
 
-    # The parameter that was used last comes first in a backward pass, so this is the order of a
-    # model whose layers follow each other.
+    # A backward pass reaches the last used parameter first, so this is the order of a model whose
+    # layers follow each other.
     sums = torch.stack([parameter.sum().float() for parameter in trainable])
     (sums.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 

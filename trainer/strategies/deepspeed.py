@@ -2,15 +2,15 @@
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
 
-What a rank holds: in stage 1 its part of the optimizer state, in stage 2 also of the gradients, in
-stage 3 also of the parameters. A part is a slice of all parameters of a group laid end to end, so
-it may begin within a row of a matrix. The engine averages gradients during each backward pass
-(stage 1: the last pass of a step), clips and steps. The optimizer steps float32 copies, from which
-the engine sets the parameters that the model computes with.
+A rank holds a part of the optimizer state (stage 1), also of the gradients (stage 2), also of the
+parameters (stage 3). A part is a slice of all parameters of a group laid end to end, so a part may
+begin within a row of a matrix. The engine averages gradients during each backward pass (stage 1:
+the last pass of a step), clips and steps. The optimizer steps float32 copies, from which the engine
+sets the parameters that the model computes with.
 
-The engine has no public names for these copies, for which range of them a parameter has, and for
-when a backward pass begins: see ``private/deepspeed.py``. DeepSpeed is imported only if one of
-these strategies runs (3 s).
+The engine has no public names for these copies, for the range of a parameter in a copy, and for the
+beginning of a backward pass: see ``private/deepspeed.py``. DeepSpeed is imported only if ZeRO runs
+(3 s).
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from ..private import deepspeed as private_deepspeed
 from ..private.deepspeed import engine_start
 from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
+from .full_buffers import keep_buffers_fp32
 from .gradient_order import GradientOrder
+from .meta_device import allocate, replace_in_optimizer
 from .tensors import (
+    DTYPES,
     canonical_state,
     hold_scalars_as_vectors,
     is_on_meta,
@@ -45,10 +48,7 @@ if TYPE_CHECKING:
 
     from ..plan import Plan
 
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-# DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand.
+# DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000
 
 
@@ -59,12 +59,13 @@ class ZeRO(Strategy):
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
-        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag
-        # says: from_pretrained and from_config would then give parameters that are sharded already,
-        # of shape [0].
-        accelerator.state.deepspeed_plugin.dschf = None
-        self._stage = STAGES[plan.strategy]
-        self._order: GradientOrder | None = None  # one process needs none
+        # Accelerate registers the configuration with transformers even if zero3_init_flag is false.
+        # from_pretrained and from_config would then return sharded parameters, of shape [0].
+        plugin = accelerator.state.deepspeed_plugin
+        plugin.dschf = None
+        self._config = plugin.deepspeed_config
+        self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
+        self._order: GradientOrder | None = None  # a single process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -83,30 +84,34 @@ class ZeRO(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 
-        # DeepSpeed calls collectives by names that torch 2.13 renamed. One line a call on every
-        # rank.
+        # DeepSpeed calls collectives by names that torch 2.13 renamed. Each call would warn on
+        # every rank.
         warnings.filterwarnings(
             "ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning
         )
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # Before the engine is built: it casts the model, and makes its float32 copies of the
-        # rounded weights.
+        # The engine casts the model, and makes the float32 copies of the rounded weights. So
+        # buffers and weights are kept before.
         is_mixed = self.plan.mixed_precision != "no"
-        if is_mixed:
-            from .full_buffers import keep_buffers_fp32
-
-            put_back_buffers = keep_buffers_fp32(model)
         weights: dict[str, Tensor] = {}
-        if is_mixed and not is_on_meta(model):
-            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
+        if is_mixed:
+            put_back_buffers = keep_buffers_fp32(model)
+            if not is_on_meta(model):
+                weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
         self._limit_bucket(model)
         if self.plan.find_unused_parameters:
             self._gather_whole_model(model)
 
         super().prepare(model, optimizer)
-        self._take_engine()
+        engine: Any = self.model
+        self.engine = engine
+        self.zero = engine.optimizer
+        self.optimizer = engine.basic_optimizer  # torch's, with the parameter groups
+        # A task asks for the model's ``config``. By now the engine has read the attribute.
+        if hasattr(engine.module, "config"):
+            engine.config = engine.module.config
 
         precision = self.plan.precision
         if self._stage == 1 and precision["gradients"] != precision["compute"]:
@@ -121,8 +126,8 @@ class ZeRO(Strategy):
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
             setattr(self.zero, method, self._order.reduce)
 
-        # The values that the cast has rounded come back. The engine leaves the model's inputs as
-        # they are, so these are cast as well.
+        # The values that the cast has rounded come back. The engine does not cast the model's
+        # inputs, so a hook casts the inputs.
         if is_mixed:
             put_back_buffers(self.accelerator.device)
             self.fill(weights.items())
@@ -134,19 +139,18 @@ class ZeRO(Strategy):
 
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""
-        config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         elements = sum(parameter.numel() for parameter in model.parameters())
-        config.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        bucket = min(_LARGEST_BUCKET, elements)
+        self._config["zero_optimization"].setdefault("reduce_bucket_size", bucket)
 
     def _gather_whole_model(self, model: nn.Module) -> None:
-        """Make stage 3 gather all parameters together, and keep them until the step.
+        """Make stage 3 gather all parameters together, and keep the whole model until the step.
 
-        A layer that one rank leaves out could not be gathered by the others.
+        A layer that a rank leaves out could not be gathered by the others.
         """
         from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
-        config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        config["stage3_param_persistence_threshold"] = sys.maxsize
+        self._config["zero_optimization"]["stage3_param_persistence_threshold"] = sys.maxsize
         set_z3_leaf_module(model, True)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -155,30 +159,24 @@ class ZeRO(Strategy):
             self._shard_parameters(model, optimizer)
             keep_in_step(model)
             # In evaluation torch's encoder layers would read the weights of layers inside, which
-            # nobody has gathered.
+            # are not gathered.
             torch.backends.mha.set_fastpath_enabled(False)
         with engine_start(model):
             super().wrap(model, optimizer)
 
     def _shard_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Shard the parameters over the ranks, one at a time. Collective: call on every rank.
+        """Shard each parameter over the ranks. Collective: call on every rank.
 
         The engine would put the whole model on each device first.
         """
         import deepspeed
 
-        # It takes the settings alone from a module without parameters. Given the model it would not
-        # cast the parameters that it shards.
-        config = self.accelerator.state.deepspeed_plugin.deepspeed_config
-        init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
-        on_meta = is_on_meta(model)
-        if on_meta:
-            from .meta_device import allocate, replace_in_optimizer
-
+        # A module without parameters, because Init would not cast the parameters of the model that
+        # Init is given.
+        init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=self._config)
         replaced: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
-            if on_meta:
-                allocate([module], self.accelerator.device, replaced)
+            allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
                 if private_deepspeed.is_sharded(parameter):  # a shared parameter
                     continue
@@ -186,26 +184,15 @@ class ZeRO(Strategy):
                     parameter.data = parameter.data.to(init.dtype)
                 private_deepspeed.shard_parameter(init, parameter)
 
-        if on_meta:
-            replace_in_optimizer(optimizer, replaced)
+        replace_in_optimizer(optimizer, replaced)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
-
-    def _take_engine(self) -> None:
-        """Set the engine, its ZeRO optimizer, and torch's optimizer, which has the groups."""
-        engine: Any = self.model
-        self.engine = engine
-        self.zero = engine.optimizer
-        self.optimizer = engine.basic_optimizer
-        # A task asks for the model's ``config``. The engine has read its own by now.
-        if hasattr(engine.module, "config"):
-            engine.config = engine.module.config
 
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
-        # The engine has switches of its own to set.
+        # The engine also sets switches for compiled models.
         backend = settings.pop("backend")
         self.model.compile(backend=backend, compile_kwargs=settings)
 
@@ -219,8 +206,8 @@ class ZeRO(Strategy):
 
     @contextlib.contextmanager
     def micro_step(self, *, boundary: bool) -> Iterator[None]:
-        # The engine counts micro-batches itself, which is wrong for a short last window. So it is
-        # told when a window ends.
+        # The engine counts micro-batches itself, which is wrong for a short last window. So the
+        # strategy tells the engine when a window ends.
         delays = self.plan.find_unused_parameters
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
         if not delays:
@@ -243,7 +230,7 @@ class ZeRO(Strategy):
         for _, parameter in self.parameters():
             if parameter.grad is not None or private_deepspeed.has_accumulated(parameter):
                 continue
-            # torch wants the gradient in the parameter's shape, which is empty while it is sharded.
+            # torch wants the gradient in the parameter's shape. A sharded parameter is empty.
             sharded = parameter.data
             shape = getattr(parameter, "ds_shape", parameter.shape)
             parameter.data = sharded.new_empty(shape)
@@ -254,24 +241,22 @@ class ZeRO(Strategy):
         if self._order is not None:
             self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
-        # The loss carries its exact weight already. The engine would divide by the accumulation
+        # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         if self._order is not None:
             self.fingerprint = self._order.fingerprint
 
     def finish_step(self) -> StepResult:
-        # Accelerate would step the engine inside of backward. Here code can run between the two.
-        # In every precision the engine makes no step with a gradient that is not finite, and
-        # reports an infinite norm.
+        # Accelerate would step the engine inside of backward. Here code can run in between. In
+        # every precision the engine makes no step with a gradient that is not finite, and reports
+        # an infinite norm, or none.
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         if not isinstance(norm, Tensor):
-            value = float("nan") if norm is None else float(norm)
+            value = float("nan") if norm is None else norm
             norm = torch.full((), value, device=self.accelerator.device)
-
-        overflow = bool(getattr(self.zero, "overflow", False))
-        skipped = self.plan.mixed_precision == "fp16" and overflow
+        skipped = self.plan.mixed_precision == "fp16" and self.zero.overflow
         return StepResult(grad_norm=norm, skipped=skipped)
 
     # -- weights ----------------------------------------------------------------------------------
@@ -302,7 +287,7 @@ class ZeRO(Strategy):
             part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
             flat, state_key, offset = part.values, part.flat_group, part.offset
 
-        # Each rank has ceil(numel / world) elements. The last ones are padding, and left out.
+        # Each rank has ceil(numel / world) elements. The padding at the end is left out.
         start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
         values = flat[: parameter.ds_numel - start]
         return Shard(
@@ -310,8 +295,8 @@ class ZeRO(Strategy):
         )
 
     def write_back(self) -> None:
-        # The engine's own functions that set a value (safe_set_full_fp32_param) leave the copies
-        # that the model computes with stale until the next step.
+        # After the engine's own functions that set a value (safe_set_full_fp32_param), the model
+        # computes with stale copies until the next step.
         if self._stage == 3:
             private_deepspeed.copy_to_model_stage_3(self.zero)
             private_deepspeed.gather_persistent(self.zero)
@@ -327,7 +312,7 @@ class ZeRO(Strategy):
             whole = safe_get_full_fp32_param(parameter)
             assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
             return whole
-        with deepspeed.zero.GatheredParameters([parameter]):  # it is whole already but in stage 3
+        with deepspeed.zero.GatheredParameters([parameter]):  # only stage 3 has to gather
             return parameter.data.clone()
 
     # -- the scaler of fp16's loss ----------------------------------------------------------------
@@ -361,7 +346,7 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
     config = copy.deepcopy(dict(plan.deepspeed))
 
-    zero = config.setdefault("zero_optimization", {})
+    zero = config["zero_optimization"]
     if zero["stage"] == 3:
         zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
 
@@ -374,19 +359,18 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
 
-    # Asked for float32 beside bf16 in stage 1, the engine takes another optimizer, of another
-    # layout: there ``prepare`` sets it, and the configuration has the compute dtype.
+    # For float32 beside bf16 in stage 1 the engine takes another optimizer, of another layout. So
+    # the configuration has the compute dtype in stage 1, and ``prepare`` sets float32.
     kind = "compute" if zero["stage"] == 1 else "gradients"
-    data_types = config.setdefault("data_types", {})
-    data_types["grad_accum_dtype"] = plan.precision[kind]
+    config.setdefault("data_types", {})["grad_accum_dtype"] = plan.precision[kind]
 
-    # The engine's own clock would wait for the device before and after each forward pass and step.
+    # The engine's clock would wait for the device before and after each forward pass and step.
     throughput = config.setdefault("timers", {}).setdefault("throughput", {})
     throughput.setdefault("enabled", False)
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
     if plan.mixed_precision != "no":
-        # Gradients are exchanged in full precision, as DDP does it.
+        # Gradients are exchanged in full precision, as under DDP.
         config.setdefault("communication_data_type", "fp32")
     return config

@@ -1,7 +1,7 @@
-"""The environment that DeepSpeed needs in a process before it is connected to the others.
+"""The environment that DeepSpeed needs before a process is connected to the others.
 
-DeepSpeed reads environment variables instead of arguments, and does some work at its start that
-costs time and memory for nothing.
+DeepSpeed reads environment variables instead of arguments, and compiles an operator at the start
+that training does not use.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def prepare_process(plan: Plan) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         without_compiled_op()
     else:
-        # A process that sees only one GPU has to use number 0, and DeepSpeed takes the local rank
-        # as the number. It also wants mpirun's local rank to be the same.
+        # DeepSpeed takes the local rank as the GPU's number, which is 0 if a process sees a single
+        # GPU. DeepSpeed also wants mpirun's local rank to be the same.
         os.environ["LOCAL_RANK"] = str(torch.cuda.current_device())
         os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)
 
@@ -46,8 +46,8 @@ def prepare_process(plan: Plan) -> None:
 def without_compiled_op() -> None:
     """Keep DeepSpeed from compiling an operator that serves inference only.
 
-    It needs a C++ compiler, and 20 s at its first use. A process that is killed meanwhile leaves a
-    lock behind, on which every later job waits forever and silently.
+    The operator needs a C++ compiler and takes 20 s at the first use. A process that is killed
+    meanwhile leaves a lock behind, on which every later job waits forever and silently.
     """
     with private_deepspeed.quiet():  # at the import
         private_deepspeed.switch_off_op("deepspeed_shm_comm")

@@ -1,4 +1,4 @@
-"""What an optimizer keeps, found out by the first step of a copy on small tensors."""
+"""The state of an optimizer, found out by the first step of a copy on small tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     """Return an optimizer with the same settings and no state.
 
     Args:
-        optimizer: fresh. It is not changed.
+        optimizer: fresh. Stays unchanged.
         parameters: the tensors that the copy steps, by parameter group.
     """
     copy: Any = object.__new__(type(optimizer))
@@ -45,8 +45,8 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
 def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
     """Return a small tensor of zeros for each number of dimensions and dtype among parameters.
 
-    A scalar is tried as a vector: otherwise Adam's step, one value for a parameter, looks like
-    state of the parameter's shape.
+    A scalar is tried as a vector. Otherwise Adam's step, a scalar for each parameter, would look
+    like state of the parameter's shape.
     """
     kinds = dict.fromkeys((max(1, p.dim()), p.dtype) for p in parameters)
     return [
@@ -56,9 +56,9 @@ def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
-    """Return a copy of an optimizer after one step on small parameters of the same kinds.
+    """Return a copy of an optimizer after a step on small parameters of the same kinds.
 
-    The parameters and their gradients are zero. Raises whatever the step raises.
+    The parameters and their gradients are zero. Raises every error of the step.
     """
     copy = fresh_copy(
         optimizer, [small(group["params"], device) for group in optimizer.param_groups]

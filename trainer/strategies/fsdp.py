@@ -2,11 +2,11 @@
 
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 
-A rank holds some rows of every parameter, of its gradient and of its optimizer state, as DTensors.
-The model is cut into units (its layers). A unit is gathered before it computes and freed
-afterwards. Its gradients are averaged right after its backward pass, each rank keeping its own
-rows. With several micro-batches a step, whole gradients are added up first and averaged in the
-last micro-batch, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
+A rank holds some rows of every parameter, gradient and state of the optimizer, as DTensors. The
+model is cut into units, the layers. A unit is gathered before the computation and freed afterwards.
+The gradients of a unit are averaged right after the unit's backward pass, and each rank keeps some
+rows. With several micro-batches a step, whole gradients are added up first and averaged in the last
+micro-batch, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 """
 
 from __future__ import annotations
@@ -19,20 +19,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
-from ..errors import LaunchError, Problem
+from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
 from ..private.torch import gradient_hooks, local_of, recomputed
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
-from .gathered import carry_hooks, gathered_parameters
+from .full_buffers import keep_buffers_fp32
+from .gathered import carry_hooks, gathered_parameters, units_of
 from .local_step import WITH_KNOWN_STATE, LocalStep
+from .meta_device import allocate
 from .tensors import (
+    DTYPES,
     canonical_state,
     full,
     hold_scalars_as_vectors,
-    is_on_meta,
     keep_in_step,
     unwrapped,
 )
@@ -59,8 +68,7 @@ class FSDP2(Strategy):
 
     @classmethod
     def backend(cls, plan: Plan) -> str:
-        # Offloaded gradients are on the CPU, where their norm is added up over ranks: NCCL alone
-        # cannot do that.
+        # Offloaded gradients are on the CPU. NCCL alone cannot add up their norm over ranks there.
         if plan.fsdp.get("cpu_offload"):
             return "cuda:nccl,cpu:gloo"
         return super().backend(plan)
@@ -73,33 +81,19 @@ class FSDP2(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
 
-        # It tells Accelerate which strategy runs. The sharding is done below, by the plan.
+        # The plugin tells Accelerate which strategy runs. ``wrap`` shards, by the plan.
         settings = dict(plan.fsdp)
-        settings.pop("dp_replicate_size", None)  # the plugin does not take it
+        settings.pop("dp_replicate_size", None)  # the plugin has no such argument
         settings["auto_wrap_policy"] = "NO_WRAP"
         settings["cpu_offload"] = False
         return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
 
-    @classmethod
-    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        found = []
-        classes = {type(module).__name__ for module in model.modules()}
-        origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
-        for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
-            if name not in classes:
-                rule = f"the model has no module of this class; {did_you_mean(name, classes)}"
-                found.append(Problem(origin=origin, value=name, rule=rule))
-
-        return found
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         is_mixed = self.plan.mixed_precision != "no"
         if is_mixed:
-            from .full_buffers import keep_buffers_fp32
-
             put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
-        # The scaler of fp16 adds up over the ranks whether gradients are finite if they are
+        # The scaler of fp16 asks all ranks whether gradients are finite only if gradients are
         # DTensors.
         if self.accelerator.scaler is None and type(self.optimizer) in WITH_KNOWN_STATE:
             self._local_step = LocalStep(self.optimizer)
@@ -111,8 +105,8 @@ class FSDP2(Strategy):
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
 
         Accelerate 1.15 does this too, but shards the input embedding and the last norm as units of
-        their own: it fails on models whose embedding is in a unit already (BERT) and on heads that
-        are not called.
+        their own, which fails on models whose embedding is in a unit already (BERT) and on heads
+        that are not called.
         """
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
 
@@ -120,15 +114,15 @@ class FSDP2(Strategy):
         names = {id(tensor): name for name, tensor in canonical_state(model)}
         hooks = {name: gradient_hooks(own) for name, own in model.named_parameters()}
 
-        # The wrapper that recomputes a unit becomes the unit: it is gathered once for the second
-        # pass and the backward pass together.
+        # The wrapper that recomputes a unit becomes the unit, so that a single gathering serves the
+        # second pass and the backward pass.
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
 
         self._shard_units(model, units)
 
-        # The optimizer was built over the parameters that were replaced.
+        # The optimizer still has the parameters that were replaced.
         sharded = dict(canonical_state(model))
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
@@ -142,47 +136,32 @@ class FSDP2(Strategy):
 
     def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
         """Shard the units and then the rest of the model. Collective: call on every rank."""
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
         reshard = self.plan.fsdp["reshard_after_forward"]
-        options = self._sharding_options()
-
-        # One after the other, so that of a model on the meta device only one unit is whole.
-        for unit in units:
-            self._allocate(unit)
-            fully_shard(unit, **options, reshard_after_forward=reshard)
-        self._allocate(model)
-        # The root stays whole until its backward pass, which follows at once.
-        root: Any = fully_shard(model, **options)
-
-        # Ranks that use different parameters then reduce the same ones. (torch before 2.13 does not
-        # have it.)
-        for module in model.modules():
-            has_setting = hasattr(module, "set_reduce_scatter_unused_params")
-            if isinstance(module, FSDPModule) and has_setting:
-                module.set_reduce_scatter_unused_params(True)
-
-        # Layers that stay whole after the forward pass stay whole until the whole backward pass has
-        # ended: it may lead through them twice (the gradient of a gradient).
-        root.set_reshard_after_backward(reshard)
-
-    def _allocate(self, module: nn.Module) -> None:
-        """Give the parameters of a module that was built on the meta device memory."""
-        if is_on_meta(module):
-            from .meta_device import allocate
-
-            allocate(module.modules(), self.accelerator.device)
-
-    def _sharding_options(self) -> dict[str, Any]:
-        """Return the arguments of ``fully_shard`` that all units have in common."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
         offloads = self.plan.fsdp.get("cpu_offload")
-        return {
+        options: dict[str, Any] = {
             "mesh": self._mesh,
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
         }
+
+        # In turn, so that of a model on the meta device a single unit is whole.
+        device = self.accelerator.device
+        for unit in units:
+            allocate(unit.modules(), device, {})
+            fully_shard(unit, **options, reshard_after_forward=reshard)
+        allocate(model.modules(), device, {})
+        # The root stays whole until the backward pass, which follows at once.
+        root: Any = fully_shard(model, **options)
+
+        # Ranks that use different parameters then reduce the same parameters. torch has the method
+        # since 2.13.
+        for unit in units_of(model).values():
+            if hasattr(unit, "set_reduce_scatter_unused_params"):
+                unit.set_reduce_scatter_unused_params(True)
+
+        # Layers that stay whole after the forward pass stay whole until the whole backward pass has
+        # ended, which may lead through a layer twice (the gradient of a gradient).
+        root.set_reshard_after_backward(reshard)
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
@@ -199,27 +178,36 @@ class FSDP2(Strategy):
     def _copies(self) -> int:
         return int(self.plan.fsdp.get("dp_replicate_size", 1))
 
-    def _precision(self) -> Any:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
-
-        # Gradients are reduced in full precision, as DDP under autocast reduces them, unless the
-        # config says otherwise. No output_dtype: it would hold for each unit, and the next unit may
-        # not take full precision.
-        dtypes = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-        compute = dtypes[self.plan.mixed_precision]
-        reduce = torch.bfloat16 if self.plan.reduce_dtype == "bf16" else torch.float32
-        if compute is None and reduce == torch.float32:
-            return MixedPrecisionPolicy()
+    def _precision(self) -> MixedPrecisionPolicy:
+        # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
+        # otherwise. No output_dtype, because every unit would cast outputs, and the next unit
+        # may not take full precision.
+        compute = DTYPES.get(self.plan.mixed_precision)
+        reduce = torch.float32 if compute else None
+        if self.plan.reduce_dtype == "bf16":
+            reduce = torch.bfloat16
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
-        """List the modules that are gathered one at a time, inner ones first.
+        """List the modules that are gathered in turn, inner modules first.
 
         A module that shares a parameter with another part of the model (a tied embedding) belongs
-        to the unit around it.
+        to the unit around the module.
+
+        Raises:
+            ConfigError: the launch file names classes that the model does not have.
         """
         classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or ())
-        if not classes:  # those that transformers models within the model name as their layers
+        known = {type(module).__name__ for module in model.modules()}
+        origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
+        rule = "the model has no module of this class"
+        problems = [
+            Problem(origin=origin, value=name, rule=f"{rule}; {did_you_mean(name, known)}")
+            for name in sorted(classes - known)
+        ]
+        if problems:
+            raise ConfigError(problems)
+        if not classes:  # the layers of the transformers models within the model
             classes.update(*map(layer_classes, model.modules()))
 
         everywhere = _places(model)
@@ -241,8 +229,8 @@ class FSDP2(Strategy):
 
         Args:
             module: of the model.
-            classes: the names of the classes of its layers.
-            elements: of its parameters that are in no unit yet.
+            classes: the names of the classes of layers.
+            elements: of the module's parameters that are in no unit yet.
         """
         policy = self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
         if policy == "TRANSFORMER_BASED_WRAP":
@@ -254,8 +242,8 @@ class FSDP2(Strategy):
     def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
         """Recompute the units in the backward pass, with the random numbers of the forward pass.
 
-        Accelerate 1.15 leaves these out (preserve_rng_state=False), so that gradients under dropout
-        are wrong.
+        Accelerate 1.15 recomputes with other random numbers (preserve_rng_state=False), so that
+        gradients under dropout are wrong.
         """
         if not units:
             raise LaunchError(
@@ -279,7 +267,7 @@ class FSDP2(Strategy):
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        # A gathered parameter stays the same object, so the list is made once all are there.
+        # A gathered parameter stays the same object, so a list without None stays right.
         if self._gathered is None:
             found = gathered_parameters(self.model)
             if any(parameter is None for _, parameter in found):
@@ -297,20 +285,15 @@ class FSDP2(Strategy):
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
         if not self.plan.fsdp["reshard_after_forward"]:
-            self._reshard()
+            self.settle()
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
-        # Tracing ends at the hooks that gather a unit's parameters: so each unit is compiled for
-        # itself, inside of its hooks.
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.forward = torch.compile(module.forward, **settings)
+        # Tracing ends at the hooks that gather a unit's parameters, so each unit is compiled inside
+        # of the hooks.
+        for unit in units_of(model).values():
+            super().compile_whole(unit, settings)
 
     def verify(self) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
         if not isinstance(self.model, FSDPModule):
             raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
@@ -338,21 +321,15 @@ class FSDP2(Strategy):
         # After a forward pass without a backward pass (evaluation) the root is still gathered. The
         # gathered values would be read as the parameters, and used again in the next forward pass,
         # instead of the shards.
-        super().settle()
-        self._reshard()
-
-    def _reshard(self) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        # The mesh gathers on its own device. Offloaded shards must come there first.
+        # The mesh gathers on the accelerator. Offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
 
 
 def _places(module: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules within a module that have each parameter: a shared one has several."""
+    """Count the modules within a module that have each parameter: several of a shared parameter."""
     return Counter(own for inner in module.modules() for own in inner.parameters(recurse=False))

@@ -13,17 +13,17 @@ from ..private.torch import BatchNormBase, own_buffers, own_parameters, set_buff
 def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     """Copy the floating-point buffers of a model that an engine is about to cast.
 
-    BatchNorm adds a tenth of each batch's mean to its running statistics, which bfloat16 with its
-    three digits would mostly swallow. Rotary positions beyond 256 are not distinct in bfloat16.
-    torch wants scale and shift in full precision beside such statistics, so these parameters are
-    cast when they are used.
+    BatchNorm adds a tenth of each batch's mean to the running statistics, which bfloat16 with three
+    digits would mostly swallow. Rotary positions beyond 256 are not distinct in bfloat16. torch
+    wants scale and shift in full precision beside such statistics, so a forward pass casts these
+    parameters.
 
     Returns:
         A function that puts the buffers back on a device, after the engine has cast them.
     """
     copies = {id(b): b.clone() for b in model.buffers() if b.is_floating_point()}
     places = []
-    norms = []  # with their classes, for sharding replaces these
+    norms = []  # with their classes, which sharding replaces
     for module in model.modules():
         for key, buffer in own_buffers(module).items():
             if id(buffer) in copies:
@@ -42,9 +42,9 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
 
 
 def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:
-    """Return the forward method of a module with its parameters cast to float32."""
-    # A shallow copy of the module: it shares the buffers, and attributes set on it are found before
-    # the parameters of the same name.
+    """Return the forward method of a module with the parameters cast to float32."""
+    # A shallow copy of the module shares the buffers. Attributes of the copy are found before the
+    # parameters of the same name.
     shadow = kind.__new__(kind)
     shadow.__dict__ = dict(module.__dict__)
 

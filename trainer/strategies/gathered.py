@@ -1,7 +1,7 @@
 """The whole parameters that FSDP2 gathers a layer to, while the layer computes.
 
-``fully_shard`` replaces each parameter by its shard, a DTensor. In the forward and the backward
-pass of a unit the modules see another object: the gathered parameter, which stays the same object.
+``fully_shard`` replaces each parameter by a shard, a DTensor. In the forward and the backward pass
+of a unit the modules see another object: the gathered parameter, which stays the same object.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ..private.torch import gathered_by
 
@@ -20,7 +21,7 @@ def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None
     Args:
         model: sharded by ``fully_shard``.
     """
-    return [parameter for unit in _units(model).values() for parameter in gathered_by(unit)]
+    return [parameter for unit in units_of(model).values() for parameter in gathered_by(unit)]
 
 
 def carry_hooks(
@@ -35,7 +36,7 @@ def carry_hooks(
         model: sharded by ``fully_shard``.
         hooks: by the name of the parameter.
     """
-    units = _units(model)
+    units = units_of(model)
     for name, of_parameter in hooks.items():
         if not of_parameter:
             continue
@@ -46,12 +47,10 @@ def carry_hooks(
         unit.reshard()
 
 
-def _units(model: nn.Module) -> dict[str, Any]:
+def units_of(model: nn.Module) -> dict[str, Any]:
     """Return the units of a sharded model by the prefix of their parameters' names."""
-    from torch.distributed.fsdp import FSDPModule
-
-    units = {}
-    for path, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            units[f"{path}." if path else ""] = module
-    return units
+    return {
+        f"{path}." if path else "": module
+        for path, module in model.named_modules()
+        if isinstance(module, FSDPModule)
+    }

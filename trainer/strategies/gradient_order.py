@@ -1,9 +1,9 @@
 """Whether every rank gives DeepSpeed the gradients of the same parameters, in the same order.
 
-DeepSpeed 0.19 fills its buckets in the order in which gradients arrive, and adds a bucket to the
-other ranks' element by element. Two ranks that use different parameters, or whose compiled code
-gives gradients in different orders, would add unrelated values without an error. torch's DDP has a
-fixed order of its own.
+DeepSpeed 0.19 fills buckets in the order in which gradients arrive, and adds the buckets of all
+ranks element by element. Two ranks that use different parameters, or whose compiled code gives
+gradients in different orders, would add unrelated values without an error. torch's DDP has a fixed
+order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class GradientOrder:
     """Takes the fingerprint of the gradients that reach the engine.
 
     Args:
-        parameters: the trainable ones, by name.
-        reduce: gives one gradient to the engine. Its first argument is the parameter.
+        parameters: trainable, by name.
+        reduce: gives a gradient to the engine. The first argument is the parameter.
 
     Attributes:
-        fingerprint: of all gradients so far, in their order. It must be the same on every rank.
+        fingerprint: of all gradients so far, in order of arrival. Ranks must agree.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
@@ -61,11 +61,11 @@ class GradientOrder:
         if differing:
             raise LaunchError(
                 f"only some ranks use {listed(sorted(differing))}; set find_unused_parameters: "
-                "true, with which gradients are kept whole until all ranks have theirs"
+                "true, with which gradients are kept whole until every rank has its gradients"
             )
 
     def reduce(self, *gradient: Any) -> None:
-        """Give one gradient to the engine, as the arguments of the engine's own method."""
+        """Give a gradient to the engine, as the arguments of the engine's own method."""
         number = self._numbers[id(gradient[0])]
         self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
         self._reduce(*gradient)

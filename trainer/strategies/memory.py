@@ -15,12 +15,12 @@ _BUCKET = 500_000_000  # DeepSpeed's default, in elements
 
 @dataclass(frozen=True)
 class Layout:
-    """How a launch file of ``accel_configs/`` lays out the states of a model.
+    """The layout of a model's states under a launch file of ``accel_configs/``.
 
     Args:
         stage: 0 copies all states to every rank. 1 divides the optimizer state among the ranks, 2
             the gradients as well, 3 the parameters as well.
-        is_zero: DeepSpeed's engine computes with 16-bit parameters under mixed precision, and its
+        is_zero: under mixed precision DeepSpeed's engine computes with 16-bit parameters, and the
             optimizer keeps a full-precision copy.
         offloads: the states lie in host memory.
     """
@@ -44,7 +44,7 @@ ALONE = {"single": Layout(), "zero3_offload": LAYOUTS["zero3_offload"]}
 
 @dataclass(frozen=True)
 class States:
-    """The bytes of one rank, without activations.
+    """The bytes of a rank, without activations.
 
     Args:
         parameters, gradients, optimizer: the model states.
@@ -73,14 +73,14 @@ def states_of(
     accumulates: bool = False,
     layers: int = 1,
 ) -> States:
-    """Compute the bytes that one rank holds.
+    """Compute the bytes that a rank holds.
 
     Args:
         trainable: elements of the trainable parameters.
         frozen_bytes: bytes of all frozen parameters.
         precision: ``no``, ``bf16`` or ``fp16``.
         slots: full-precision tensors of the optimizer for each parameter. Adam has 2.
-        accumulates: several micro-batches make one optimizer step.
+        accumulates: several micro-batches make an optimizer step.
         layers: number of equal layers, of which sharding gathers a few at once.
     """
     stage, is_zero = layout.stage, layout.is_zero
@@ -90,7 +90,7 @@ def states_of(
     if stage == 3:
         parameters //= world_size
 
-    # Before the last micro-batch FSDP2 keeps whole gradients. DDP keeps them beside its buckets.
+    # Before the last micro-batch FSDP2 keeps whole gradients. DDP keeps gradients beside buckets.
     gradients = (4 if accumulates else width) * trainable
     if stage >= 2 and (is_zero or not accumulates):
         gradients //= world_size
@@ -105,9 +105,9 @@ def states_of(
         optimizer //= world_size
 
     buffers = 0
-    if is_zero:  # a bucket of gradients, and its copy on the way
+    if is_zero:  # a bucket of gradients, and a copy on the way
         buffers += 8 * min(trainable, _BUCKET)
-    if stage == 3:  # two gathered layers, and the gradients of one
+    if stage == 3:  # two gathered layers, and the gradients of a layer
         buffers += 3 * (4 * trainable + frozen_bytes) // layers
     if stage == 0 and precision != "no":  # the 16-bit copies of autocast
         buffers += 2 * trainable
@@ -115,7 +115,7 @@ def states_of(
 
 
 def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -> States:
-    """Compute the bytes that one rank of a run holds.
+    """Compute the bytes that a rank of a run holds.
 
     Args:
         plan: of the run.

@@ -1,10 +1,10 @@
 """Models that are built without values, on the meta device: sharded first and filled afterwards.
 
-So no rank ever holds more of the model than its own shards and what it is working on: a layer, or
-one large tensor. The steps, in their order:
+So a rank never holds more of the model than the rank's shards and a layer, or a large tensor. The
+steps, in order:
 
 1. The task builds the model on the meta device, where tensors have shapes and no memory.
-2. ``InitialValues`` gives the buffers their values, since every rank has them whole.
+2. ``InitialValues`` sets the values of buffers, which every rank has whole.
 3. The strategy shards the model. ``allocate`` gives each parameter memory just before.
 4. The shards are filled, from files or by ``InitialValues.draw``.
 """
@@ -29,24 +29,19 @@ from ..private.torch import (
 )
 from .tensors import canonical_state
 
-# New parameters, by those that they have replaced.
+# New parameters, by the parameters that were replaced.
 Replaced = dict[nn.Parameter, nn.Parameter]
 
 
-def allocate(
-    modules: Iterable[nn.Module], device: torch.device, replaced: Replaced | None = None
-) -> Replaced:
+def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Replaced) -> None:
     """Replace parameters on the meta device by parameters with memory, but without values yet.
 
     Args:
-        modules: their own parameters are replaced, not those of the modules within.
-        device: where the memory is.
-        replaced: what earlier calls returned, so that a shared parameter stays shared.
-
-    Returns:
-        ``replaced`` with the new parameters added.
+        modules: with parameters of their own. Parameters of the modules within are not replaced.
+        device: of the memory.
+        replaced: gets the new parameters. With those of earlier calls a shared parameter stays
+            shared.
     """
-    replaced = {} if replaced is None else replaced
     for module in modules:
         for parameter in module.parameters(recurse=False):
             if parameter.is_meta and parameter not in replaced:
@@ -54,11 +49,10 @@ def allocate(
                 replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
                 share_gradient_hooks(replaced[parameter], parameter)
         _put(module, replaced)
-    return replaced
 
 
 def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
-    """Make an optimizer step the new parameters instead of those that they have replaced."""
+    """Make an optimizer step the new parameters instead of the replaced parameters."""
     for group in optimizer.param_groups:
         group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
@@ -66,19 +60,18 @@ def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
 class InitialValues:
     """The initial values of a model on the meta device, drawn a layer at a time.
 
-    What is drawn for a module depends on the seed and its name alone, so it is the same under every
-    strategy and number of processes. Creating one gives the buffers of ``model`` their values at
-    once.
+    The values of a module depend on the seed and the module's name alone. So they are the same
+    under every strategy and number of processes. The constructor sets the buffers of ``model``.
 
     Args:
         model: with parameters on the meta device, not prepared yet.
-        initialize: gives a module's own parameters and buffers, and those of the modules within,
-            their values: ``initialize(model, module)``.
+        initialize: sets the values of a module's parameters and buffers, also of the modules
+            within: ``initialize(model, module)``.
         seed: of the whole training.
         stored: persistent buffers get their values from files later.
 
     Raises:
-        LaunchError: nothing gives a buffer its values.
+        LaunchError: nothing sets the values of a buffer.
     """
 
     def __init__(
@@ -94,15 +87,15 @@ class InitialValues:
         for path, module in model.named_modules():
             self._fill_buffers(model, path, module, stored=stored)
 
-        # A copy of the model without values, since sharding changes the model's own modules. What
-        # has values already is shared, not copied.
+        # A copy of the model without values, since sharding changes the model's own modules.
+        # Parameters with values are shared, not copied.
         with_values = {id(p): p for p in model.parameters() if not p.is_meta}
         self._model = copy.deepcopy(model, with_values)
 
     def _fill_buffers(
         self, model: nn.Module, path: str, module: nn.Module, *, stored: bool
     ) -> None:
-        """Give a module's own buffers on the meta device their values.
+        """Set the values of a module's own buffers on the meta device.
 
         To find elements that nothing sets, the buffers are filled with zeros, initialized, filled
         with ones, and initialized again: an element that was set is the same both times. That works
@@ -114,7 +107,7 @@ class InitialValues:
             filled = {k: torch.full_like(b, filler, device="cpu") for k, b in on_meta.items()}
             for key, buffer in filled.items():
                 set_buffer(module, key, buffer)
-            # The parameters are on the meta device, where nothing happens.
+            # Nothing happens to the parameters, which are on the meta device.
             self._initialize_all(model, {path: module})
             results.append(filled)
 
@@ -130,7 +123,7 @@ class InitialValues:
             wanted: the names of the parameters.
 
         Raises:
-            LaunchError: nothing gives a parameter its values.
+            LaunchError: nothing sets the values of a parameter.
         """
         names: dict[int, str] = {}  # the first name of a shared parameter
         for name, tensor in canonical_state(self._model):
@@ -147,7 +140,7 @@ class InitialValues:
     def _draw_together(
         self, modules: dict[str, nn.Module], names: dict[nn.Parameter, str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield initial values of parameters of these modules, and free their memory afterwards."""
+        """Yield initial values of parameters of these modules, and free the memory afterwards."""
         # Elements that nothing sets stay NaN.
         drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in names}
         for module in modules.values():
@@ -165,10 +158,10 @@ class InitialValues:
 
     @torch.no_grad()
     def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
-        """Initialize modules by name, each with random numbers of its own."""
+        """Initialize modules by name. Each module has a random generator of its own."""
         for path, module in modules.items():
             with torch.random.fork_rng(devices=[]):
-                # crc32, since of a seed torch's generator takes 32 bits.
+                # crc32, since torch's generator takes 32 bits of a seed.
                 torch.manual_seed(zlib.crc32(f"{self._seed} {path}".encode()))
                 self._initialize(model, module)
 
@@ -193,14 +186,14 @@ def _join(path: str, name: str) -> str:
 
 
 def _put(module: nn.Module, replaced: Replaced) -> None:
-    """Put new parameters into a module in place of those of its own that they replace.
+    """Put new parameters into a module in place of the module's own parameters.
 
-    Swapping the data inside of the parameters would be simpler, but torch forbids it if a module
-    has weak references to them (nn.LSTM).
+    Swapping the data inside of the parameters would be simpler, but torch forbids the swap if a
+    module has weak references to parameters (nn.LSTM).
     """
     for key, parameter in list(own_parameters(module).items()):
         if parameter in replaced:
-            # By setattr: some modules keep a list of their parameters up to date in it.
+            # By setattr, with which some modules keep a list of their parameters up to date.
             setattr(module, key, replaced[parameter])
 
 
@@ -211,6 +204,6 @@ def _nan_like(tensor: Tensor) -> Tensor:
 
 def _without_values(name: str) -> LaunchError:
     return LaunchError(
-        f"{name} was built on the meta device, and nobody gives it values: its module needs a "
-        "reset_parameters() that does, or the task an initialize(model, module)"
+        f"{name} was built on the meta device, and nothing sets the values: write "
+        "reset_parameters() in the module, or initialize(model, module) in the task"
     )

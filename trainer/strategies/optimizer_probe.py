@@ -1,7 +1,7 @@
 """Whether an optimizer's step on parts of parameters gives the parts of a step on the whole.
 
-FSDP2 and ZeRO need it. LAMB and Adafactor take the norm of each parameter, for example. On a slice
-they would silently take another norm.
+FSDP2 and ZeRO need such an optimizer. LAMB and Adafactor take the norm of each parameter, for
+example, and would silently take another norm on a slice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BOUND = 1e-4
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     """Return why an optimizer cannot step parts of parameters. Empty if it can.
 
-    One copy of the optimizer steps small random tensors, another copy flat halves of them.
+    A copy of the optimizer steps small random tensors, another copy steps flat halves.
 
     Args:
-        optimizer: fresh. It is not changed.
-        device: where it will step.
+        optimizer: fresh. Stays unchanged.
+        device: on which the optimizer will step.
     """
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
@@ -42,14 +42,16 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
 
 
 def _trial(optimizer: Optimizer, device: torch.device) -> str:
-    """Step small random tensors with one copy of an optimizer, and flat halves with another."""
+    """Step small random tensors and flat halves with two copies, and compare the results."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(tensor: Tensor) -> Tensor:
         return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor)
 
-    forms = [small(group["params"], device) for group in optimizer.param_groups]
-    whole = [[drawn(tensor) for tensor in group] for group in forms]
+    whole = [
+        [drawn(tensor) for tensor in small(group["params"], device)]
+        for group in optimizer.param_groups
+    ]
     divided = [[half for tensor in group for half in _halves(tensor)] for group in whole]
     copies = fresh_copy(optimizer, whole), fresh_copy(optimizer, divided)
     for copy in copies:
@@ -69,7 +71,7 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
         expected = torch.cat([tensor.view(-1) for tensor in tensors])
         difference = float((torch.cat(halves) - expected).abs().max())
         largest = float(expected.abs().max())
-        if not difference <= _BOUND * largest:  # also if it is NaN
+        if not difference <= _BOUND * largest:  # also for NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
             return f"a step on them is not that on the whole: in a trial it is {off}"
     return ""

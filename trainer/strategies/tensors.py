@@ -1,8 +1,8 @@
-"""The tensors of a prepared model: their names in the task's model, and this rank's part of them.
+"""The tensors of a prepared model: names in the task's model, and this rank's parts.
 
 A strategy wraps or shards the model. Parameters become DTensors (FSDP2) or flat slices (ZeRO-3),
-and their names get prefixes. The functions here look behind that. Norm and clipping are here too,
-since they work on this rank's parts.
+and names get prefixes. The functions here look behind wrappers and shards. Norm and clipping are
+here too, since they work on this rank's parts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ WRAPPERS = (
     "DeepSpeedEngine",
 )
 
-# Long tensors are summed in rows of so many elements on a CPU, which adds the squares of a row one
-# after the other in float32: the norm of such a row is off by 6e-8 on average.
+# By the names in a plan.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Long tensors are summed in rows of so many elements on a CPU, which adds the squares of a row in
+# turn, in float32. The norm of such a row is off by 6e-8 on average.
 _ROW = 4096
 
 
@@ -59,12 +62,12 @@ def full(tensor: Tensor) -> Tensor:
 def global_norm(parts: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
     """Return the norm of all elements of tensors of which this rank has parts. Collective.
 
-    Each rank computes the norm of its own parts, and one number is reduced. torch's
-    ``get_total_norm`` asks its distributed tensors one by one, at 150 microseconds each.
+    Each rank computes the norm of the rank's parts, and a single number is reduced. torch's
+    ``get_total_norm`` asks each distributed tensor, at 150 microseconds.
 
     Args:
         parts: this rank's.
-        group: the ranks over which all tensors are divided. None if each rank has them whole.
+        group: the ranks over which all tensors are divided. None if each rank has whole tensors.
     """
     norm = local_norm(parts)
     if group is not None:
@@ -75,12 +78,12 @@ def global_norm(parts: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
 
 
 def local_norm(parts: list[Tensor]) -> Tensor:
-    """Return the norm of all elements of tensors on one device, in float32 or float64.
+    """Return the norm of all elements of tensors on the same device, in float32 or float64.
 
-    On a CPU torch adds the squares of a tensor one after the other in float32: the norm of a
-    million elements is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors are
-    cut into rows, whose norms are combined in float64, in the same time. A GPU adds in a tree and
-    does not need this.
+    On a CPU torch adds the squares of a tensor in turn, in float32: the norm of a million elements
+    is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors are cut into rows,
+    whose norms are combined in float64, in the same time. A GPU adds in a tree and does not need
+    rows.
     """
     on_cpu = parts[0].device.type == "cpu"
     long = [part for part in parts if part.numel() > _ROW] if on_cpu else []
@@ -107,8 +110,8 @@ def local_norm(parts: list[Tensor]) -> Tensor:
 def clip(parts: list[Tensor], limit: float, norm: Tensor) -> None:
     """Scale this rank's parts of gradients in place so that their global norm is at most ``limit``.
 
-    As ``nn.utils.clip_grads_with_norm_``, which takes gradients of one mesh only. A norm on the
-    host is compared first: gradients clearly below the limit are not written again.
+    As ``nn.utils.clip_grads_with_norm_``, which takes gradients of a single mesh only. A norm on
+    the host is compared first: gradients clearly below the limit are not written again.
     """
     if norm.device.type == "cpu" and norm.item() < 0.999 * limit:
         return
@@ -135,8 +138,8 @@ def is_on_meta(model: nn.Module) -> bool:
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers by their names in the task's model.
 
-    A shared tensor is yielded under each of its names. Names are without the parts that compiling
-    and activation checkpointing add.
+    A shared tensor is yielded under every name. Names are without the parts that compiling and
+    activation checkpointing add.
     """
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
         names = [part for part in path.split(".") if part and part not in NAMES_OF_WRAPPERS]
@@ -153,7 +156,7 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype in files of each tensor of a model that is not prepared yet.
 
-    Trainable parameters are written in full precision, everything else as it is.
+    Trainable parameters are written in full precision, all other tensors unchanged.
     """
     found = {}
     for name, tensor in canonical_state(model):
@@ -169,7 +172,7 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
     DeepSpeed 0.19 fails on them. CLIP has a scalar, ``logit_scale``.
     """
-    scalars = [  # all of them first: a shared one is a scalar until it is reshaped
+    scalars = [  # all before the first is reshaped: a shared parameter is found under every name
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
@@ -183,7 +186,7 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
 
 
 def _scalar(name: str) -> property:
-    """Return a property that reads a parameter of one element as a scalar."""
+    """Return a property that reads a parameter of a single element as a scalar."""
 
     def value(module: nn.Module) -> Tensor | None:
         parameter = own_parameters(module)[name]

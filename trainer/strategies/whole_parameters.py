@@ -1,8 +1,8 @@
 """Reading and editing parameters outside of the optimizer: whole, and in full precision.
 
-Under FSDP2 and ZeRO a rank holds a part of each parameter, and what the model computes with may be
-a copy of lower precision. ``whole_parameters`` puts whole float32 parameters into the model for the
-length of a block, and afterwards writes each rank's part back.
+Under FSDP2 and ZeRO a rank holds a part of each parameter, and the model may compute with copies of
+lower precision. ``whole_parameters`` puts whole float32 parameters into the model for the length of
+a block, and afterwards writes each rank's part back.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Module]:
-    """Put whole parameters in full precision into the model, and keep what the block makes of them.
+    """Put whole parameters in full precision into the model, and keep the changes of the block.
 
-    Collective: enter and leave it on every rank.
+    Collective: enter and leave the block on every rank.
 
     Args:
         strategy: has the prepared model.
-        names: of parameters, or of modules that have them. Empty: all parameters.
+        names: of parameters, or of modules with parameters. Empty: all parameters.
 
     Yields:
         The model as the task built it, without wrappers.
@@ -50,14 +50,13 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     if not wholes:
         raise LaunchError(f"the model has no parameters called {listed(names)}")
 
-    places = []
-    for module in strategy.model.modules():
-        own = own_parameters(module)
-        # DeepSpeed's own kind of dict gathers each parameter in its items().
-        for key, engines in dict.items(own):
-            if id(engines) in wholes:
-                places.append((own, key, engines))
-
+    # DeepSpeed's own kind of dict would gather each parameter in items().
+    places = [
+        (own, key, engines)
+        for own in map(own_parameters, strategy.model.modules())
+        for key, engines in dict.items(own)
+        if id(engines) in wholes
+    ]
     for own, key, engines in places:
         _, own[key] = wholes[id(engines)]
     try:

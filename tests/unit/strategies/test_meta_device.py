@@ -74,6 +74,6 @@ def test_layers_of_torch_get_values_by_seed_and_name() -> None:
 @pytest.mark.parametrize("kind", ["bool", "long", "float32"])
 def test_a_buffer_that_nothing_fills_is_named(kind: str) -> None:
     with pytest.raises(
-        LaunchError, match=r"^0\.mask was built on the meta device, and nobody gives it values: "
+        LaunchError, match=r"^0\.mask was built on the meta device, and nothing sets the values: "
     ):
         build_whole(Built(kind=kind))

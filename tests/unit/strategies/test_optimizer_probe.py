@@ -86,7 +86,7 @@ def test_whether_parts_can_be_stepped_is_tried_out(
     more = {"optimizer_settings": settings} if settings else {}
     made = plan(request("zero2"), optimizer=name, lr=1e-6, **more)
     accelerator: Any = SimpleNamespace(
-        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace())
+        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
     )
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 2))
     weights = copy.deepcopy(model.state_dict())
