@@ -146,9 +146,8 @@ def test_an_optimizer_is_tried_where_it_will_step() -> None:
 def test_an_optimizer_steps_on_the_device_unless_its_state_is_offloaded(
     strategy: str, values: dict[str, Any], device: str
 ) -> None:
-    accelerator: Any = SimpleNamespace(
-        device=torch.device("cuda", 3), state=SimpleNamespace(deepspeed_plugin=SimpleNamespace())
-    )
+    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
+    accelerator: Any = SimpleNamespace(device=torch.device("cuda", 3), state=state)
     one = 1 if strategy == "single" else 4
     made = plan(request(strategy, **values), world=one, machine=4)
     assert strategy_class(made.strategy)(made, accelerator).step_device == torch.device(device)
