@@ -43,7 +43,7 @@ class Best(Callback):
         self.waited = 0
 
     def on_start(self, run: Run) -> None:
-        """Forget a best model of another mode, or in the folder of the run before a branch."""
+        """Forget a best model of another mode, or of another folder: a run that branches off."""
         is_there = run.agreement.gather((run.directory.path / "best").is_dir())[0]
         problem = "is of another best_mode" if is_there else "is not in this output_dir"
         if self.best_step is not None and (self.best == math.inf or not is_there):

@@ -13,7 +13,7 @@ class Stopping(Callback):
     """
 
     def on_start(self, run: Run) -> None:
-        """Note the reason of a resumed run that is at ``stop_at`` already, and makes no step."""
+        """Note why a resumed run that is at ``stop_at`` already makes no step."""
         self._note_stop_at(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:

@@ -60,7 +60,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return the checksum of a flat part of a tensor. The sum over all parts is the whole's.
+    """Return the checksum of a flat part of a tensor. Those of all parts add up to the whole's.
 
     Args:
         start: of the part within the whole tensor, in elements.

@@ -19,7 +19,7 @@ from .safetensors_io import can_hold
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return a value as JSON can hold the value, and put the tensors in the value into ``tensors``.
+    """Return the JSON form of a value, and add the tensors in the value to ``tensors``.
 
     Args:
         tensors: is given flat copies on the CPU, by names that begin with ``path``.
@@ -31,7 +31,7 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
 
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, int | str | None):
         return value
 
     if isinstance(value, float):
@@ -58,5 +58,5 @@ def _can_be_key(key: object) -> bool:
 
 
 def encode_plain(value: Any, path: str) -> Any:
-    """Return a value as JSON reads the value back. Objects that JSON lacks become texts."""
+    """Return the JSON form of a value without tensors. Objects that JSON lacks become texts."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)

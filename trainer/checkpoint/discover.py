@@ -123,7 +123,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
     """Read every byte, and check that the tensors are those of the model that state.json lists.
 
     Args:
-        info: of the checkpoint. Takes a note of the problem, if there is a problem.
+        info: of the checkpoint. A problem that is found is noted there.
         part, parts: only every ``parts``-th file is hashed, from file ``part`` on.
     """
     if info.problem:

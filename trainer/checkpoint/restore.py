@@ -139,7 +139,7 @@ def load_weights(
         ranges = contents.ranges
         shapes = {name: shape for name, shape, _ in contents.model}
     else:
-        # A folder with the saved part of a model leaves the values of build_model to the rest.
+        # Beside the saved part of a model, the other tensors keep the values of build_model.
         if os.path.lexists(path / parts.model_file.file):
             part = parts.model_file.names or {}
         names = names or {name_in_file: name for name, name_in_file in part.items()}

@@ -18,7 +18,7 @@ from .ranges import Ranges
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set the settings of a parameter group to the encoded settings of a checkpoint."""
+    """Set the settings that a parameter group and the encoded settings of a checkpoint share."""
     for key in settings(group).keys() & saved.keys():
         value = decode(saved[key])
         group[key] = tuple(value) if isinstance(group[key], tuple) else value
