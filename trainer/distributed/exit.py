@@ -126,23 +126,16 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
     _flush_and_exit(code)
 
 
-def end_at_once(message: str, *, before: Callable[[], object], code: int = 1) -> NoReturn:
-    """Print an error and end this process from any thread, whatever its main thread waits for.
+def end_at_once() -> NoReturn:
+    """End this process from any thread, whatever the main thread waits for.
 
-    Args:
-        message: of a claimed error. It is "" if another rank prints the error.
-        before: is called after the message, before anything that may take long.
-        code: the exit code.
+    The exit code is 0 if everything of the run is written, and 1 otherwise.
     """
-    if message:
-        _print(message)
-    before()
-
-    # What callbacks finish may wait for a network.
+    # The last work of callbacks may wait for a network.
     saving = threading.Thread(target=_do_last_work, daemon=True)
     saving.start()
     saving.join(_PATIENCE_SECONDS)
-    _flush_and_exit(code)
+    _flush_and_exit(0 if _is_written else 1)
 
 
 def _flush_and_exit(code: int) -> NoReturn:
@@ -206,12 +199,12 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     # The launcher ends all processes when one ends: this error must be printed first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    # The rank that claims the error. None if there is no store to ask, as before the processes
-    # are connected, when every rank reads the same files and finds the same fault.
-    owner = claim_first_error()
-    another_prints = owner is not None and owner != os.environ.get("RANK")
+    # None if there is no store to ask, as before the processes are connected, when every rank reads
+    # the same files and finds the same fault.
+    is_first = claim_first_error()
+    another_prints = is_first is False
     is_second_here = from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
-    if another_prints or (owner is None and (lost_peer or is_second_here)):
+    if another_prints or (is_first is None and (lost_peer or is_second_here)):
         # The launcher ends this process meanwhile, by a signal that training turned into a request.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_PATIENCE_SECONDS)
@@ -224,18 +217,24 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
             "memory, aborted in C++): look above for what it printed. Where ranks use different "
             "parameters in one step, set find_unused_parameters: true"
         )
-    _print(message)
+    print_error(message)
 
     for work in _at_the_end:
         with contextlib.suppress(Exception):
             work(True)
 
 
-def _print(message: str) -> None:
+def print_error(message: str) -> None:
+    """Print the error of a job, and write it to the launcher's error file."""
     _write_error_file(message)
+    print_line(message.rstrip(), begin="\n")
+
+
+def print_line(text: str, *, begin: str = "") -> None:
+    """Print a text to stderr, with the rank in front if there are several."""
     rank = os.environ.get("RANK")
     prefix = f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
+    print(f"{begin}{prefix}{text}", file=sys.stderr, flush=True)
 
 
 def _write_error_file(message: str) -> None:
@@ -249,8 +248,8 @@ def _write_error_file(message: str) -> None:
         json.dump(report, file)
 
 
-def claim_first_error(store: Any = None) -> str | None:
-    """Claim the first error for this rank. Return the rank that has it, None if no store answers.
+def claim_first_error(store: Any = None) -> bool | None:
+    """Claim the first error. Return whether this rank has it, None if no store answers.
 
     Args:
         store: a connection of the caller's own. By default that of the process group.
@@ -260,13 +259,14 @@ def claim_first_error(store: Any = None) -> str | None:
         return None
     from ..private.torch import default_store  # imports torch, which is there
 
-    answers: list[str] = []
+    rank = str(dist.get_rank())
+    answers: list[bool] = []
 
     def ask() -> None:
         # If the rank that held the store is gone, its error was the first.
         with contextlib.suppress(Exception):
             shared = store or default_store()
-            answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
+            answers.append(shared.compare_set(_CLAIM, "", rank).decode() == rank)
 
     # If a machine is cut off no answer comes, and the store's own time-out does not end the
     # call: a thread is left behind in it.

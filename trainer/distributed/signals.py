@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 10.0
 _ECHO_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _ANSWER = b"\0"  # no signal has the number 0
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 # The ends of pipes into which the signals of this process are written.
 _sinks: set[int] = set()
@@ -113,15 +113,21 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
                 os._exit(128 + requests[0][0])
 
 
+def frame_of_main_thread() -> FrameType:
+    """Return the innermost frame of Python of the main thread."""
+    return sys._current_frames()[threading.main_thread().ident or 0]
+
+
 def _comes_back(waits_in: str) -> bool:
     """Return whether the main thread is in Python's own library, or in a call of ``waits_in``.
 
     The library waits for a thread, a process or a file. The file ``waits_in`` for other ranks.
     """
-    frame: FrameType | None = sys._current_frames()[threading.main_thread().ident or 0]
-    file = frame.f_code.co_filename if frame else ""
-    if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
+    innermost = frame_of_main_thread()
+    file = innermost.f_code.co_filename
+    if file.startswith(STANDARD_LIBRARY) and "site-packages" not in file:
         return True
+    frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename != waits_in:
         frame = frame.f_back
     return frame is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.distributed import exit, heartbeat
-from trainer.distributed.heartbeat import BUILDING, Heartbeat, LostRank, Process, watched
+from trainer.distributed.heartbeat import BUILDING, Heartbeat, LostRank, Row, watched
 
 
 class Store:
@@ -60,21 +60,15 @@ class World:
         self.ranks = [Heartbeat(rank, 3, self.store, timeout=600.0) for rank in range(3)]
         monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
-        monkeypatch.setattr(heartbeat, "end_at_once", self._end)
-        monkeypatch.setattr(heartbeat, "claim_first_error", lambda store: "0")
-        monkeypatch.setattr(heartbeat.Heartbeat, "_kill_stopped", lambda watch: None)
-        monkeypatch.setattr(
-            Process, "state", property(lambda one: self.states.get(one.pid, "alive"))
-        )
+        monkeypatch.setattr(heartbeat, "print_error", self._end)
+        monkeypatch.setattr(heartbeat, "claim_first_error", lambda store: True)
+        monkeypatch.setattr(Row, "state", property(lambda row: self.states.get(row.rank, "alive")))
         self.moves = [0, 0, 0]
         for rank, watch in enumerate(self.ranks):
-            process = Process("here", "host", rank, 0)
-            watch.processes = {other: Process("here", "host", other, 0) for other in range(3)}
-            assert watch.processes[rank] == process
+            watch.process = (rank, f"rank {rank} (process {rank} on host)", "here", rank, "0")
             watch.job = heartbeat._Job(
                 self._position(rank), lambda: "Resume.", print, first_step=-1
             )
-            watch._answered = self.now
         self.phase = "training"
         self.run(1)
 
@@ -82,7 +76,7 @@ class World:
         return lambda: (self.moves[rank], self.phase, self.moves[rank])
 
     @staticmethod
-    def _end(message: str, *, before: Callable[[], object], code: int) -> None:
+    def _end(message: str) -> None:
         raise Ended(message)
 
     def run(self, seconds: float, *, silent: tuple[int, ...] = (), still: bool = False) -> None:
@@ -92,12 +86,10 @@ class World:
             for rank, watch in enumerate(self.ranks):
                 if not still:
                     self.moves[rank] += 1
-                if rank not in silent:
-                    watch._note_own()
-                    if rank > 0 and not self.store.error:
-                        watch._send()
+                if rank > 0 and rank not in silent and not self.store.error:
+                    watch._ask_briefly(watch._send)
             self.ranks[0]._ask_briefly(self.ranks[0]._meet_others)
-            self.ranks[0]._judge(self.now)
+            self.ranks[0]._judge()
 
 
 @pytest.fixture
@@ -193,14 +185,12 @@ def test_ranks_that_do_not_move_are_told_with_their_places(
 def test_a_process_that_was_stopped_itself_blames_nobody(world: World) -> None:
     watch = world.ranks[0]
     world.now += 900.0
-    watch._begin_anew(world.now)
-    watch._judge(world.now)
+    watch._seen.clear()
+    watch._judge()
 
 
 def test_a_rank_that_has_left_in_order_is_not_missed(world: World) -> None:
-    world.ranks[2]._has_left.set()
-    world.ranks[2]._note_own()
-    world.ranks[2]._send()
+    world.ranks[2].leave()
     world.run(2, silent=(2,))
     world.states[2] = "gone"
     world.run(300, silent=(2,))
@@ -234,8 +224,9 @@ def test_the_end_of_a_rank_after_everything_is_written_is_a_notice(
 
 
 def test_states_of_processes_are_read_from_the_system() -> None:
-    own = Process.own()
+    watch = Heartbeat(0, 2, Store(), timeout=600.0)
+    watch._send()
+    own = watch.rows[0]
     assert own.state == "alive"
-    reused = Process(own.machine, "", own.pid, own.started - 1)
-    assert reused.state == "gone"
-    assert Process("another", "", own.pid, own.started).state == ""
+    assert own._replace(started=f"{own.started}0").state == "gone"
+    assert own._replace(machine="another").state == ""
