@@ -1,12 +1,12 @@
 """Checks: hooks that end a run whose numbers would be silently wrong.
 
-Each file has one subject. None of them changes a number: ``checks: none`` leaves them out. A check
-belongs here only if people really run into what it finds, and would not notice. What ends in a
-clear error anyway needs none.
+Each file has a single subject. No check changes a number: ``checks: none`` leaves all out. A check
+belongs here only if people really make the mistake, and would not notice. A mistake that ends in a
+clear error anyway needs no check.
 
 same_settings.py   ranks that were started with other settings
 same_data.py       ranks that have other data
-model.py           models that bring what a strategy would lose
+model.py           models with parts that a strategy would lose
 same_model.py      ranks that built another model or optimizer
 optimizer.py       optimizers that cannot step parts of parameters
 gradients.py       gradients that were not averaged over the ranks

@@ -3,10 +3,10 @@
 - The gradient of a step: its global norm, the same on every rank, shows it. ``step_if_finite``
   makes no optimizer step. Then ``FiniteNumbers`` ends the run (``on_nan: stop``), or says so and
   goes on (``skip``). DeepSpeed and the scaler of fp16 leave such a step out by themselves. The
-  scaler may do so 31 times in a row, until its scale fits.
+  scaler may do so 31 times in a row, until the scale fits.
 - The loss of a step whose gradient is finite ends the run when the step is logged or saved.
 - The buffers of a step that was left out get their values back: ``SkippedBuffers``.
-- A checkpoint with such values is refused, because it would push out the good checkpoints:
+- A checkpoint with such values is refused, because the good checkpoints would be pushed out:
   ``refuse_to_save``. Buffers and frozen parameters may be infinite (a mask of -inf), and not NaN.
 """
 
@@ -46,7 +46,7 @@ class FiniteNumbers(Callback):
             state, while data and schedule move on.
     """
 
-    patience = 32  # steps in a row: fp16's scaler halves its scale from 65,536 until it fits
+    patience = 32  # steps in a row: the scaler of fp16 halves the scale from 65,536 until it fits
 
     def __init__(self, on_nan: str) -> None:
         self.on_nan = on_nan
@@ -95,7 +95,7 @@ class FiniteNumbers(Callback):
 
 
 class _Norm:
-    """The norm of a gradient on its way from a GPU to the host."""
+    """The norm of a gradient on the way from a GPU to the host."""
 
     def __init__(self, norm: Tensor) -> None:
         self._copy = torch.empty((), dtype=norm.dtype, pin_memory=True)
@@ -145,7 +145,7 @@ class SkippedBuffers(Callback):
         self._buffers.take()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        # A model without buffers does not wait for its device.
+        # A model without buffers does not wait for the device.
         if self._buffers.before and info.update.left_out:
             self._buffers.put_back()
 
@@ -156,9 +156,9 @@ class SkippedBuffers(Callback):
 def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
     """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
 
-    A fused optimizer on a GPU reads the outcome on its device, so that the host does not wait. The
-    other optimizers would have to wait in each step. They do so for ``skip`` only: with ``stop``
-    they make the step, and the run ends before anything of it is written.
+    A fused optimizer on a GPU reads the outcome on the device, so that the host does not wait. With
+    other optimizers the host would have to wait in each step, and does so for ``skip`` only: with
+    ``stop`` they make the step, and the run ends before any result of the step is written.
 
     Args:
         optimizer: steps the parameters that ``norm`` belongs to.
@@ -173,7 +173,7 @@ def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
 
 
 def step_by_flag(optimizer: Any, norm: Tensor) -> None:
-    """Step a fused optimizer, which reads on its device whether the norm is finite."""
+    """Step a fused optimizer, which reads on the device whether the norm is finite."""
     optimizer.grad_scale = None
     optimizer.found_inf = norm.isfinite().logical_not().float()
     optimizer.step()
@@ -190,7 +190,7 @@ def refuse_to_save(run: Run) -> None:
     if not run.config.keep_last:
         return
     mine: list[str] = []
-    with contextlib.suppress(CheckpointError):  # the save will raise it, on all ranks
+    with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
         mine = not_finite(run.parts)
     for names in run.agreement.gather(mine[:1]):
         if names:
@@ -204,9 +204,9 @@ def refuse_to_save(run: Run) -> None:
 def not_finite(parts: Parts) -> list[str]:
     """Return the names of this rank's tensors of a checkpoint, and buffers, with such values.
 
-    A parameter is called by its name, others with their kind before it (``buffer mean``). A sum
-    shows such a value at a fifteenth of the cost of looking at each, and may overflow: a tensor
-    whose sum is not finite is looked at again.
+    A parameter is called by name, other tensors by kind and name (``buffer mean``). A sum shows
+    such a value at a fifteenth of the cost of a test of each, and may overflow: a tensor whose sum
+    is not finite is looked at again.
 
     Raises:
         CheckpointError: as ``Parts.pieces``.

@@ -10,7 +10,7 @@ from .parameters import refuse_changed
 
 
 class ExchangedGradients(Callback):
-    """Looks, at each step, whether its gradients were averaged."""
+    """Looks, at each step, whether the gradients were averaged."""
 
     def before_update(self, run: Run) -> None:
         """Raise ``LaunchError`` if the loss went past the exchange of gradients."""

@@ -1,4 +1,4 @@
-"""Models that bring what a strategy would silently lose."""
+"""Models with parts that a strategy would silently lose."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refuse_max_norm(name: str, module: nn.Module) -> None:
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Return whether a module has state beside its tensors (Transformer Engine's fp8 scales)."""
+    """Return whether a module has state beside tensors (Transformer Engine's fp8 scales)."""
     if type(module).get_extra_state is nn.Module.get_extra_state:
         return False
     state = module.get_extra_state()
@@ -60,7 +60,7 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
-    """Raise ``LaunchError`` for hooks that would see a gradient before it is averaged."""
+    """Raise ``LaunchError`` for hooks that would see a gradient before the average."""
     if has_accumulation_hooks(parameter):
         raise LaunchError(
             f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
@@ -70,9 +70,9 @@ def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise ``LaunchError`` for two parameters in one memory.
+    """Raise ``LaunchError`` for two parameters in the same memory.
 
-    Replicas keep one tensor. A strategy that divides parameters makes two of them.
+    Replicas keep a single tensor. A strategy that divides parameters makes two.
     """
     ranges = []
     for name, parameter in model.named_parameters():

@@ -1,8 +1,8 @@
 """Parameters that were edited, frozen or replaced behind the optimizer's back.
 
-Under FSDP2 and ZeRO the tensors of the modules are copies of what the optimizer steps, so an edit
-in place would be silently lost. Under every strategy the optimizer steps what was trainable when
-training began.
+Under FSDP2 and ZeRO the tensors of the modules are copies of the optimizer's, so an edit in place
+would be silently lost. Under every strategy the optimizer steps the parameters that were trainable
+when training began.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class EditedParameters(Callback):
     """Looks for edits in place of parameters whose values an engine keeps elsewhere.
 
-    torch counts what is done in place to a tensor. Reading a count takes 60 ns. An engine writes to
-    these tensors as well, so the counts are read anew behind each of its writes.
+    torch counts edits in place of a tensor. Reading a count takes 60 ns. An engine writes to these
+    tensors as well, so the counts are read anew behind each write.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class EditedParameters(Callback):
         self._counts = _edits(run)
 
     def _compare(self, run: Run) -> None:
-        """Raise ``LaunchError`` if a parameter was edited since its count was read."""
+        """Raise ``LaunchError`` if a parameter was edited since the count was read."""
         if self._counts is None:
             return
         before = self._counts
@@ -79,7 +79,7 @@ class EditedParameters(Callback):
 def _edits(run: Run) -> dict[str, int]:
     """Return how often each parameter that is gathered now was edited in place, by name.
 
-    If a part of the model is saved, only that part: the task says that the rest stays as it is.
+    If a part of the model is saved, only that part: the task says that the rest stays unchanged.
     """
     saved = run.parts.model_file.names
     return {

@@ -1,6 +1,6 @@
 """Ranks that built another model or optimizer: compared before anything is divided.
 
-Each rank builds its own model. If the models differ (an order taken from a set, weights drawn by a
+Each rank builds a model. If the models differ (an order taken from a set, weights drawn by a
 generator without a seed), every strategy trains without an error: DDP with rank 0's weights, FSDP2
 with parts of all.
 """
@@ -78,14 +78,14 @@ def check_model(
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return whether all values are there: not on the meta device, and not divided by the task."""
+    """Return whether all values are there: not on the meta device, and not divided by a task."""
     divided = hasattr(tensor, "placements") or hasattr(tensor, "ds_id")
     is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
     return is_plain and not (tensor.is_meta or divided)
 
 
 def _form(model: nn.Module) -> dict[str, str]:
-    """Return the kind of a model, and its parameters and buffers by their places in its order."""
+    """Return the kind of a model, and the parameters and buffers by their places in order."""
     facts = {"the model": type(model).__qualname__}
     for place, (name, parameter) in enumerate(model.named_parameters()):
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -97,7 +97,7 @@ def _form(model: nn.Module) -> dict[str, str]:
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Return the kind of an optimizer, and the settings and parameters of each of its groups."""
+    """Return the kind of an optimizer, and the settings and parameters of each group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):

@@ -1,4 +1,4 @@
-"""Ranks that were started with other settings: another file on one machine, another argument."""
+"""Ranks that were started with other settings: another file on a machine, another argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..distributed.same import same_on_all_ranks
 from ..errors import ConfigError, Origin, Problem
 from ..hooks import Callback, Unfinished
 
-# Of a plan: the origins of values, how the processes were started, and notices of one machine.
+# Of a plan: the origins of values, how the processes were started, and notices of a machine.
 _MAY_DIFFER = ("files", "origins", "notices", "launcher")
 
 

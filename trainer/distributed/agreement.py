@@ -1,6 +1,6 @@
 """Agreement between ranks: decisions are made once and known to all at the same step.
 
-The channel is a gloo group of its own on the CPU, so it never waits for the device.
+The channel is a separate gloo group on the CPU, so no decision waits for the device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STOP = 1 << 8
 class Agreement:
     """Stop requests from any rank, and work of the main process alone.
 
-    Collective: make it, and call each method, on every rank. Those that one rank may call alone say
-    so.
+    Collective: make an agreement, and call each method, on every rank. The docstring says if a rank
+    may call a method alone.
 
     Args:
         timeout: how long a rank waits for another rank. None: torch's default.
@@ -62,9 +62,9 @@ class Agreement:
     # -- stopping ---------------------------------------------------------------------------------
 
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
-        """Request a stop. One rank may call it alone: all stop at the same step.
+        """Request a stop. A rank may call this alone: all stop at the same step.
 
-        That is half a second later at most.
+        The step ends half a second later at most.
 
         Args:
             number: of the signal that asked. 0 if the code does.
@@ -79,11 +79,11 @@ class Agreement:
     def poll(self, fingerprint: int = 0) -> int | None:
         """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective.
 
-        Call it at each step boundary. Ranks tell one another every few steps (``votes.py``), and no
-        step waits for that. One process does as several.
+        Call this at each step boundary. Ranks exchange votes every few steps (``votes.py``), and no
+        step waits for a vote. A single process does as several.
 
         Args:
-            fingerprint: of what this rank did, which must be the same on all.
+            fingerprint: of the work of this rank, which must be the same on all.
 
         Raises:
             LaunchError: in one of the last steps ranks got the gradients of different parameters.
@@ -100,7 +100,7 @@ class Agreement:
     def poll_evaluation(self) -> int:
         """Return the signal of an agreed stop after a batch of an evaluation. 0 to go on.
 
-        Collective: call on every rank. It raises nothing.
+        Collective: call on every rank. Raises nothing.
         """
         return self._pass_boundary("batch", 0) or 0
 
@@ -115,9 +115,9 @@ class Agreement:
     def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop. Give the handlers back afterwards.
 
-        A second SIGTERM ends the process at once, and so does the first where the main thread is
-        stuck (``signals.py``). A stop that is agreed on has all the time it needs to evaluate and
-        to save. A step that takes long by itself has twice the time of the step before.
+        A second SIGTERM ends the process at once, and so does the first if the main thread is stuck
+        (``signals.py``). A stop that is agreed on has time without limit to evaluate and to save. A
+        long step has twice the time of the step before.
         """
 
         def ask(number: int) -> None:
@@ -134,7 +134,7 @@ class Agreement:
     # -- numbers and objects of all ranks ---------------------------------------------------------
 
     def check_same(self, fingerprint: int) -> None:
-        """Compare a fingerprint with the others' now, before what it stands for is written.
+        """Compare a fingerprint with the others' now, before the result of the step is written.
 
         Collective: call on every rank.
 
@@ -147,7 +147,7 @@ class Agreement:
     def all_reduce_max(self, number: torch.Tensor) -> Any:
         """Begin to take the maximum over ranks, in place. Return the work to wait for.
 
-        Collective: call on every rank. One process has nothing to wait for: None.
+        Collective: call on every rank. A single process has nothing to wait for: None.
         """
         if not self.distributed:
             return None
@@ -158,12 +158,12 @@ class Agreement:
         return work
 
     def settle(self) -> None:
-        """Wait for what is in flight. One rank may call it alone, since all began the same."""
+        """Wait for all work in flight. A rank may call this alone, since all began the same."""
         for work in self._in_flight:
             work.wait()
 
     def sum(self, value: float) -> float:
-        """Sum one number over ranks, on the CPU. Collective: call on every rank."""
+        """Sum a number over ranks, on the CPU. Collective: call on every rank."""
         result = self.begin_sums([value])
         return result()[0]
 
@@ -193,7 +193,7 @@ class Agreement:
         return values
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on the main process. All wait for it, and its error is raised on all.
+        """Do ``work`` on the main process. All ranks wait, and raise the same error.
 
         Collective: call on every rank.
         """
@@ -214,7 +214,7 @@ class Agreement:
     def limit_waits(self) -> None:
         """Give the time-out to every process group, also to those that an engine made.
 
-        Engines take torch's default for theirs: 10 minutes for NCCL.
+        The groups of an engine have torch's default: 10 minutes for NCCL.
         """
         if self.distributed and self.timeout is not None:
             for group in process_groups():
@@ -223,7 +223,7 @@ class Agreement:
     def close(self) -> None:
         """Finish the vote in flight, and wait for all ranks. Collective: call on every rank.
 
-        One may still be at an upload, for which NCCL should not wait.
+        A rank may still be at an upload, for which NCCL should not wait.
         """
         self._votes.finish()
         if self.distributed:

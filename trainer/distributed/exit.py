@@ -1,12 +1,12 @@
-"""The end of a process: its exit code is right, and the first error is the last thing a user reads.
+"""The end of a process: the exit code is right, and the first error is the last line of a job.
 
 A finished gloo job often aborts in its destructors and exits with SIGABRT (pytorch#190489: up to
 four of ten runs). After a barrier, closing the groups and flushing, the process leaves through
 ``os._exit``.
 
 When one rank fails, the others fail as well, a second later, with connection errors that bury the
-cause. The first to fail claims the store that all ranks share. The others stay silent. torchrun and
-accelerate print the claimed error at the very end, through the error file that they offer.
+cause. The first to fail claims the error in the store that all ranks share. The others stay silent.
+torchrun and accelerate print the claimed error at the very end, through the error file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _is_written = False  # everything of the run is written
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
-    """Call ``work`` first when the job fails, to save what is in memory. Return how to undo it."""
+    """Call ``work`` first when the job fails, to save data in memory. Return how to cancel."""
     _last_work.append(work)
     return lambda: _last_work.remove(work)
 
@@ -101,8 +101,8 @@ class Stopped(Exception):
 
 
 def run_and_exit(main: Callable[[], object]) -> NoReturn:
-    """Call ``main`` and leave the process with the right exit code, whatever happens."""
-    faulthandler.enable()  # a crash in C++ tells its line of Python
+    """Call ``main`` and leave the process with the right exit code, after every error."""
+    faulthandler.enable()  # a crash in C++ tells the line of Python
 
     try:
         main()
@@ -120,14 +120,14 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
     except TrainerError as error:
         _fail(str(error), from_everyone=error.on_every_rank)
         code = error.exit_code
-    except BaseException as error:  # (whatever it is, it must end the job with its own name)
+    except BaseException as error:  # (every error must end the job with the right name)
         _fail("".join(traceback.format_exception(error)), lost_peer=is_lost_peer(error))
         code = 1
     _flush_and_exit(code)
 
 
 def end_at_once() -> NoReturn:
-    """End this process from any thread, whatever the main thread waits for.
+    """End this process from any thread, also if the main thread is stuck.
 
     The exit code is 0 if everything of the run is written, and 1 otherwise.
     """
@@ -179,7 +179,7 @@ def _do_last_work() -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error is what the death of another rank looks like from here."""
+    """Return whether an error looks like the death of another rank."""
     if not isinstance(error, RuntimeError | OSError):
         return False
     text = str(error).lower()
@@ -190,9 +190,9 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     """Print an error once for the whole job, and write it to the launcher's error file.
 
     Args:
-        from_everyone: it is the same on all ranks (a wrong config), so one of them on each machine
-            prints it.
-        lost_peer: it looks like the death of another rank, whose own error matters more.
+        from_everyone: the error is the same on all ranks (a wrong config), so the first rank of
+            each machine prints.
+        lost_peer: the error looks like the death of another rank, whose own error matters more.
     """
     _do_last_work()
 
@@ -214,7 +214,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     if lost_peer:
         message = (
             f"{message.rstrip()}\nanother process of this job ended silently (killed, out of "
-            "memory, aborted in C++): look above for what it printed. Where ranks use different "
+            "memory, aborted in C++): look above for its last lines. If ranks use different "
             "parameters in one step, set find_unused_parameters: true"
         )
     print_error(message)
@@ -238,12 +238,12 @@ def print_line(text: str, *, begin: str = "") -> None:
 
 
 def _write_error_file(message: str) -> None:
-    """Write an error to the file that torchrun and accelerate print, where they name one."""
+    """Write an error to the file that torchrun and accelerate print, if they name a file."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
     report = {"message": message, "timestamp": int(time.time())}
-    # A folder that is not there must not put its own error in the place of this error.
+    # A missing folder must not put another error in the place of this error.
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
 
@@ -268,8 +268,8 @@ def claim_first_error(store: Any = None) -> bool | None:
             shared = store or default_store()
             answers.append(shared.compare_set(_CLAIM, "", rank).decode() == rank)
 
-    # If a machine is cut off no answer comes, and the store's own time-out does not end the
-    # call: a thread is left behind in it.
+    # If a machine is cut off no answer comes, and the store's own time-out does not end the call: a
+    # thread is left behind.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_STORE_SECONDS)

@@ -1,4 +1,4 @@
-"""The launcher that started this process, its arguments, and the rank that it gave.
+"""The launcher that started this process, with the arguments and the rank.
 
 Under ``accelerate launch`` the YAML never reaches the script: only variables made from it do, after
 typos were dropped. So the launcher's own command line is read from the parent process.
@@ -19,7 +19,7 @@ import psutil
 from .names import Name
 from .starters import by_starter
 
-# Programs whose first argument says what they do.
+# Programs whose first argument is a command.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
     **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
@@ -32,7 +32,7 @@ _PROGRAMS: dict[str, Name] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """The program that started this process, and the rank that it gave.
+    """The program that started this process, and the rank of the process.
 
     Args:
         name: ``python`` for none. ``environment`` for another program that sets the ranks.
@@ -104,7 +104,7 @@ def detect(
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
     """Yield each process above this process, the parent first, with its command line.
 
-    It yields none if the system hides them.
+    Yield none if the system hides them.
     """
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():

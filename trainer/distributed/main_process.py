@@ -1,4 +1,4 @@
-"""Which process is the main one: asked before a launch, in a task, where data is loaded."""
+"""Which process is the main process: asked before a launch, in a task, and while data is loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 def is_main() -> bool:
     """Return whether this is the main process of the job, which has rank 0.
 
-    In a plain process it is true. It may be asked before anything is launched: then what the
-    launcher gave the process counts. A process that loads data is never the main one.
+    True in a plain process. Before a launch the rank from the launcher's variables counts. A
+    process that loads data is never the main process.
     """
     from .starters import rank_of_process
 

@@ -1,4 +1,4 @@
-"""Launchers, and the variables by which they give a process its rank, as torchrun calls them."""
+"""Launchers, and the variables by which they give a process a rank, as torchrun calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts of one job: torchrun and accelerate start all ranks again where one fails.
+"""Attempts of one job: torchrun and accelerate start all ranks again if any fails.
 
 ``--max_restarts`` says how often.
 """
@@ -23,11 +23,11 @@ def restarts() -> int:
 def connect_attempt(backend: str) -> None:
     """Connect the ranks of a job that was started again, under names of this attempt's own.
 
-    Collective: call on every rank. It does nothing in a first attempt.
+    Collective: call on every rank. Does nothing in a first attempt.
 
-    torchrun and accelerate keep one store for all attempts. In it torch finds the addresses of
+    torchrun and accelerate keep the same store for all attempts. There torch finds the addresses of
     processes that have ended, and ranks wait for them for ever. Several agents of c10d or etcd
-    count their attempts differently where one joined later, so they are left to torch.
+    count their attempts differently if an agent joined later, so they are left to torch.
     """
     is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     if is_alone or not restarts() or dist.is_initialized():

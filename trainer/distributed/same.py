@@ -10,12 +10,12 @@ import xxhash
 
 
 def same_on_all_ranks(facts: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> str:
-    """Compare facts between ranks: by one number, and by the facts only if the numbers differ.
+    """Compare facts between ranks: by a checksum, and by the facts only if the checksums differ.
 
     Collective: call on every rank.
 
     Args:
-        facts: values by what they are of, both for people. Their order counts.
+        facts: values by their names, both for people. Their order counts.
         gather: collects a value of every rank, in rank order.
 
     Returns:

@@ -1,12 +1,12 @@
 """SIGTERM and Ctrl-C as requests to stop, and the end of a process that cannot take them.
 
 Python runs the handler of a signal between two instructions of the main thread. A main thread that
-waits in C, in a collective or for its GPU, for a rank that is gone never comes to the next one. So
-Python also writes the number of each signal into a pipe, the handler writes an answer behind it,
-and a thread reads both. It ends the process
+waits in C, in a collective or for a GPU, for a rank that is gone never comes to the next
+instruction. So Python also writes the number of each signal into a pipe, the handler writes an
+answer behind the number, and a thread reads both. The thread ends the process
 
-- ten seconds after a signal that the main thread has not answered, unless it waits for something
-  that comes back.
+- ten seconds after a signal that the main thread has not answered, unless the main thread is in a
+  wait that comes back.
 - at a second SIGTERM.
 """
 
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-# In one call of C, after a signal. torchrun and DeepSpeed kill after 30.
+# In a call of C, after a signal. torchrun and DeepSpeed kill after 30.
 _PATIENCE_SECONDS = 10.0
 # A scheduler's SIGTERM comes twice: to each process, and once more from the launcher.
 _ECHO_SECONDS = 5.0
@@ -38,14 +38,14 @@ _sinks: set[int] = set()
 def signals_watched(
     ask: Callable[[int], None], allowed_seconds: Callable[[], float], *, waits_in: str
 ) -> Iterator[None]:
-    """Pass SIGTERM, SIGINT and SIGUSR1 to ``ask``. End the process where it cannot take them.
+    """Pass SIGTERM, SIGINT and SIGUSR1 to ``ask``. End a process that cannot take them.
 
     Python takes signals in its main thread only: in another thread nothing is changed.
 
     Args:
         ask: is called with the signal's number, between two instructions of the main thread.
-        allowed_seconds: how long the main thread may stay in one call of C, if that is more than
-            ten seconds. Infinite where it has all the time it needs.
+        allowed_seconds: how long the main thread may stay in a call of C, if that is more than ten
+            seconds. Infinite if the time has no limit.
         waits_in: the file whose calls wait for other ranks, and come back by themselves.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from ..errors import LaunchError
 from .names import RANKS, Name
 
-# The same variables of programs that start one process a rank. mpirun comes first: it may start its
-# daemons by srun, and its processes inherit the variables of that. Slurm counts the tasks of a step
-# only in processes that srun starts: the shell of salloc and the script of sbatch are one process.
+# The same variables of programs that start a process for each rank. mpirun comes first: mpirun may
+# start daemons by srun, and the ranks inherit srun's variables. Slurm counts the tasks of a step
+# only in processes that srun starts: the shell of salloc and the script of sbatch are no ranks.
 _STARTERS: tuple[tuple[Name, tuple[str, ...]], ...] = (
     (
         "mpirun",
@@ -35,7 +35,7 @@ def rank_of_process() -> int:
 
 
 def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
-    """Return which program started one process a rank, and the ranks by torchrun's names.
+    """Return which program started the ranks, and the ranks by torchrun's names.
 
     Raises:
         LaunchError: the variables of several processes are incomplete, or hold no ranks.

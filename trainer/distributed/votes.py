@@ -1,4 +1,4 @@
-"""Votes beside the work: what one rank alone knows becomes known to all at one boundary.
+"""Votes beside the work: a fact that a single rank knows becomes known to all at a boundary.
 
 A boundary is the end of a step, or of a batch in an evaluation. No step waits for a vote.
 """
@@ -15,19 +15,18 @@ from torch import Tensor
 
 from ..errors import LaunchError
 
-# Between two votes. A request waits for the next vote to begin, and then for the one after it,
-# where it is read.
+# Between two votes. A request waits for the next vote to begin, and is read at the vote after that.
 _SECONDS = 0.25
 
 
 class AsyncMax:
-    """The largest of all ranks' numbers, requested at one boundary and known at a later one.
+    """The largest of all ranks' numbers, requested at a boundary and known at a later boundary.
 
     Nobody waits in between.
 
     Args:
         all_reduce_max: begins to take the maximum over ranks, in place. Returns the work to wait
-            for, None for one process.
+            for, None for a single process.
     """
 
     def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
@@ -58,9 +57,9 @@ class AsyncMax:
 class Pace:
     """The number of boundaries between two votes: a quarter of a second on the slowest rank.
 
-    The time that boundaries took travels with each vote, so all ranks know the same. From one vote
-    to the next the number at most doubles, for a fast beginning promises nothing, and it falls at
-    once: where steps suddenly take longer, a request is late once, by so many of them.
+    The time that boundaries took travels with each vote, so all ranks know the same. From vote to
+    vote the number at most doubles, for a fast beginning promises nothing, and falls at once: if
+    steps suddenly take longer, a request is late once, by so many steps.
     """
 
     def __init__(self) -> None:
@@ -82,17 +81,17 @@ class Pace:
 
 
 class Votes:
-    """Requests to stop, which one rank may make alone, and a check that all ranks did the same.
+    """Requests to stop, which a rank may make alone, and a check that all ranks did the same.
 
     All ranks pass the same boundaries in the same order: ends of steps, and of batches in an
-    evaluation. A vote begins at one of them and is read at the next that has one.
+    evaluation. A vote begins at a boundary and is read when the next vote begins.
 
     Args:
         all_reduce_max: as for ``AsyncMax``.
 
     Attributes:
         request: this rank's, 0 for none. The largest of all ranks is the answer.
-        answer: what all ranks know of, 0 for none.
+        answer: the largest request that all ranks know of, 0 for none.
     """
 
     def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
@@ -107,7 +106,7 @@ class Votes:
 
         Args:
             name: of a sequence of boundaries that take about the same time.
-            fingerprint: of what this rank did, which must be the same on all.
+            fingerprint: of the work of this rank, which must be the same on all.
 
         Raises:
             LaunchError: since the vote before the last, ranks got the gradients of different

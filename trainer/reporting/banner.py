@@ -1,4 +1,4 @@
-"""The banner: the table of what runs, before the first step. And the same facts for plan.json."""
+"""The banner: the table of a run, before the first step. And the same facts for plan.json."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a plan, which is known before anything is built."""
+    """Return the rows of a plan, known before anything is built."""
     # Not at the top: `--version` imports this file, and none of the packages that launching needs.
     from ..launching.details import details
 

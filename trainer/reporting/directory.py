@@ -1,15 +1,15 @@
 """The folder of a run, and its files.
 
 config.yaml     the training config, resolved
-plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
+plan.json       the plan: strategy, world size, precision, batch, learning rate, versions
 metrics.jsonl   one JSON object a logged step. Evaluation rows carry eval/... keys
-summary.json    where the time went, memory of every rank, the last evaluation
+summary.json    the uses of time, memory of every rank, the last evaluation
 attempts.json   how long each attempt of the run took, and from which step to which
 log.txt         the plain lines that the terminal showed
 model/          the exported model
 best/           the best model
 checkpoints/    step-XXXXXXXX/ to resume from
-evaluations/    what `trainer evaluate` measured
+evaluations/    results of `trainer evaluate`
 .lock           locked by the run that writes here
 
 Wings add files of their own, which ``used_folder.py`` names.
@@ -43,7 +43,7 @@ class RunDirectory:
         origin: of ``output_dir``, for messages.
 
     Raises:
-        CheckpointError: from what writes: the disk is full, or not to be written.
+        CheckpointError: from a method that writes: the disk is full, or not to be written.
     """
 
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
@@ -53,12 +53,12 @@ class RunDirectory:
         self._lock: FolderLock | None = None
 
     def lock(self, agreement: Agreement) -> list[str]:
-        """Make the folder and lock it, before anything in it is read or changed.
+        """Make and lock the folder, before any file in the folder is read or changed.
 
         Collective: call on every rank.
 
         Returns:
-            Why it is not locked, on the main process.
+            Why the folder is not locked, on the main process.
 
         Raises:
             ConfigError: another run has the lock, or the folder cannot be made.
@@ -89,7 +89,7 @@ class RunDirectory:
         Args:
             overwrite: empty a used folder. The folder of a run that failed before its first step is
                 emptied anyway.
-            continues: resume in a used folder, if it is that of a run.
+            continues: resume in a used folder, if the folder is that of a run.
 
         Raises:
             ConfigError: the folder is used. With ``overwrite``, by others than a run.
@@ -118,7 +118,7 @@ class RunDirectory:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
-        """Return the step at which a run ended here, with its model written. None if none has."""
+        """Return the step at which a run ended here, with the model written. None if none has."""
         try:
             steps = read_json(self.path / "summary.json")["steps"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -135,12 +135,12 @@ class RunDirectory:
     def write_json(self, name: str, value: object) -> None:
         """Write a small file of JSON.
 
-        What JSON does not have becomes text, and a number that is not finite null.
+        A value without a form in JSON becomes text, and a number that is not finite null.
         """
         self.write(name, json_text(value))
 
     def row(self, values: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl, where a number that is not finite becomes null."""
+        """Append to metrics.jsonl. A number that is not finite becomes null."""
         if self.main:
             text = json.dumps(with_nulls(values), allow_nan=False)
             self._write("metrics.jsonl", "ab", text + "\n")
@@ -148,7 +148,7 @@ class RunDirectory:
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``.
 
-        Those steps are trained again, and each step has one row.
+        Those steps are trained again, and each step has a single row.
         """
         path = self.path / "metrics.jsonl"
         if not self.main or not path.exists():
@@ -161,7 +161,7 @@ class RunDirectory:
         publish(path)
 
     def line(self, text: str, *, from_any: bool = False) -> None:
-        """Append to log.txt. With ``from_any`` from whichever rank calls it."""
+        """Append to log.txt. With ``from_any`` from every rank that calls this."""
         if self.main or from_any:
             self._write("log.txt", "ab", text + "\n")
 
@@ -188,7 +188,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def _step_of(row: bytes) -> float:
-    """Return the step of a row of metrics.jsonl. Infinity where the row is cut or damaged."""
+    """Return the step of a row of metrics.jsonl. Infinity if the row is cut or damaged."""
     if not row.endswith(b"\n"):
         return math.inf  # the last row of a killed run
     try:

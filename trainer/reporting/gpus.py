@@ -14,12 +14,12 @@ from ..text import did_you_mean
 KNOWN: dict[str, list[float | None]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text()
 )
-# Such a word after a chip's name makes it another chip, or a part of one.
+# Such a word after a chip's name stands for another chip, or for a part of the chip.
 _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}
 
 
 def memory_of(text: str) -> float:
-    """Return the GiB of an accelerator by its name (``H100``), or of a text such as ``24GiB``.
+    """Return the GiB of an accelerator by name (``H100``), or of a text such as ``24GiB``.
 
     Raises:
         ConfigError: neither.
@@ -36,7 +36,7 @@ def memory_of(text: str) -> float:
 
 
 def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
-    """Return the peak TFLOP/s of a device by its driver's name for it. None if unknown.
+    """Return the peak TFLOP/s of a device by the driver's name. None if unknown.
 
     Args:
         device_name: such as ``NVIDIA H100 80GB HBM3``.
@@ -47,7 +47,7 @@ def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
     words = set(re.split(r"[^A-Z0-9]+", one_word))
     for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
         chip, _, variant = name.upper().partition("-")
-        # A variant that is a number is its memory.
+        # A variant that is a number is the memory.
         has_memory = variant.isdigit() and abs(total_bytes / 2**30 / int(variant) - 1) < 0.25
         is_variant = not variant or variant in words or has_memory
         if chip in words and is_variant and not words & _OTHER_CHIPS:

@@ -1,8 +1,9 @@
-"""A lock on a folder: other processes, also of other machines, see it.
+"""A lock on a folder, which other processes see, also on other machines.
 
-The kernel releases the lock when the process that holds it ends, however that happens. The lock is
-of our own, because a restart must get it as soon as its predecessor was killed. filelock 4.2.11
-leaves it with a forked child (a data worker) that outlives its killed parent for seconds.
+The kernel releases the lock when the process that holds the lock ends, even if killed. A library
+does not serve, because a restart must get the lock as soon as the process before was killed.
+filelock 4.2.11 leaves the lock with a forked child (a data worker) that outlives a killed parent
+for seconds.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ _PREFIX = "samecurve: "  # in the lock file of a folder that a run has claimed
 
 
 class Locked(Exception):
-    """Another process has the lock. The text says which."""
+    """Another process has the lock. The text names the process."""
 
 
 class FolderLock:
-    """The lock of one folder, held until nothing refers to it any more or the process ends.
+    """The lock of a folder, held until nothing refers to the lock any more or the process ends.
 
     Args:
         folder: exists, and can be written.
 
     Attributes:
         was_ours: whether a run of this program has claimed the folder.
-        notices: why the folder is not locked, on a file system that cannot.
+        notices: why the folder is not locked, on a file system without locks.
 
     Raises:
-        Locked: another process has it.
+        Locked: another process has the lock.
         OSError: the file cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = -1  # before os.open, which may fail: __del__ looks at it
+        self._file = -1  # for __del__, if os.open fails
         self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         self.notices: list[str] = []
         written = os.pread(self._file, 200, 0).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The machine that a training runs on: its speed and memory mean nothing without it."""
+"""The machine of a training, without which speed and memory mean nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         gather: collects a value of every rank.
 
     Returns:
-        The CPU of this process's host (if Linux tells, else its architecture), and its cores. On
-        GPUs also the number of ranks by the name of their GPU, and the versions of CUDA, NCCL and
-        (if Linux shows it) the driver.
+        The CPU of this process's host (the architecture if Linux does not tell), and the number of
+        cores. On GPUs also the number of ranks by the name of their GPU, and the versions of CUDA,
+        NCCL and (if Linux tells) the driver.
     """
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
     model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
@@ -45,7 +45,7 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
 
 
 def machine_text(facts: Mapping[str, Any]) -> str:
-    """Write in one line what ``machine`` returned."""
+    """Return the facts of ``machine`` as a line."""
     parts = [f"{count} x {name}" for name, count in facts.get("gpus", {}).items()]
     parts += [f"{name} {facts[name]}" for name in ("cuda", "nccl", "driver") if name in facts]
     return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])

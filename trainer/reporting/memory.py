@@ -15,9 +15,9 @@ _RESET = Path("/proc/self/clear_refs")
 class PeakMemory:
     """The most memory in each phase. A phase that comes again keeps the larger peak.
 
-    On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
-    (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset when a phase
-    begins. If the system does not allow that, a phase shows the largest up to its end.
+    On a GPU the bytes of tensors (``allocated``) and of the allocator's blocks (``reserved``).
+    Elsewhere the process's resident set (``resident``). Each peak is reset when a phase begins. If
+    the system does not allow that, a phase shows the largest value up to the end.
 
     Attributes:
         phase: the present phase.
@@ -38,7 +38,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            with contextlib.suppress(OSError):  # some containers forbid it
+            with contextlib.suppress(OSError):  # some containers forbid this
                 _RESET.write_text("5")  # sets VmHWM to the present size
         return before
 
@@ -59,7 +59,7 @@ class PeakMemory:
 
 
 def _peak_resident() -> int:
-    """Return the process's largest resident set in bytes, since it was last reset. 0 if unknown."""
+    """Return the process's largest resident set in bytes since the last reset. 0 if unknown."""
     # Not by getrusage: in a process that a large process started, ru_maxrss begins with the size
     # of that process.
     status = _STATUS.read_text() if _STATUS.exists() else ""

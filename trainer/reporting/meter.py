@@ -1,4 +1,4 @@
-"""Time of a run, and its memory by phases. Only a pause (evaluation, saving) waits for a device."""
+"""Time and memory of a run by phases. Only a pause (evaluation, saving) waits for a device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Meter:
 
     Attributes:
         born: the start of the process, on the clock of ``time.perf_counter``.
-        spent: seconds apart from training, by their reason.
-        before: trained tokens and seconds of the processes that this process continues. The restore
-            sets it.
+        spent: seconds apart from training, by reason.
+        before: trained tokens and seconds of the processes that this process continues, set by the
+            restore.
         totals: samples, tokens that went through the model and tokens with a loss, of this process.
         rows: the speeds and times of the last 1,000 logged rows, which give the speed of the run.
     """
@@ -80,7 +80,7 @@ class Meter:
         self.memory.enter("training")
 
     def step(self, samples: int) -> None:
-        """Count an optimizer step over ``samples`` samples."""
+        """Count an optimizer step over a number of samples."""
         self._steps += 1
         self.totals["samples"] += samples
 
@@ -95,7 +95,7 @@ class Meter:
         self.totals["trained_tokens"] += trained
 
     def until_now(self) -> dict[str, float]:
-        """Return trained tokens and seconds since the run's start, over all of its processes."""
+        """Return trained tokens and seconds since the run's start, over all processes."""
         return {
             "tokens": self.before["tokens"] + self.totals["trained_tokens"],
             "seconds": round(self.before["seconds"] + self.seconds, 3),
@@ -105,7 +105,7 @@ class Meter:
     def paused(self, name: str) -> Iterator[None]:
         """Count the time and memory inside for ``name`` instead of training.
 
-        A GPU ends the steps before first.
+        A GPU ends the steps before the pause first.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -155,7 +155,7 @@ class Meter:
     def summary(
         self, gather: Callable[[Any], list[Any]], operations: float, world_size: int, precision: str
     ) -> dict[str, Any]:
-        """Return the seconds of this process by their use, the speed, and the peak memory.
+        """Return the seconds of this process by use, the speed, and the peak memory.
 
         Collective: call on every rank.
 

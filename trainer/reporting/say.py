@@ -1,4 +1,4 @@
-"""One line for people, from code that has no run at hand: ``trainer.say()``."""
+"""A line for people, from code that has no run at hand: ``trainer.say()``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _log_file: LogFile | None = None
 
 
 def say(text: str) -> None:
-    """Print one line from the main process, and add it to the run's log.txt.
+    """Print a line from the main process, and add the line to the run's log.txt.
 
-    For tasks and callbacks: ``build_data``, ``build_model``, ``training_step``. Before a run has
-    its folder the line is only printed. Other ranks say nothing, and neither do processes that load
+    For tasks and callbacks: ``build_data``, ``build_model``, ``training_step``. Before a run has a
+    folder the line is only printed. Other ranks say nothing, and neither do processes that load
     data, which would all say the same.
     """
     if not is_main():
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 def log_into(log_file: LogFile) -> None:
-    """Add lines to this run's log.txt from here on: the run that was built last has them."""
+    """Add lines to this run's log.txt from here on: the run that was built last gets the lines."""
     global _log_file
     _log_file = log_file
 

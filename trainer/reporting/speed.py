@@ -1,4 +1,4 @@
-"""The speed of a run: one definition, for its last lines, summary.json and for comparing runs.
+"""The speed of a run: the definition for the last lines, summary.json and comparisons of runs.
 
 Each logged row says how many samples (and tokens: those that went through the model, and those with
 a loss) a second passed since the row before, without pauses for evaluation and saving. The first
@@ -20,9 +20,9 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> float | None:
     """Return the speed of a run from its logged rows. None if no row is of the steady state.
 
     Args:
-        rows: in their order, with ``seconds`` since the process began to train. These start again
+        rows: in order, with ``seconds`` since the process began to train. These start again
             in a process that resumes.
-        unit: one of ``UNITS``.
+        unit: a name of ``UNITS``.
     """
     values = []
     seconds_before = math.inf

@@ -1,4 +1,4 @@
-"""A folder that holds files already: which run may write there, and what it replaces."""
+"""A folder that holds files already: which run may write there, and which files go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 
 CHECKPOINTS = "checkpoints"
-# What runs write, and what --overwrite may delete.
+# Files that runs write, and that --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
 _BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
@@ -24,13 +24,13 @@ def take_over(
 
     Args:
         entries: of the folder, without the lock.
-        overwrite: empty the folder. One of a run that failed before its first step is emptied
-            anyway.
-        continues: resume in the folder, if it is that of a run.
+        overwrite: empty the folder. The folder of a run that failed before the first step is
+            emptied anyway.
+        continues: resume in the folder, if the folder is that of a run.
         was_ours: whether a run held the lock of the folder before.
     """
     if not any(_holds_files(entry) for entry in entries):
-        return ""  # empty folders are what a refused run left
+        return ""  # a refused run leaves empty folders
 
     is_of_a_run = was_ours or _holds_plan(folder)
     results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
@@ -62,14 +62,14 @@ def _holds_plan(folder: Path) -> bool:
 
 
 def _holds_files(entry: Path) -> bool:
-    """Return whether a file or folder is a file, or has one anywhere inside."""
+    """Return whether an entry is a file, or has a file anywhere inside."""
     if not entry.is_dir():
         return entry.is_file()
     return any(inner.is_file() for inner in entry.rglob("*"))
 
 
 def _is_ours(entry: Path) -> bool:
-    """Return whether a run wrote an entry of its folder."""
+    """Return whether a run wrote an entry of a folder."""
     name = entry.name
     if name in _MODELS:
         return exported_file(entry) is not None
