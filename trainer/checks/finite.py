@@ -114,8 +114,7 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
     losses = zip(map(float, info.shares), samples, strict=True)
     mine = [(loss, numbers) for loss, numbers in losses if not math.isfinite(loss)]
     for rank, lost in enumerate(run.agreement.gather(mine)):
-        if lost:
-            loss, numbers = lost[0]
+        for loss, numbers in lost:
             named = listed([str(number) for number in numbers], _SHOWN)
             return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
     return "the gradient is not finite, though the losses of all ranks are"
@@ -193,9 +192,9 @@ def refuse_to_save(run: Run) -> None:
     with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
         mine = not_finite(run.parts)
     for names in run.agreement.gather(mine[:1]):
-        if names:
+        for name in names:
             run.fail(
-                f"step {run.step}: {names[0]} holds values that are not finite: no checkpoint of "
+                f"step {run.step}: {name} holds values that are not finite: no checkpoint of "
                 "it is written, those before are kept"
             )
 

@@ -55,8 +55,7 @@ def has_extra_state(module: nn.Module) -> bool:
     if type(module).get_extra_state is nn.Module.get_extra_state:
         return False
     state = module.get_extra_state()
-    empty = state is None or (hasattr(state, "numel") and state.numel() == 0)
-    return not empty
+    return state is not None and not (hasattr(state, "numel") and state.numel() == 0)
 
 
 def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:

@@ -38,13 +38,10 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        self.distributed = False
-        self.rank = 0
-        self.world_size = 1
-        if dist.is_available() and dist.is_initialized():
-            self.rank = dist.get_rank()
-            self.world_size = dist.get_world_size()
-            self.distributed = self.world_size > 1
+        is_connected = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if is_connected else 0
+        self.world_size = dist.get_world_size() if is_connected else 1
+        self.distributed = self.world_size > 1
 
         self.timeout = timeout
         self.group: Any = None
@@ -93,9 +90,7 @@ class Agreement:
         self._polled = now
 
         answer = self._pass_boundary("step", fingerprint)
-        if answer is None and self._all_asked:
-            return 0
-        return answer
+        return 0 if answer is None and self._all_asked else answer
 
     def poll_evaluation(self) -> int:
         """Return the signal of an agreed stop after a batch of an evaluation. 0 to go on.
@@ -141,8 +136,7 @@ class Agreement:
         Raises:
             LaunchError: ranks got the gradients of different parameters.
         """
-        fingerprints = self.gather(fingerprint)
-        check_same(fingerprints)
+        check_same(self.gather(fingerprint))
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
         """Begin to take the maximum over ranks, in place. Return the work to wait for.
@@ -164,8 +158,7 @@ class Agreement:
 
     def sum(self, value: float) -> float:
         """Sum a number over ranks, on the CPU. Collective: call on every rank."""
-        result = self.begin_sums([value])
-        return result()[0]
+        return self.begin_sums([value])()[0]
 
     def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to sum numbers over ranks. Return a function that waits for the sums.

@@ -81,9 +81,9 @@ def detect(
         return int(env.get(variable) or 0)
 
     world_size = number("WORLD_SIZE") or 1
-    local_world_size = number("LOCAL_WORLD_SIZE") or number("LOCAL_SIZE")
-    if world_size == 1:
-        local_world_size = 1
+    local_world_size = 1
+    if world_size > 1:
+        local_world_size = number("LOCAL_WORLD_SIZE") or number("LOCAL_SIZE")
     num_machines = number("GROUP_WORLD_SIZE") or number("CROSS_SIZE")
     if not num_machines and local_world_size:
         num_machines = math.ceil(world_size / local_world_size)
@@ -152,8 +152,8 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
         program, arguments = _program(line)
         if program in _WITH_COMMANDS and arguments[:1] == ["launch"]:
             return "accelerate", arguments[1:]
-        if program in _PROGRAMS:
-            name = _PROGRAMS[program]
+        name = _PROGRAMS.get(program)
+        if name:
             return name, arguments if name == "accelerate" else ()
         if program and _is_python(line):
             # Somebody's own program started this process: the programs above it do not count.

@@ -30,9 +30,7 @@ def connect_attempt(backend: str) -> None:
     count their attempts differently if an agent joined later, so they are left to torch.
     """
     is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
-    if is_alone or not restarts() or dist.is_initialized():
-        return
-    if _has_several_elastic_agents():
+    if is_alone or not restarts() or dist.is_initialized() or _has_several_elastic_agents():
         return
 
     store, rank, world_size = next(rendezvous("env://"))
@@ -44,8 +42,5 @@ def _has_several_elastic_agents() -> bool:
     """Return whether several launchers share this job, which may join and leave it."""
     if int(os.environ.get("GROUP_WORLD_SIZE") or 1) <= 1:
         return False
-    launchers = launcher_processes()
-    if not launchers:
-        return False
-    command = " ".join(launchers[0].cmdline())
-    return re.search(r"c10d|etcd", command) is not None
+    nearest = [word for launcher in launcher_processes()[:1] for word in launcher.cmdline()]
+    return re.search(r"c10d|etcd", " ".join(nearest)) is not None

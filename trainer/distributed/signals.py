@@ -64,8 +64,9 @@ def signals_watched(
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     previous_handlers = {number: signal.signal(number, handle) for number in numbers}
     previous_sink = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    arguments = (source, allowed_seconds, waits_in)
-    thread = threading.Thread(target=_read_signals, args=arguments, daemon=True)
+    thread = threading.Thread(
+        target=_read_signals, args=(source, allowed_seconds, waits_in), daemon=True
+    )
     thread.start()
     try:
         yield

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import LaunchError
 
 # Between two votes. A request waits for the next vote to begin, and is read at the vote after that.
-_SECONDS = 0.25
+_MICROSECONDS = 250_000
 
 
 class AsyncMax:
@@ -40,8 +40,7 @@ class AsyncMax:
         """
         assert self._pending is None, "one at a time"
         values = torch.tensor(numbers)
-        work = self._all_reduce_max(values)
-        self._pending = work, values
+        self._pending = self._all_reduce_max(values), values
 
     def result(self) -> list[int] | None:
         """Wait for the largest numbers and return them. None if none were given."""
@@ -69,14 +68,13 @@ class Pace:
 
     def measure(self) -> int:
         """Return the microseconds that a boundary took since the last vote. Measure from now on."""
-        now = time.monotonic()
-        seconds = now - self._measured_at
-        self._measured_at = now
+        seconds = time.monotonic() - self._measured_at
+        self._measured_at += seconds
         return int(seconds / self.every * 1e6)
 
     def follow(self, microseconds: int) -> None:
         """Adapt to the time that a boundary took on the slowest rank."""
-        every = int(_SECONDS * 1e6) // max(1, microseconds)
+        every = _MICROSECONDS // max(1, microseconds)
         self.every = max(1, min(2 * self.every, every))
 
 

@@ -94,10 +94,10 @@ class RunDirectory:
         Raises:
             ConfigError: the folder is used. With ``overwrite``, by others than a run.
         """
-        agreement.run_on_main(lambda: self._claim(overwrite=overwrite, continues=continues))
+        agreement.run_on_main(lambda: self._claim(overwrite, continues))
         log_into(self)
 
-    def _claim(self, *, overwrite: bool, continues: bool) -> None:
+    def _claim(self, overwrite: bool, continues: bool) -> None:
         assert self._lock is not None
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
         if entries:
@@ -124,8 +124,8 @@ class RunDirectory:
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
-        has_model = exported_file(self.path / "model")
-        return steps if isinstance(steps, int) and has_model else None
+        is_ended = isinstance(steps, int) and exported_file(self.path / "model")
+        return steps if is_ended else None
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""

@@ -48,4 +48,4 @@ def machine_text(facts: Mapping[str, Any]) -> str:
     """Return the facts of ``machine`` as a line."""
     parts = [f"{count} x {name}" for name, count in facts.get("gpus", {}).items()]
     parts += [f"{name} {facts[name]}" for name in ("cuda", "nccl", "driver") if name in facts]
-    return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])
+    return ", ".join([*parts, "{cpu} ({cores} cores)".format_map(facts)])
