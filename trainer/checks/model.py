@@ -19,35 +19,30 @@ class SupportedModel(Callback):
         """Raise ``LaunchError`` if a strategy would lose or double a part of the model."""
         for path, module in model.named_modules():
             name = path or type(module).__name__
-            refuse_wrapper(name, module)
-            if run.plan.world_size > 1:
-                refuse_max_norm(name, module)
+            for kind in type(module).__mro__:
+                if kind.__name__ in WRAPPERS:
+                    raise LaunchError(
+                        f"{name} is a {kind.__name__}: build the model itself, "
+                        "a launch file says how it is distributed"
+                    )
+            embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            if run.plan.world_size > 1 and embeds and module.max_norm is not None:
+                raise LaunchError(
+                    f"{name} has max_norm, by which each process would scale the rows of its own "
+                    "batch alone, in its own copy or part: build it without, and scale rows in a "
+                    "callback's on_step, in `with run.whole_parameters():`"
+                )
             if has_extra_state(module):
                 run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
 
         for name, parameter in model.named_parameters():
-            refuse_accumulation_hooks(name, parameter)
+            if has_accumulation_hooks(parameter):
+                raise LaunchError(
+                    f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), "
+                    "which would run before the gradient is averaged over micro-batches and ranks; "
+                    "build an optimizer that does it in its step"
+                )
         refuse_shared_memory(model)
-
-
-def refuse_wrapper(name: str, module: nn.Module) -> None:
-    """Raise ``LaunchError`` for a model that is distributed already."""
-    for kind in type(module).__mro__:
-        if kind.__name__ in WRAPPERS:
-            raise LaunchError(
-                f"{name} is a {kind.__name__}: build the model itself, "
-                "a launch file says how it is distributed"
-            )
-
-
-def refuse_max_norm(name: str, module: nn.Module) -> None:
-    """Raise ``LaunchError`` for embeddings that change their weights in the forward pass."""
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-        raise LaunchError(
-            f"{name} has max_norm, by which each process would scale the rows of its own batch "
-            "alone, in its own copy or part: build it without, and scale rows in a callback's "
-            "on_step, in `with run.whole_parameters():`"
-        )
 
 
 def has_extra_state(module: nn.Module) -> bool:
@@ -56,16 +51,6 @@ def has_extra_state(module: nn.Module) -> bool:
         return False
     state = module.get_extra_state()
     return state is not None and not (hasattr(state, "numel") and state.numel() == 0)
-
-
-def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
-    """Raise ``LaunchError`` for hooks that would see a gradient before the average."""
-    if has_accumulation_hooks(parameter):
-        raise LaunchError(
-            f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
-            "would run before the gradient is averaged over micro-batches and ranks; "
-            "build an optimizer that does it in its step"
-        )
 
 
 def refuse_shared_memory(model: nn.Module) -> None:

@@ -40,7 +40,6 @@ class Meter:
         self.rows: deque[dict[str, float]] = deque(maxlen=1000)
 
         self._waited = 0.0
-        self._steps = 0
         self._activity = ""
         self._changes = 0
         self._start_reading()
@@ -48,7 +47,7 @@ class Meter:
     def _start_reading(self) -> None:
         """Count anew for the next logged row."""
         self._read_training = self.training
-        self._read_steps = self._steps
+        self._steps = 0
         self._read_totals = dict(self.totals)
 
     @property
@@ -144,7 +143,7 @@ class Meter:
             if count or unit == "samples":
                 values[f"{unit}_per_second"] = round(count / busy, 3)
         values["seconds"] = round(self.seconds - self.spent["start-up"], 3)
-        seconds_per_step = busy / max(1, self._steps - self._read_steps)
+        seconds_per_step = busy / max(1, self._steps)
         values["eta_seconds"] = round(seconds_per_step * steps_left, 1)
         values["peak_memory_bytes"] = self.memory.read()
 
