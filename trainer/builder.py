@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import set_seed
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
 from .building.length import last_step, most_checkpoints, stop_step
-from .building.model import (
-    build_model,
-    count_parameters,
-    held_in_evaluation,
-    operations_per_token,
-)
+from .building.model import Model, count_parameters, model_of, operations_per_token
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
-from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checks.finite import refuse_to_save
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
@@ -42,7 +35,7 @@ from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
 from .distributed.restarts import restarts
-from .errors import DEFAULT, CheckpointError, ConfigError, Origin, Problem, origin_of
+from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
 from .evaluator import UNNAMED, Evaluator, measured_sets, sizes_of
 from .hooks import Callback, Hooks, Unfinished
 from .launching import Launched, launch
@@ -54,12 +47,8 @@ from .reporting.machine import machine
 from .reporting.meter import Meter
 from .row import checks_of
 from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
-from .strategies.tensors import is_on_meta
 from .task import Task, own_optimizer
-from .text import hidden, listed
-
-if TYPE_CHECKING:
-    from .building.meta_model import MetaModel
+from .text import hidden
 
 
 def build(
@@ -140,17 +129,29 @@ def _build(
     with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
         setup = _connect(task, config, launched, origins, trains=trains)
         hooks.call("on_launch", Unfinished(setup))
-        setup, folder = _claim_folder(setup) if trains else (setup, _no_folder(setup))
+        setup, folder = _claim_folder(setup)
 
         data = _read_data(setup, folder)
         setup = dataclasses.replace(setup, plan=setup.plan.with_length(data.total_steps))
         hooks.call("on_data", Unfinished(setup, folder, data))
 
-        model = _build_model(setup, folder)
+        model, changes = model_of(
+            task,
+            setup.config,
+            setup.plan,
+            trains=trains,
+            resumes=folder.start.found is not None,
+        )
+        setup.note(*changes)
         so_far = Unfinished(setup, folder, data, model)
         hooks.call("on_model", so_far, model.module)
 
-        optimizer, optimizer_facts = _build_optimizer(setup, model)
+        optimizer, optimizer_facts, frozen = (
+            build_optimizer(task, setup.config, model.module, setup.plan)
+            if trains
+            else build_no_optimizer(model.module)
+        )
+        setup.note(*frozen)
         hooks.call("on_optimizer", so_far, optimizer)
 
         prepared = _prepare(setup, folder, data, model, optimizer, optimizer_facts, hooks)
@@ -191,7 +192,7 @@ def _connect(
         agreement=agreement,
         meter=Meter(accelerator.device),
         # Read at each step, and Accelerate's property costs 15 us.
-        is_main=bool(accelerator.is_main_process),
+        is_main=accelerator.is_main_process,
         machine=machine(accelerator.device, agreement.gather),
         task_facts=task_facts(task, config.task),
         trains=trains,
@@ -210,6 +211,11 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
         The setup with the resolved names in its config, and the folder.
     """
     agreement, origins = setup.agreement, setup.origins
+    if not setup.trains:  # nothing is written
+        names = resolve_names(setup.config, setup.plan, origins)
+        directory = RunDirectory(setup.config.output_dir, main=False)
+        return setup, Folder(name=names.run_name, directory=directory, start=Start())
+
     # A task that was made in Python has settings that the config does not name.
     settings = {**setup.task_facts["task_settings"], **setup.config.task_settings}
     named = dataclasses.replace(setup.config, task_settings=settings)
@@ -225,19 +231,15 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     if config.resume != "none" or restarts():
         from .checkpoint.find import start_of_attempt
 
-        checkpoints = directory.path / "checkpoints"
-        asked_at = origins.get("resume", DEFAULT)
-        start = start_of_attempt(config.resume, checkpoints, agreement, origin=asked_at)
+        start = start_of_attempt(
+            config.resume,
+            directory.path / "checkpoints",
+            agreement,
+            origin=origins.get("resume", DEFAULT),
+        )
     directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     folder = Folder(name=names.run_name, directory=directory, start=start)
     return dataclasses.replace(setup, config=config), folder
-
-
-def _no_folder(setup: Setup) -> Folder:
-    """Return the folder of a run that writes nothing."""
-    names = resolve_names(setup.config, setup.plan, setup.origins)
-    directory = RunDirectory(setup.config.output_dir, main=False)
-    return Folder(name=names.run_name, directory=directory, start=Start())
 
 
 def _read_data(setup: Setup, folder: Folder) -> RunData:
@@ -292,69 +294,6 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
 def _saves(setup: Setup, folder: Folder) -> bool:
     """Return whether checkpoints are written or read."""
     return setup.config.keep_last > 0 or folder.start.found is not None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Model:
-    """The model of a run that the task built.
-
-    Args:
-        module: not prepared yet.
-        meta_model: fills the prepared model if the task built the model on the meta device.
-        model_file: the tensors to export, with their dtypes.
-        frozen_modes: modules that stay in evaluation mode.
-        reads_weights_later: whether the first values do not count, because files have others.
-    """
-
-    module: nn.Module
-    meta_model: MetaModel | None
-    model_file: ModelFile
-    frozen_modes: Sequence[nn.Module]
-    reads_weights_later: bool
-
-
-def _build_model(setup: Setup, folder: Folder) -> Model:
-    """Build the model, not prepared yet."""
-    task, config = setup.task, setup.config
-    module, changes = build_model(task, config, setup.plan)
-    setup.note(*changes)
-
-    source = task.pretrained(module) if is_on_meta(module) else None
-    dtypes = export_dtypes(module, config.export_dtype, source)
-    model_file = ModelFile.of(task.saved_part(module), dtypes)
-    if setup.trains:
-        check_storable(module)
-
-    # Of a model whose part is saved, the files of the model hold the rest.
-    resumes = folder.start.found is not None
-    is_read = resumes or config.weights is not None
-    has_all = model_file.names is None and (resumes if setup.trains else is_read)
-    if source is not None and source.new and not setup.trains and not is_read:
-        names = listed(sorted(source.new))
-        raise CheckpointError(f"{source.folder}: does not hold this model: it lacks {names}")
-    meta_model = None
-    if is_on_meta(module):
-        from .building.meta_model import MetaModel
-
-        meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
-    return Model(
-        module=module,
-        meta_model=meta_model,
-        model_file=model_file,
-        frozen_modes=held_in_evaluation(module),
-        reads_weights_later=model_file.names is None and is_read,
-    )
-
-
-def _build_optimizer(setup: Setup, model: Model) -> tuple[Optimizer, dict[str, Any]]:
-    """Build the optimizer, without any state for an evaluation. Return also facts for reports."""
-    if not setup.trains:
-        return build_no_optimizer(model.module), {}
-    optimizer, reported, notices = build_optimizer(
-        setup.task, setup.config, model.module, setup.plan
-    )
-    setup.note(*notices)
-    return optimizer, reported
 
 
 def _prepare(
@@ -418,8 +357,12 @@ def _prepare(
         plan=planned,
         about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
     )
-    say = partial(say_on_main, folder.directory, setup.is_main)
-    saver = Saver(folder.directory.path / "checkpoints", setup.agreement, config, say)
+    saver = Saver(
+        folder.directory.path / "checkpoints",
+        setup.agreement,
+        config,
+        partial(say_on_main, folder.directory, setup.is_main),
+    )
     at_once = most_checkpoints(config, data.save_every, data.total_steps)
     setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
 
@@ -500,8 +443,9 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
 def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
     """Return the content of plan.json: everything that is known of a run before the first step."""
-    sets: Any = data.evaluation_sets.items()
-    every: Any = {name: interval_text(chosen.every) for name, chosen in sets}
+    every: Any = {
+        name: interval_text(chosen.every) for name, chosen in data.evaluation_sets.items()
+    }
     return dict(
         prepared.parts.about,
         model_class=type(setup.strategy.model).__name__,

@@ -282,8 +282,7 @@ def sizes_of(data: Data) -> int | dict[str, int | None] | None:
     """
     sizes: dict[str, int | None] = {}
     for name, chosen in sets_of(data).items():
-        field = place_of(name).removeprefix("Data.")
-        sizes[name] = None if is_stream(chosen.items) else sized(chosen.items, field)
+        sizes[name] = None if is_stream(chosen.items) else sized(chosen.items, place_of(name))
 
     return sizes.get(UNNAMED, sizes) if sizes else 0
 
@@ -309,9 +308,8 @@ def measured_sets(
     Raises:
         DataError: a name is wrong, or the interval of a set is shorter than a step.
     """
-    task_has_own_step = type(task).evaluation_step is not Task.evaluation_step
-    task_has_own_weight = type(task).weight is not Task.weight
-
+    cls = type(task)
+    is_plain = cls.evaluation_step is Task.evaluation_step and cls.weight is Task.weight
     measured = {}
     for name, chosen in sets_of(data).items():
         every = eval_every
@@ -336,7 +334,7 @@ def measured_sets(
             evaluation_step=chosen.evaluation_step or task.evaluation_step,
             build_metrics=chosen.build_metrics or task.build_metrics,
             has_own_step=has_own_step,
-            counts_examples=not (has_own_step or task_has_own_step or task_has_own_weight),
+            counts_examples=is_plain and not has_own_step,
         )
     return measured
 

@@ -206,7 +206,7 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
         named = {f"{name}/{key}": value for key, value in result.items()}
     computed: dict[str, float] = {}
     for key, value in named.items():
-        labels = _labels(key, tuple(value.shape))
+        labels = _labels(key, value.shape)
         computed |= zip(labels, value.double().flatten().tolist(), strict=True)
     return computed
 

@@ -49,14 +49,13 @@ def build_data(
         check_stream_settings(config, origins)
         kind = StreamData
 
-    counts_examples = type(task).weight is Task.weight
     windows = kind(
         data.train,
         layout,
         seed=config.seed,
         collate=data.collate,
         augment=data.augment,
-        weight_of=None if counts_examples else task.weight,
+        weight_of=None if type(task).weight is Task.weight else task.weight,
         drop_last=config.drop_last,
         workers=config.workers,
         pin_memory=pin_memory,

@@ -48,7 +48,7 @@ def stop_step(config: TrainConfig, until: Interval | None, start: Start) -> int 
 def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None) -> None:
     if start.found is not None and start.step > end:
         there = f"{start.found.path} is at step {start.step} already"
-        rule = f"ends the run at step {end}, and {there}; raise it"
+        rule = f"ends the run at step {end}, and {there}. Raise the value"
         raise ConfigError(Problem(origin=Origin("resume", key=key), value=value, rule=rule))
 
 

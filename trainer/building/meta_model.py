@@ -1,4 +1,4 @@
-"""A model that was built on the meta device gets its values once it is sharded."""
+"""The values of a model on the meta device, which follow after sharding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MetaModel:
     """The sources of the values of a model on the meta device.
 
     Args:
-        initial_values: draws those that no file has.
+        initial_values: draws the values that no file has.
         source: the folder of a pretrained model, or None if all values are drawn.
     """
 
@@ -41,8 +41,8 @@ class MetaModel:
             None if nothing else has to be done: a checkpoint has the values.
 
         Raises:
-            CheckpointError: the pretrained folder is missing, or reading its files would round
-                their values.
+            CheckpointError: the pretrained folder is missing, or to read the files would round
+                values.
         """
         source = None if resumes else task.pretrained(model)
         if source is not None:
@@ -64,10 +64,8 @@ class MetaModel:
             CheckpointError: the pretrained folder does not hold this model.
             LaunchError: nothing gives a parameter its values.
         """
-        names = set()
-        for name, _, _, tensor in parts.strategy.named_tensors():
-            if isinstance(tensor, nn.Parameter):
-                names.add(name)
+        tensors = parts.strategy.named_tensors()
+        names = {name for name, _, _, tensor in tensors if isinstance(tensor, nn.Parameter)}
         if self.source is not None:
             names = names.intersection(self.source.new)
 

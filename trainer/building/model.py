@@ -1,24 +1,29 @@
-"""The model of a run, built as every strategy can take it."""
+"""The model of a run, built in a form that every strategy can take."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import set_seed
 from torch import nn
 
-from ..checkpoint.export import set_config_dtype
+from ..checkpoint.export import ModelFile, check_storable, export_dtypes, set_config_dtype
 from ..checkpoint.safetensors_io import dtype_name
-from ..errors import LaunchError
+from ..errors import CheckpointError, LaunchError
 from ..strategies.base import compute_in
+from ..strategies.tensors import is_on_meta
 from ..task import Task
+from ..text import listed
 from .normalize import make_contiguous, refuse_compiled
 from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from ..plan import Plan
+    from .meta_model import MetaModel
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
@@ -49,11 +54,12 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
     if layers compute in mixed precision anyway.
     """
     computes_in_float32 = plan.mixed_precision == "no"
-    narrow = []
-    for parameter in model.parameters():
-        is_narrow = parameter.is_floating_point() and parameter.dtype != torch.float32
-        if is_narrow and (parameter.requires_grad or computes_in_float32):
-            narrow.append(parameter)
+    narrow = [
+        p
+        for p in model.parameters()
+        if p.is_floating_point() and p.dtype != torch.float32
+        if p.requires_grad or computes_in_float32
+    ]
     if not narrow:
         return []
 
@@ -94,11 +100,67 @@ def operations_per_token(model: nn.Module) -> int:
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), to stay there.
+    """List the modules that build_model put into evaluation mode for good (a frozen BatchNorm).
 
-    A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a
+    A model in evaluation mode as a whole, such as ``from_pretrained`` returns, is trained as a
     whole.
     """
     if not model.training:
         return []
     return [module for module in model.modules() if not module.training]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """The model of a run that the task built.
+
+    Args:
+        module: not prepared yet.
+        meta_model: fills the prepared model if the task built the model on the meta device.
+        model_file: the tensors to export, with their dtypes.
+        frozen_modes: modules that stay in evaluation mode.
+        reads_weights_later: whether the first values do not count, because files have others.
+    """
+
+    module: nn.Module
+    meta_model: MetaModel | None
+    model_file: ModelFile
+    frozen_modes: Sequence[nn.Module]
+    reads_weights_later: bool
+
+
+def model_of(
+    task: Task, config: TrainConfig, plan: Plan, *, trains: bool, resumes: bool
+) -> tuple[Model, list[str]]:
+    """Build the model of a run, not prepared yet, and return a notice of each change.
+
+    Args:
+        trains: whether the run trains, or is evaluated alone.
+        resumes: whether a checkpoint has the values.
+    """
+    module, changes = build_model(task, config, plan)
+    source = task.pretrained(module) if is_on_meta(module) else None
+    dtypes = export_dtypes(module, config.export_dtype, source)
+    model_file = ModelFile.of(task.saved_part(module), dtypes)
+    if trains:
+        check_storable(module)
+
+    # Of a model whose part is saved, the files of the model hold the rest.
+    is_read = resumes or config.weights is not None
+    has_all = model_file.names is None and (resumes if trains else is_read)
+    if source is not None and source.new and not trains and not is_read:
+        names = listed(sorted(source.new))
+        raise CheckpointError(f"{source.folder}: does not hold this model: it lacks {names}")
+    meta_model = None
+    if is_on_meta(module):
+        from .meta_model import MetaModel
+
+        meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
+    model = Model(
+        module=module,
+        meta_model=meta_model,
+        model_file=model_file,
+        frozen_modes=held_in_evaluation(module),
+        reads_weights_later=model_file.names is None and is_read,
+    )
+    return model, changes

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def build_optimizer(
     task: Task, config: TrainConfig, model: nn.Module, plan: Plan
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
-    """Build the task's optimizer, by default the plan's. Parameters outside of it are frozen.
+    """Build the task's optimizer, by default the plan's. Other parameters are frozen.
 
     Returns:
         The optimizer, its description for reports, and a notice if parameters were frozen.
@@ -73,7 +73,7 @@ def build_optimizer(
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
         unused = _unused(config, kind, described)
         if unused:
-            rule = f"no effect: {built_by} builds the optimizer, {kind}; remove {listed(unused)}"
+            rule = f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
             raise ConfigError(Problem(origin=origin_of(plan.origins, unused[0]), rule=rule))
     return optimizer, reported, notices
 
@@ -98,26 +98,21 @@ def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> lis
     return unused if is_same else ["optimizer", *unused]
 
 
-def build_no_optimizer(model: nn.Module) -> Optimizer:
-    """Freeze a model for evaluation, and return an optimizer that keeps nothing.
+def build_no_optimizer(model: nn.Module) -> tuple[Optimizer, dict[str, Any], list[str]]:
+    """Freeze a model for evaluation. Return as ``build_optimizer``, with an optimizer without state.
 
     Engines take a model together with an optimizer, and refuse a model that trains nothing. So the
     smallest trainable parameter stays trainable: gradients, and an engine's own copies, are as
     small as that parameter. Plain SGD has no state, and is never stepped.
 
     Args:
-        model: not prepared yet, changed in place.
-
-    Raises:
-        LaunchError: the model has no trainable parameter.
+        model: not prepared yet, with trainable parameters, changed in place.
     """
     sized = [p for p in model.parameters() if p.requires_grad and p.numel()]
-    if not sized:
-        raise LaunchError("the model has no trainable parameters")
     smallest = min(sized, key=nn.Parameter.numel)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter is smallest)
-    return SGD([smallest], lr=1.0)
+    return SGD([smallest], lr=1.0), {}, []
 
 
 def build_schedule(
@@ -129,7 +124,7 @@ def build_schedule(
         The schedule, and its description for reports.
 
     Raises:
-        ConfigError: the task has a schedule of its own, and config or launch file another.
+        ConfigError: the task builds a schedule, and config or launch file names another.
     """
     schedule = task.build_schedule(optimizer, plan, total_steps)
     built_by = own_schedule(task) if schedule is not None else None
@@ -140,7 +135,7 @@ def build_schedule(
     if built_by is not None:
         origin = plan.origin("schedule")
         if config.schedule is not None or origin.source in plan.files:
-            rule = f"{built_by} builds the schedule already; remove one of the two"
+            rule = f"{built_by} builds the schedule already. Remove one of the two"
             named = origin.named("schedule")
             raise ConfigError(Problem(origin=named, value=plan.schedule, rule=rule))
         reported["schedule"] = f"{type(schedule).__name__} of {built_by}"

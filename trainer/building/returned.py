@@ -15,5 +15,7 @@ def returned(value: object, kind: type[T], task: Task, method: str) -> T:
     """Return the result of a task's method. Raises ``LaunchError`` for another kind."""
     if isinstance(value, kind):
         return value
-    name = f"{type(task).__qualname__}.{method}"
-    raise LaunchError(f"{name} must return: {kind.__name__}; it returned {kind_of(value)}")
+    raise LaunchError(
+        f"{type(task).__qualname__}.{method} must return: {kind.__name__}. "
+        f"It returned {kind_of(value)}"
+    )

@@ -273,13 +273,13 @@ def sized(dataset: Any, name: str) -> int:
     """Return the length of a map-style data set.
 
     Args:
-        name: the field of ``Data``, for messages.
+        name: for messages: ``Data.train``.
 
     Raises:
         DataError: the data set has no length or no indexing, or is empty.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise DataError(f"Data.{name} is a {type(dataset).__name__}, without length and indexing")
+        raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
-        raise DataError(f"Data.{name} is empty")
+        raise DataError(f"{name} is empty")
     return len(dataset)

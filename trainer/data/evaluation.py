@@ -79,7 +79,7 @@ class EvaluationBatches:
             yield from self._of_stream()
             return
 
-        size = sized(self.dataset, self.name.removeprefix("Data."))
+        size = sized(self.dataset, self.name)
         if self._loader is None or not self.workers:
             items: Any = _SeededItems(self.dataset, seed=0, augment=None, rank=self.layout.rank)
             self._loader = DataLoader(
@@ -170,6 +170,5 @@ class _SeededItems(Items):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         if get_worker_info() is not None:
-            number_of_batch = keys[0][0]
-            seed_global_generators(0, self.rank, number_of_batch)
+            seed_global_generators(0, self.rank, keys[0][0])  # the number of the batch
         return super().__getitems__(keys)

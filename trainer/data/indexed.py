@@ -44,7 +44,7 @@ class IndexedData(TrainData):
 
     def __init__(self, dataset: Any, layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
-        self.size = sized(dataset, "train")
+        self.size = sized(dataset, "Data.train")
         self.position = 0
         self.order = order_for(self.size)
         self.steps_per_epoch = self._steps_over(self.size)
@@ -126,8 +126,7 @@ class IndexedData(TrainData):
         if epoch >= epochs:
             return -((position - epochs * self.size) // self.layout.global_batch_size)
 
-        later_epochs = epochs - epoch - 1
-        return self._steps_over(self.size - offset) + later_epochs * self.steps_per_epoch
+        return self._steps_over(self.size - offset) + (epochs - epoch - 1) * self.steps_per_epoch
 
     def epochs_at(self, position: int) -> float:
         return position / self.size

@@ -59,7 +59,7 @@ class SampledSet:
         if dataset is None or is_stream(dataset):
             return {f"the kind of {self.name}": "none" if dataset is None else "a stream"}
 
-        size = sized(dataset, self.name.removeprefix("Data."))
+        size = sized(dataset, self.name)
         facts = {
             f"the number of samples of {self.name}": str(size),
             f"the version of {self.name}": self.version,

@@ -57,7 +57,7 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
     assert str(made.origin("schedule")).startswith("train.yaml")
     assert type(build_schedule(Mine(), config, made, optimizer, 4)[0]).__name__ == "ConstantLR"
     named = TrainConfig(task="m:T", max_steps=4, schedule="cosine")
-    with pytest.raises(ConfigError, match="builds the schedule already; remove one of the two"):
+    with pytest.raises(ConfigError, match=r"builds the schedule already\. Remove one of the two"):
         build_schedule(Mine(), named, plan(schedule="cosine"), optimizer, 4)
 
 
@@ -65,10 +65,8 @@ def test_a_model_that_is_only_evaluated_trains_its_smallest_parameter_and_keeps_
     """Engines want a model and an optimizer that train something."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1))
     model[2].requires_grad_(False)
-    optimizer = build_no_optimizer(model)
+    optimizer, _, _ = build_no_optimizer(model)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["1.bias"]
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert not optimizer.state
-    with pytest.raises(LaunchError, match="no trainable parameters"):
-        build_no_optimizer(model[2])

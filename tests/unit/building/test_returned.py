@@ -22,4 +22,4 @@ def test_a_wrong_result_is_one_line(value: Any, said: str) -> None:
     assert returned(data, Data, Mine(), "build_data") is data
     with pytest.raises(LaunchError) as caught:
         returned(value, Data, Mine(), "build_data")
-    assert str(caught.value) == f"Mine.build_data must return: Data; it returned {said}"
+    assert str(caught.value) == f"Mine.build_data must return: Data. It returned {said}"

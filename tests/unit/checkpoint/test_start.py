@@ -154,7 +154,9 @@ def test_an_end_before_the_checkpoint_is_refused(
     fit(tmp_path)
     before = names(tmp_path)
     length = {"max_steps": None, **length}  # type: ignore[dict-item]
-    said = rf"{key}: ends the run at step 6, and .*step-00000008 is at step 8 already; raise it"
+    said = (
+        rf"{key}: ends the run at step 6, and .*step-00000008 is at step 8 already. Raise the value"
+    )
     with pytest.raises(ConfigError, match=said):
         fit(tmp_path, resume="auto", **length)
     with pytest.raises(ConfigError, match=said):

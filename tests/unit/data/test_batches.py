@@ -130,8 +130,8 @@ def test_what_a_stream_is() -> None:
 
 
 def test_a_length_is_asked_of_data_sets_that_have_one() -> None:
-    assert sized([1, 2], "train") == 2
+    assert sized([1, 2], "Data.train") == 2
     with pytest.raises(DataError, match=r"^Data\.train is empty$"):
-        sized([], "train")
+        sized([], "Data.train")
     with pytest.raises(DataError, match=r"^Data\.evaluation is a Stream, without length and index"):
-        sized(Stream(2), "evaluation")
+        sized(Stream(2), "Data.evaluation")

@@ -111,7 +111,7 @@ def test_settings_that_do_not_run_are_refused(
     with pytest.raises(ConfigError) as caught:
         Trainer(Own(), replace(configured(tmp_path), **given))
     built_by = f"{__name__}:Own.build_optimizer"
-    line = f"no effect: {built_by} builds the optimizer, Adam; remove {keys}"
+    line = f"no effect: {built_by} builds the optimizer, Adam. Remove {keys}"
     assert str(caught.value).endswith(line)
 
 
