@@ -99,7 +99,7 @@ def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> lis
 
 
 def build_no_optimizer(model: nn.Module) -> tuple[Optimizer, dict[str, Any], list[str]]:
-    """Freeze a model for evaluation. Return as ``build_optimizer``, with an optimizer without state.
+    """Freeze a model for evaluation. Return an optimizer without state, no facts and no notices.
 
     Engines take a model together with an optimizer, and refuse a model that trains nothing. So the
     smallest trainable parameter stays trainable: gradients, and an engine's own copies, are as
