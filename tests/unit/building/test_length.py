@@ -39,7 +39,7 @@ def test_stop_at_is_a_step_and_not_before_the_checkpoint() -> None:
     assert stop_step(config, None, Start()) is None
     assert stop_step(config, interval_of("0.5 epoch", 5), Start()) == 3
 
-    found: Any = SimpleNamespace(manifest={"step": 8, "samples": 32}, path="checkpoints/step-8")
+    found: Any = SimpleNamespace(step=8, path="checkpoints/step-8")
     with pytest.raises(ConfigError, match=r"stop_at: .* ends the run at step 3, and checkp"):
         stop_step(config, interval_of("0.5 epoch", 5), Start(found=found))
 
