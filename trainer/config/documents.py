@@ -43,7 +43,8 @@ class Document:
 
     def origin(self, key: str) -> Origin:
         """Return the line of a dotted key, or that of the nearest mapping around the key."""
-        return origin_of(self.origins, key, self.path)
+        # The origin of a key from an accelerate file has the name that the key has there.
+        return self.origins.get(key) or origin_of(self.origins, key, self.path)
 
 
 def read_document(path: str | Path, *, what: str = "file") -> Document:

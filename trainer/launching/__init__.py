@@ -2,9 +2,9 @@
 
 files/            accelerate YAMLs and DeepSpeed JSONs, read strictly, as one Request
 reconcile.py      compares values that are given in two places
-resolve.py        the plan of what will run
-cpu_rehearsal.py  what a request becomes on CPUs
-start.py          the Accelerator built from the plan and checked against it
+resolve.py        the plan of the run
+cpu_rehearsal.py  a request without the settings of GPUs
+start.py          the Accelerator, built from the plan and compared with the plan
 details.py        rows of the plan's table
 """
 

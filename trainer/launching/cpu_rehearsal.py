@@ -27,7 +27,7 @@ def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, 
     scaler's settings, which belong to fp16, and the reading of NVMe.
 
     Returns:
-        The request, the precision, and one line for each setting that runs otherwise than on GPUs.
+        The request, the precision, and a line for each setting that runs otherwise than on GPUs.
     """
     if request.fsdp:
         return replace(request, fsdp={**request.fsdp, "cpu_offload": False}), precision.value, []

@@ -31,6 +31,10 @@ class Findings:
         if self.problems:
             raise ConfigError(self.problems)
 
+    def disagree(self, found: Sourced[Any], other: Sourced[Any]) -> None:
+        """Record that two places give different values of a key."""
+        self.refuse(found, f"disagrees with {other.value!r} at {other.origin}; keep one of the two")
+
     def fail(self, found: Sourced[Any], rule: str) -> NoReturn:
         """Record a problem, and raise ConfigError with all problems."""
         self.refuse(found, rule)
@@ -55,7 +59,7 @@ class Findings:
 
 
 def keys_of(model: type[BaseModel]) -> set[str]:
-    """Return the keys of a model."""
+    """Return the keys of a model in files."""
     return {field.alias or name for name, field in model.model_fields.items()}
 
 

@@ -22,7 +22,7 @@ class Reconciler(Findings):
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
         super().__init__()
         self.config = config
-        # A config that was made in code has no origins. There a value that is no default is given.
+        # A config that was made in code has no origins. There a changed default counts as given.
         changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
         self.origins = {key: Origin("TrainConfig", key=key) for key in changed} | dict(origins)
 
@@ -42,21 +42,17 @@ class Reconciler(Findings):
         configured = getattr(self.config, key, None)
         if requested is None:
             return configured
-        if requested.origin.is_default:
+        origin = requested.origin
+        if origin.is_default:
             if key in self.origins or requested.value == configured:
                 return configured
-            place = f"{requested.origin.place}: {requested.origin.key}"
-            self.notices.append(f"{place}: DeepSpeed's default holds, {requested.value}")
+            default = f"DeepSpeed's default holds, {requested.value}"
+            self.notices.append(f"{origin.place}: {origin.key}: {default}")
         if not self.is_given(key):
-            self.origins[key] = requested.origin
+            self.origins[key] = origin
         elif configured not in (None, requested.value):
-            self.disagree(requested, self.configured(key))
+            self.disagree(self.configured(key), requested)
         return requested.value
-
-    def disagree(self, requested: Sourced[Any], configured: Sourced[Any]) -> None:
-        """Record that two places give different values of a key."""
-        rule = f"disagrees with {requested.value!r} at {requested.origin}; keep one of the two"
-        self.refuse(configured, rule)
 
 
 def choose_optimizer(
@@ -68,7 +64,7 @@ def choose_optimizer(
     section may have the learning rate as well.
 
     Args:
-        built_by: the method by which the task builds an optimizer of its own, if it does.
+        built_by: the method of the task that builds an optimizer, or None.
     """
     name: str = both.config.optimizer or "adamw"
     section = request.optimizer
@@ -84,7 +80,7 @@ def choose_optimizer(
     if peak:
         own = values.get("lr", peak)
         if not own.origin.is_default and own.value != peak.value:
-            both.disagree(peak, own)
+            both.disagree(own, peak)
         values["lr"] = peak
 
     def of(key: str) -> Any:
@@ -119,13 +115,13 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
         return chosen
     values = section.values
     chosen["schedule"] = both.agree("schedule", section.name)
-    if not both.is_given("warmup_fraction"):  # a task's default, of a schedule that does not run
+    if not both.is_given("warmup_fraction"):  # a task's default, for a schedule that does not run
         both.origins["warmup_fraction"] = section.name.origin
         chosen["warmup_fraction"] = None
 
     length = values.get("max_steps")
     if length is not None and (config.epochs is not None or length.value != config.max_steps):
-        both.disagree(length, both.configured("max_steps"))
+        both.disagree(both.configured("max_steps"), length)
     # The config may give the warm-up in samples, or as a fraction. Then the config holds.
     in_samples = config.warmup_samples is not None
     steps = values.get("warmup_steps")
@@ -134,7 +130,7 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
         has_warmup = chosen["warmup_steps"] = both.agree("warmup_steps", steps)
     elif steps is not None and not steps.origin.is_default:
         other = "warmup_samples" if in_samples else "warmup_fraction"
-        both.disagree(steps, both.configured(other))
+        both.disagree(both.configured(other), steps)
     if has_warmup and both.agree("warmup_type", values.get("warmup_type")) == "log":
         chosen["schedule_settings"]["warmup_type"] = "log"
     if section.name.value == "cosine":

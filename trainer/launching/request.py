@@ -17,8 +17,8 @@ class Section:
 
     Args:
         name: of the optimizer or the schedule.
-        values: by key of the training config. Those that the file leaves out are DeepSpeed's own
-            (``origin.is_default``). A value that is "auto" is absent: the training config decides.
+        values: by key of the training config. Values that the file leaves out are DeepSpeed's
+            defaults (``origin.is_default``). "auto" is absent: the training config decides.
     """
 
     name: Sourced[str]
@@ -27,23 +27,23 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How a job is to run. None, and an empty mapping, mean that it was not requested.
+    """The requested settings of a job. None and an empty mapping stand for no request.
 
     Args:
-        strategy: the requested strategy. ``strategy_origin``: the origin of that request.
+        strategy, strategy_origin: the requested strategy, and the place of the request.
         world_size: processes of the whole job. ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even if there are GPUs.
         accumulation_steps: backward passes per optimizer step.
         micro_batch_size: items per process and backward pass. ``global_batch_size``: items per
             optimizer step.
-        max_grad_norm: clip the global gradient norm to this. 0 means no clipping.
+        max_grad_norm: the global gradient norm is clipped to this limit. 0 does not clip.
         optimizer, scheduler: those of a DeepSpeed JSON.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
         deepspeed: the configuration of DeepSpeed's engine, without the values that have a field
             here.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
-        notices: one line each with ``file:line``.
+        notices: lines with ``file:line``.
         files: every file that was read.
         origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that a file or a flag
             gives, by dotted key.

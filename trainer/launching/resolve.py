@@ -1,6 +1,6 @@
 """The plan of a run, resolved from the files, the launcher, the training config and the machine.
 
-If two places give different values, the run ends here, before anything starts, with both of them
+If two places give different values, the run ends here, before anything starts, with both places
 named.
 """
 
@@ -41,9 +41,9 @@ def resolve(
     """Compare the config, the request and the launched processes, and return the plan.
 
     Args:
-        gpus: how many this machine has.
+        gpus: the number of GPUs that this process sees.
         origins: of the config's values, for messages.
-        optimizer_built_by: the method by which the task builds an optimizer of its own, if it does.
+        optimizer_built_by: the method of the task that builds an optimizer, or None.
 
     Raises:
         ConfigError: two places disagree, or the batch product does not fit.
@@ -122,7 +122,7 @@ def resolve(
         **{key: getattr(config, key) for key in _AS_CONFIGURED},
     )
 
-    # max_steps ends the run at the latest. With epochs as well, only the data know the length.
+    # max_steps ends the run at the latest. With epochs as well, only the data tell the length.
     has_open_length = config.epochs is not None and plan.warmup_fraction is not None
     if config.max_steps is None or has_open_length:
         return plan
@@ -130,7 +130,7 @@ def resolve(
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
-    """Return the strategy that runs. DDP on one process that a launcher started is none.
+    """Return the strategy that runs. A single process that a launcher started runs without DDP.
 
     Raises:
         LaunchError: other processes run than were asked for.
@@ -171,8 +171,7 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
     """
     if not gpus or request.use_cpu:
         return "cpu"
-    # Launchers that start one process a rank may show each rank its own GPU only (srun
-    # --gpus-per-task=1).
+    # A launcher that starts each rank may show a rank a single GPU (srun --gpus-per-task=1).
     sees_own_only = gpus == 1 and launcher.name in ("srun", "mpirun", "environment")
     if launcher.local_world_size > gpus and not sees_own_only:
         raise LaunchError(

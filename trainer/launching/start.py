@@ -1,8 +1,7 @@
 """Build the Accelerator that the plan describes, and check the result.
 
-Accelerate on a machine without a GPU turns most requests into something else: an
-FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings.
-All of that is wrapped here, in one place.
+Without a GPU Accelerate turns most requests into something else: an FSDP or DeepSpeed file with
+``use_cpu`` becomes DDP, two processes become two unconnected trainings.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-# Variables that `accelerate launch` makes from its file. The file itself was read, strictly.
+# Variables that `accelerate launch` makes from a file. The file itself was read, strictly.
 # Accelerate's plugins would read these variables a second time, loosely.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
@@ -40,7 +39,7 @@ class Launched:
 
     Args:
         plan: the resolved settings.
-        accelerator: connects the processes, for a loop of your own.
+        accelerator: connects the processes, for a loop without the trainer.
         strategy: wraps, steps and shards the model. The trainer makes another strategy for each
             training.
     """
@@ -66,10 +65,10 @@ def launch(
         config: the training config. Batch, precision and clipping are compared with the launch
             files.
         origins: of the config's values, by key, for messages.
-        accel_config: an accelerate YAML, for launchers that do not read one.
+        accel_config: an accelerate YAML, for launchers that do not read such files.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
-        optimizer_built_by: the method by which the task builds an optimizer of its own. Then the
-            JSON must have none.
+        optimizer_built_by: the method of the task that builds an optimizer. Then the JSON must have
+            none.
 
     Raises:
         ConfigError, LaunchError: another run than the requested run would start.
@@ -134,8 +133,8 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
-    # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach
-    # this launch. The process group stays.
+    # Accelerate keeps settings for the whole process. The settings of an earlier launch must not
+    # reach this launch. The process group stays.
     forget_states()
 
     for name in list(os.environ):
@@ -144,7 +143,7 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
 
     strategy = strategy_class(plan.strategy)
     if plan.device == "cuda":
-        # Of its local rank, or the only GPU that this process sees.
+        # The GPU of the local rank, or the only GPU that this process sees.
         torch.cuda.set_device(launcher.local_rank % visible_gpus())
     else:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
@@ -153,12 +152,12 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     if plan.strategy != "single":
         state = PartialState(backend=strategy.backend(plan), timeout=timeout)
         if plan.device == "cuda":
-            # Accelerate takes the local rank as the number of the GPU when it wraps a model in DDP
-            # and when it waits for everyone. A process that sees one GPU only has number 0.
+            # In DDP and in wait_for_everyone Accelerate takes the local rank as the GPU's number,
+            # which is 0 if a process sees a single GPU.
             state.local_process_index = torch.cuda.current_device()
         if plan.device == "cpu" and not plan.deepspeed:
-            # Without the cpu flag, and with the backend named, Accelerate connects the processes
-            # and then believes that there is nothing distributed: correct its shared state.
+            # Without the cpu flag, and with the backend named, Accelerate connects the processes,
+            # and the shared state says that nothing is distributed.
             name = "MULTI_CPU" if plan.strategy == "ddp" else "MULTI_GPU"
             state.distributed_type = DistributedType(name)
 
@@ -169,13 +168,13 @@ def _accelerator(plan: Plan) -> Accelerator:
 
     from ..private.torch import import_dynamo
 
-    import_dynamo()  # every optimizer of torch imports dynamo when it is made
+    import_dynamo()  # the constructor of every optimizer of torch would import dynamo
 
     tf32 = plan.float32 == "tf32" and plan.device == "cuda"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32  # torch's default is True: convolutions are not exact
 
-    # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
+    # With a rank in the environment, and a GPU, Accelerate takes a single process for several.
     hidden = {}
     if plan.strategy == "single":
         hidden = {name: os.environ.pop(name) for name in RANKS if name in os.environ}

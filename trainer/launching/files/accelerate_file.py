@@ -82,31 +82,31 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     copies = _copies(kind.value, entries, world, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
 
+    if kind.value == "DEEPSPEED":
+        request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
+    else:
+        request = Request(
+            strategy=_TYPES[kind.value],
+            strategy_origin=kind.origin,
+            accumulation_steps=overrides.get("gradient_accumulation_steps"),
+            max_grad_norm=overrides.get("gradient_clipping"),
+        )
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
         fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
-        request = Request(strategy="fsdp", strategy_origin=kind.origin, fsdp=fsdp, origins=origins)
-    elif kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
-    else:
-        request = Request(strategy=_TYPES[kind.value], strategy_origin=kind.origin)
+        request = replace(request, fsdp=fsdp, origins=origins)
 
-    # The section deepspeed_config, or its JSON, has these values for itself.
-    flags = {} if kind.value == "DEEPSPEED" else overrides
-    precision = entries.get("mixed_precision")
-    if precision is not None:
-        precision = precision.meaning(top.mixed_precision)
-        own = request.mixed_precision or precision
-        if own.value != precision.value:
-            rule = f"disagrees with {own.value!r} at {own.origin}; keep one of the two"
-            check.refuse(precision, rule)
+    precision = request.mixed_precision
+    if "mixed_precision" in entries:
+        own: Sourced[Any] = entries["mixed_precision"].meaning(top.mixed_precision)
+        precision = precision or own
+        if precision.value != own.value:
+            check.disagree(own, precision)
     check.end()
     request = replace(
         request,
-        mixed_precision=request.mixed_precision or precision,
-        accumulation_steps=request.accumulation_steps or flags.get("gradient_accumulation_steps"),
-        max_grad_norm=request.max_grad_norm or flags.get("gradient_clipping"),
+        mixed_precision=precision,
         world_size=world,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
@@ -123,18 +123,17 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
     """Split the words after ``accelerate launch`` into its config file and the typed flags.
 
     Without ``--config_file`` the default file of ``accelerate config`` counts if that exists, as
-    for Accelerate. Accelerate's own parser has read these words before it started this process.
+    for Accelerate. Accelerate's parser has accepted these words before this process started.
     """
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command_parser
 
     parsed: Any = launch_command_parser().parse_args(argv)
     typed = parsed.nondefault - {"config_file", "training_script", "training_script_args"}
-    flags = {}
-    for name in sorted(typed):
-        origin = Origin(COMMAND_LINE, key=f"--{name}")
-        flags[name] = Sourced(getattr(parsed, name), origin)
-
+    flags = {
+        name: Sourced(getattr(parsed, name), Origin(COMMAND_LINE, key=f"--{name}"))
+        for name in sorted(typed)
+    }
     file = parsed.config_file
     if file is None and os.path.isfile(default_config_file) and not parsed.cpu:
         file = str(default_config_file)
@@ -143,17 +142,17 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
 
 def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
-    kinds: list[Sourced[Any]] = []
-    for flag, flag_kind in _TYPE_OF_FLAG.items():
-        if flag in entries:
-            kinds.append(entries[flag].meaning(flag_kind))
-    if doc is not None:
-        absent: Sourced[Any] = Sourced(None, Origin(doc.path, key="distributed_type"))
-        kinds.append(entries.get("distributed_type", absent))
-    # accelerate launch starts DDP of its own accord on a machine with several GPUs.
-    launch = Origin(COMMAND_LINE, key="accelerate launch")
-    kinds.append(Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch))
-    kind = kinds[0]
+    typed = [entries[flag].meaning(name) for flag, name in _TYPE_OF_FLAG.items() if flag in entries]
+    kind: Sourced[Any]
+    if typed:
+        kind = typed[0]
+    elif doc is not None:
+        absent = Sourced(None, doc.origin("distributed_type"))
+        kind = entries.get("distributed_type", absent)
+    else:
+        # Without a request accelerate launch starts DDP on a machine with several GPUs.
+        launch = Origin(COMMAND_LINE, key="accelerate launch")
+        kind = Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch)
     if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
         return kind.meaning("NO")
     if kind.value not in (*_TYPES, "DEEPSPEED"):
@@ -176,7 +175,7 @@ def _processes(
 def _copies(
     kind: str, entries: Entries, world: Sourced[int] | None, check: Findings
 ) -> Sourced[int] | None:
-    """Return how many groups of processes hold the whole model each (HSDP), and None without."""
+    """Return the number of groups that hold the whole model each (HSDP), or None."""
     sizes = read_values(_Parallelism, entries, check)
     copies = sizes.parallelism_config_dp_replicate_size
     shards = sizes.parallelism_config_dp_shard_size

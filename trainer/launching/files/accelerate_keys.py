@@ -40,9 +40,9 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     if doc is None:
         return flags
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
-    # The last key of either has no field and no argument: Accelerate reads the key by name.
+    # Accelerate reads these two keys by name. They have no field and no argument.
     top_level = {*fields, "dynamo_backend"}
-    arguments = set(launch_arguments())
+    arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
     top = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
     entries: dict[str, Sourced[Any]] = {}

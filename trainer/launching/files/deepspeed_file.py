@@ -1,7 +1,8 @@
-"""DeepSpeed's settings, from a JSON file or from an accelerate file's own section, as a Request."""
+"""DeepSpeed's settings, from a JSON file or from a section of an accelerate file, as a Request."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -55,7 +56,7 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
 
 def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request:
-    """Return the request of a JSON. Some of its problems are raised, and the others recorded."""
+    """Return the request of a JSON. Some problems are raised, and the others recorded."""
     doc = read_document(path, what="DeepSpeed config file")
     return replace(_request(doc, check, use_cpu=use_cpu), files=(doc.path,))
 
@@ -101,20 +102,39 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
         if dtype != "fp32":
             found = Sourced(dtype, doc.origin("data_types.grad_accum_dtype"))
             check.refuse(found, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
-    own = {}
-    for field, key in _OWN_FIELDS.items():
-        if data.get(key) is not None:
-            own[field] = Sourced(data[key], doc.origin(key))
+    precision = _precision(data, read, doc, check)
+    engine = _engine_config(data) if stage else {}
+    _try_values(engine, doc, check)
+    own: dict[str, Any] = {
+        field: Sourced(data[key], doc.origin(key))
+        for field, key in _OWN_FIELDS.items()
+        if data.get(key) is not None
+    }
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
-        mixed_precision=_precision(data, read, doc, check),
+        mixed_precision=precision,
         optimizer=read_section(doc, "optimizer", check),
         scheduler=read_section(doc, "scheduler", check),
-        deepspeed=_engine_config(data) if stage else {},
+        deepspeed=engine,
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},
-        **own,  # type: ignore[arg-type]
+        **own,
     )
+
+
+def _try_values(engine: Mapping[str, Any], doc: Document, check: Findings) -> None:
+    """Record the values that only DeepSpeed refuses, such as an unknown ``tag_validation``."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    tried = copy.deepcopy(dict(engine))
+    tried.pop("aio", None)  # depends on the device, and a rehearsal leaves it out
+    for key, value in tried.items():
+        try:
+            with quiet():
+                DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, key: value})
+        except Exception as error:  # of many classes
+            reason = str(error).replace("\n", " ")
+            check.refuse(Sourced(value, doc.origin(key)), f"DeepSpeed refuses the value: {reason}")
 
 
 def _effective(data: Mapping[str, Any]) -> dict[str, Any]:

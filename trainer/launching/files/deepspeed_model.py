@@ -1,8 +1,8 @@
 """The keys of a DeepSpeed JSON and their types, on DeepSpeed's own models.
 
 DeepSpeed checks ``zero_optimization``, ``fp16``, ``bf16`` and ``compile``. A misspelt key at the
-top level, or in one of the other sections, changes the run without a word: these are listed here.
-A type with a single value is narrower than DeepSpeed's: the promises hold with this value only.
+top level, or in another section, changes the run without a word, so this module lists these keys. A
+type with a single value is narrower than DeepSpeed's: the promises hold with this value only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNSUPPORTED = (
     "quantize_training", "sequence_parallel_size", "sparse_attention", "sparse_gradients",
     "tensor_parallel", "torch_autocast", "weight_quantization",
 )  # fmt: skip
-# Keys that DeepSpeed reads without a check of their name, and that change no number here.
+# Keys that DeepSpeed reads without a check of the name, and that change no number here.
 _OTHERS = (
     "aio", "checkpoint", "comet", "comms_logger", "csv_monitor",
     "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state",
@@ -44,7 +44,7 @@ _OF_ACTIVATION_CHECKPOINTING = (
 
 
 def _any_of(name: str, keys: Iterable[str], kind: Any = Any) -> Any:
-    """Return a model whose keys have values of one type, and need not be there."""
+    """Return a model whose keys are optional and have values of a single type."""
     fields: Any = dict.fromkeys(keys, (kind, None))
     return create_model(name, __config__=STRICT, **fields)
 
@@ -90,7 +90,7 @@ class TopLevel(_any_of("Unsupported", UNSUPPORTED, Off), _any_of("Others", _OTHE
 
 @functools.cache
 def deepspeed_model() -> type[Any]:
-    """Return the model of a whole JSON. It imports DeepSpeed."""
+    """Return the model of a whole JSON. The call imports DeepSpeed."""
     from deepspeed.compile.config import CompileConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import Origin, Sourced
-from ..findings import Findings, Upper
+from ..findings import Findings, Off, Upper
 from .accelerate_keys import Entries, read_values
 
 
@@ -32,6 +32,7 @@ class _Plugin(BaseModel):
     activation_checkpointing_offload: bool = Field(
         False, alias="fsdp_activation_checkpointing_offload"
     )
+    ignored_modules: Off = Field(None, alias="fsdp_ignored_modules", exclude=True)
     state_dict_type: Annotated[
         Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"], Upper
     ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")
@@ -49,11 +50,11 @@ _RULE = (
 def read_fsdp(
     entries: Entries, copies: Sourced[int] | None, check: Findings, origin: Origin
 ) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the plugin's arguments, and the origins of those that errors name.
+    """Return the plugin's arguments, and the origins of arguments that errors name.
 
     Args:
         entries: the section, by argument of the launcher.
-        copies: how many groups of processes hold the whole model (HSDP), or None.
+        copies: the number of groups of processes that hold the whole model (HSDP), or None.
         origin: of the request for FSDP.
     """
     plugin = read_values(_Plugin, entries, check)
@@ -77,10 +78,11 @@ def read_fsdp(
         values["transformer_cls_names_to_wrap"] = None
     elif isinstance(classes, str):
         values["transformer_cls_names_to_wrap"] = [name.strip() for name in classes.split(",")]
-    origins = {}
-    for name, field in _Plugin.model_fields.items():
-        if str(field.alias) in entries:
-            origins[f"fsdp.{name}"] = entries[str(field.alias)].origin
+    origins = {
+        f"fsdp.{name}": entries[str(field.alias)].origin
+        for name, field in _Plugin.model_fields.items()
+        if str(field.alias) in entries
+    }
     if copies is not None:
         values["dp_replicate_size"] = copies.value
         origins["fsdp.dp_replicate_size"] = copies.origin

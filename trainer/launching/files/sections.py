@@ -24,7 +24,7 @@ _NAMES = {
     "optimizer": {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"},
     "scheduler": {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"},
 }
-# The training config's key for each setting that has one.
+# The training config's keys by setting.
 _CONFIG_KEYS = {
     **{key: key for key in ("lr", "betas", "eps", "weight_decay", "momentum", "warmup_type")},
     "warmup_num_steps": "warmup_steps",

@@ -106,6 +106,10 @@ MISTAKES = [
     ),
     (f"{FSDP}  fsdp_versoin: 2", f"{SECTION}fsdp_versoin: 2: unknown key; did you mean 'fsdp_v"),
     (
+        f"{FSDP}  fsdp_ignored_modules: head",
+        f"{SECTION}fsdp_ignored_modules: 'head': not supported by samecurve; remove it",
+    ),
+    (
         f"{FSDP1}  fsdp_sharding_strategy: NO_SHARD",
         f"{SECTION}fsdp_sharding_strategy: 'NO_SHARD': ",
     ),
