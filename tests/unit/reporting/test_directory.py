@@ -182,7 +182,10 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "summary.json"):
         (tmp_path / name).symlink_to("/dev/full")
     directory = RunDirectory(str(tmp_path), main=True)
-    message = f"^{tmp_path}/[a-z.]+: cannot be written: No space left on device; once it can, "
+    message = (
+        f"^{tmp_path}/[a-z.]+: cannot be written: No space left on device; "
+        "once the path can be written, "
+    )
     with pytest.raises(CheckpointError, match=message):
         directory.row({"step": 1})
     with pytest.raises(CheckpointError, match=message):
