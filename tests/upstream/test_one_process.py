@@ -38,7 +38,7 @@ from plans import plan, request
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer import LaunchError, TrainConfig, launch
+from trainer import TrainConfig, launch
 from trainer.strategies.deepspeed import engine_config
 from trainer.strategies.fsdp import FSDP2
 
@@ -101,11 +101,8 @@ def test_a_variable_wins_over_the_argument_for_accumulation(
 ) -> None:
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert Accelerator(cpu=True, gradient_accumulation_steps=2).gradient_accumulation_steps == 4
-    with pytest.raises(
-        LaunchError,
-        match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is set, but accumulation_steps is 2",
-    ):
-        launch(config(accumulation_steps=2))
+    accelerator = launch(config(accumulation_steps=2)).accelerator
+    assert accelerator.gradient_accumulation_steps == 2
 
 
 def test_a_second_precision_in_one_process_is_refused() -> None:
