@@ -138,7 +138,7 @@ class Evaluator:
         """Put the model into training mode, except for the frozen modes."""
         self.strategy.model.train()
         for module in self.frozen_modes:
-            module.training = False
+            module.eval()
 
     def close(self) -> None:
         """End the loading processes of all sets."""

@@ -265,7 +265,7 @@ class Run(Setup, Folder, RunData, Prepared):
                 set_now(None)
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for modules that build_model exempted."""
+        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
         self.evaluator.train_mode()
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:

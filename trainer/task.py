@@ -160,6 +160,19 @@ class Task:
                 reset()
                 return
 
+    def held_in_evaluation(self, model: nn.Module) -> Iterable[nn.Module]:
+        """Return the modules that stay in evaluation mode while the model trains.
+
+        For a frozen part whose dropout is off, or a BatchNorm that keeps its statistics::
+
+            def held_in_evaluation(self, model):
+                return [model.backbone]
+
+        Their submodules stay as well. All other modules train in training mode, whatever mode
+        ``build_model`` left them in: ``from_pretrained`` leaves a model in evaluation mode.
+        """
+        return ()
+
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         """Return the part of the model that is saved. None for the whole model.
 

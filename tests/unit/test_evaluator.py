@@ -141,9 +141,10 @@ def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path)
 
     class Held(Plain):
         def build_model(self) -> nn.Module:
-            model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
-            model[1].eval()
-            return model
+            return nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
+
+        def held_in_evaluation(self, model: Any) -> list[nn.Module]:
+            return [model[1]]
 
         def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
             modes.append((model.training, torch.is_grad_enabled()))

@@ -502,14 +502,13 @@ class Edges(Plain):
 
 
 class FrozenNorm(Plain):
-    """A BatchNorm that build_model left in evaluation mode: its statistics stay, and its weights
-    learn.
-    """
+    """A BatchNorm that stays in evaluation mode: its statistics stay, and its weights learn."""
 
     def build_model(self) -> nn.Module:
-        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-        model[1].eval()
-        return model
+        return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval()
+
+    def held_in_evaluation(self, model: Any) -> list[nn.Module]:
+        return [model[1]]
 
 
 class Buffers(Plain):

@@ -13,10 +13,11 @@ from torch import nn
 from ..checkpoint.export import ModelFile, check_storable, export_dtypes, set_config_dtype
 from ..checkpoint.safetensors_io import dtype_name
 from ..errors import CheckpointError, LaunchError
+from ..private.torch import BatchNormBase, DropoutBase
 from ..strategies.base import compute_in
 from ..strategies.tensors import is_on_meta
 from ..task import Task
-from ..text import listed
+from ..text import kind_of, listed
 from .normalize import make_contiguous, refuse_compiled
 from .returned import returned
 
@@ -99,17 +100,6 @@ def operations_per_token(model: nn.Module) -> int:
     return sum(_elements(p) * (6 if p.requires_grad else 4) for p in multiplied)
 
 
-def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """List the modules that build_model put into evaluation mode for good (a frozen BatchNorm).
-
-    A model in evaluation mode as a whole, such as ``from_pretrained`` returns, is trained as a
-    whole.
-    """
-    if not model.training:
-        return []
-    return [module for module in model.modules() if not module.training]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
     """The model of a run that the task built.
@@ -139,6 +129,7 @@ def model_of(
         resumes: whether a checkpoint has the values.
     """
     module, changes = build_model(task, config, plan)
+    frozen_modes, modes = enter_training_mode(task, module)
     source = task.pretrained(module) if is_on_meta(module) else None
     dtypes = export_dtypes(module, config.export_dtype, source)
     model_file = ModelFile.of(task.saved_part(module), dtypes)
@@ -160,7 +151,65 @@ def model_of(
         module=module,
         meta_model=meta_model,
         model_file=model_file,
-        frozen_modes=held_in_evaluation(module),
+        frozen_modes=frozen_modes,
         reads_weights_later=model_file.names is None and is_read,
     )
-    return model, changes
+    return model, [*changes, *modes]
+
+
+def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], list[str]]:
+    """Put the model into training mode, except for the modules that the task names.
+
+    Returns:
+        The modules of ``Task.held_in_evaluation``, and notices of modes that may surprise.
+
+    Raises:
+        LaunchError: ``Task.held_in_evaluation`` did not return modules of the model.
+    """
+    left = [name for name, module in model.named_modules() if _is_left_out(module, model.training)]
+    held = list(task.held_in_evaluation(model))
+    for module in held:
+        if module not in {*model.modules()}:
+            raise LaunchError(
+                f"{type(task).__qualname__}.held_in_evaluation must return modules of the model; "
+                f"it returned {kind_of(module)} that is not in the model"
+            )
+
+    model.train()
+    for module in held:
+        module.eval()
+
+    notices = []
+    stay = {name: module for name, module in model.named_modules() if not module.training}
+    if stay:
+        roots = [name for name in stay if not name or name.rpartition(".")[0] not in stay]
+        learning = sum(
+            any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+            for module in stay.values()
+        )
+        notices.append(
+            f"in evaluation mode while the model trains: {listed(roots) or 'the whole model'}"
+            f" ({learning} of {len(stay)} modules with trainable parameters)"
+        )
+    released = [name for name in left if name not in stay]
+    if released:
+        notices.append(
+            f"build_model left {listed(released)} in evaluation mode: they train in training mode; "
+            "Task.held_in_evaluation names modules that stay"
+        )
+    return held, notices
+
+
+def _is_left_out(module: nn.Module, is_part: bool) -> bool:
+    """Return whether ``build_model`` may have meant a module to stay in evaluation mode.
+
+    ``from_pretrained`` leaves the whole model in evaluation mode, which is not meant. Then only a
+    frozen BatchNorm counts.
+
+    Args:
+        is_part: whether the rest of the model is in training mode.
+    """
+    if module.training or not isinstance(module, BatchNormBase | DropoutBase):
+        return False
+    parameters = list(module.parameters())
+    return is_part or (bool(parameters) and not any(p.requires_grad for p in parameters))

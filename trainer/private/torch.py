@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -24,6 +25,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 # The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
 # class for both. Last seen in torch 2.13.
 BatchNormBase = _NormBase
+
+# The base class of all kinds of dropout. torch has no public class. Last seen in torch 2.13.
+DropoutBase = _DropoutNd
 
 # The parts that torch.compile and activation checkpointing add to the names of parameters. Last
 # seen in torch 2.13.

@@ -15,7 +15,7 @@ from trainer import LaunchError, Task, TrainConfig
 from trainer.building.model import (
     build_model,
     count_parameters,
-    held_in_evaluation,
+    enter_training_mode,
     operations_per_token,
 )
 
@@ -102,13 +102,87 @@ def test_packed_parameters_count_for_the_elements_that_they_stand_for() -> None:
     assert count_parameters(model) == 8
 
 
-def test_layers_in_evaluation_mode_stay_there_but_not_a_whole_model() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert held_in_evaluation(model) == []
-    model[1].eval()
-    assert held_in_evaluation(model) == [model[1]]
-    model.eval()  # as from_pretrained leaves it
-    assert held_in_evaluation(model) == []
+class Holds(Builds):
+    """Holds the named modules of its model in evaluation mode."""
+
+    def __init__(self, build: Callable[[], Any], *names: str) -> None:
+        super().__init__(build)
+        object.__setattr__(self, "names", names)
+
+    def held_in_evaluation(self, model: nn.Module) -> list[nn.Module]:
+        return [model.get_submodule(name) for name in self.names]
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5)), nn.Linear(2, 1)
+    )
+
+
+def modes(model: nn.Module, *names: str) -> tuple[str, list[str]]:
+    """Return the modules that stay in evaluation mode, and the notices."""
+    held, notices = enter_training_mode(Holds(lambda: model, *names), model)
+    assert held == [model.get_submodule(name) for name in names]
+    stay = [name for name, module in model.named_modules() if not module.training]
+    return " ".join(stay), notices
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_mode_of_a_pretrained_model_does_not_depend_on_its_place(wrapped: bool) -> None:
+    model = small().eval()  # as from_pretrained leaves it
+    if wrapped:
+        model = nn.Sequential(model, nn.Linear(1, 1))
+    stay, notices = modes(model)
+    assert stay == ""
+    released = "build_model left 0.0.1, 0.0.2 in evaluation mode: they train in training mode"
+    assert [notice.split(";")[0] for notice in notices] == [released] * wrapped
+
+
+def test_modules_that_the_task_names_stay_in_evaluation_mode_and_the_banner_says_so() -> None:
+    for model in (small(), small().eval()):
+        stay, notices = modes(model, "0")
+        assert stay == "0 0.0 0.1 0.2"
+        assert notices == [
+            "in evaluation mode while the model trains: 0 "
+            "(2 of 4 modules with trainable parameters)"
+        ]
+
+    assert modes(small(), "")[1] == [
+        "in evaluation mode while the model trains: the whole model "
+        "(3 of 6 modules with trainable parameters)"
+    ]
+
+
+def test_a_frozen_batch_norm_that_build_model_left_in_evaluation_mode_is_told() -> None:
+    model = small()
+    model[0].requires_grad_(False)  # type: ignore[operator,union-attr]
+    model.eval()
+    stay, [notice] = modes(model)
+    assert stay == ""
+    assert notice == (
+        "build_model left 0.1 in evaluation mode: they train in training mode; "
+        "Task.held_in_evaluation names modules that stay"
+    )
+
+
+def test_a_model_that_keeps_its_own_modes_is_told() -> None:
+    class Keeps(nn.Sequential):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    stay, [notice] = modes(Keeps(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    assert stay == "1"
+    assert notice.endswith(": 1 (1 of 1 modules with trainable parameters)")
+
+
+def test_only_modules_of_the_model_can_be_held() -> None:
+    task: Any = Builds(small)
+    for wrong in ("0", nn.Linear(1, 1)):
+        object.__setattr__(task, "held_in_evaluation", lambda model, it=wrong: [it])
+        with pytest.raises(LaunchError, match="held_in_evaluation must return modules of the mod"):
+            enter_training_mode(task, small())
 
 
 def test_operations_of_a_token_leave_out_embeddings_that_multiply_nothing() -> None:
@@ -127,3 +201,26 @@ def test_operations_of_a_token_leave_out_embeddings_that_multiply_nothing() -> N
         assert operations_per_token(model) == 6 * (16 + 200)
         model.body.requires_grad_(False)
         assert operations_per_token(model) == 6 * 200 + 4 * 16
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("place", ["root", "inside", "peft"])
+def test_activations_of_a_pretrained_model_are_checkpointed_in_any_place(place: str) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    base = LlamaModel(LlamaConfig(vocab_size=8, num_hidden_layers=1, **sizes)).eval()
+    base.gradient_checkpointing_enable()
+    counted = []
+    base.layers[0].mlp.register_forward_hook(lambda *_: counted.append(1))
+    model: Any = {
+        "root": lambda: base,
+        "inside": lambda: nn.ModuleDict({"base": base, "head": nn.Linear(8, 1)}),
+        "peft": lambda: get_peft_model(base, LoraConfig(target_modules=["q_proj"])),
+    }[place]()
+
+    enter_training_mode(Builds(lambda: model), model)
+    chosen = model["base"] if place == "inside" else model
+    chosen(input_ids=torch.tensor([[1, 2]])).last_hidden_state.sum().backward()
+    assert len(counted) == 2, "once forward, and once more in the backward pass"

@@ -20,14 +20,15 @@ from trainer.data.batches import Window
 
 @dataclass(frozen=True, kw_only=True)
 class Held(Plain):
-    """A model with a layer that build_model put into evaluation mode; it notes both modes."""
+    """A model with a layer that stays in evaluation mode; it notes both modes."""
 
     modes: list[tuple[bool, bool]] = field(default_factory=list, compare=False)
 
     def build_model(self) -> nn.Module:
-        model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
-        model[1].eval()
-        return model
+        return nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
+
+    def held_in_evaluation(self, model: Any) -> list[nn.Module]:
+        return [model[1]]
 
     def training_step(self, model: Any, batch: Any) -> Any:
         if torch.is_grad_enabled():
