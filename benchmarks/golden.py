@@ -28,6 +28,8 @@ RUNS = {
     "digits": [
         "--config",
         "examples/configs/digits_cnn.yaml",
+        "--micro_batch_size",
+        "32",
         "--max_steps",
         "12",
         "--save_every",
@@ -36,6 +38,8 @@ RUNS = {
     "llama": [
         "--config",
         "examples/configs/llama_stdlib.yaml",
+        "--micro_batch_size",
+        "8",
         "--max_steps",
         "6",
         "--save_every",

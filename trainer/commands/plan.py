@@ -140,9 +140,10 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
     if args.what.endswith((".yaml", ".yml")):
         task, config = load_task(load_config(["--config", args.what]))
-        args.micro_batch = config.micro_batch_size
-        step = config.micro_batch_size * args.gpus
-        args.accumulation = config.accumulation_steps or (config.global_batch_size or 0) // step
+        batch = config.global_batch_size or 0
+        args.micro_batch = config.micro_batch_size or max(1, batch // args.gpus)
+        step = args.micro_batch * args.gpus
+        args.accumulation = config.accumulation_steps or batch // step
         args.precision = config.mixed_precision or args.precision
         args.optimizer = config.optimizer
         args.sequence = getattr(task, "sequence_length", args.sequence)

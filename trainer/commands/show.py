@@ -60,9 +60,8 @@ def _first_batch(loaded: Loaded) -> tuple[Any, Any]:
         rule = "shows tasks of trainer.language, such as trainer.language:CausalLM"
         raise usage_error("config", config.task, rule)
 
-    layout = Layout(
-        rank=0, world_size=1, micro_batch_size=config.micro_batch_size, accumulation_steps=1
-    )
+    batch = config.micro_batch_size or 1
+    layout = Layout(rank=0, world_size=1, micro_batch_size=batch, accumulation_steps=1)
     _, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)
     return task, next(windows.windows(0, 1)).micros[0].batch
 

@@ -93,7 +93,10 @@ class TrainConfig:
         Field(description=f"end there, under the schedule of the whole run: {FORMS}"),
     ] = None
     micro_batch_size: Annotated[
-        int, Field(description="examples per process and backward", ge=1)
+        int | None,
+        Field(
+            description="examples per process and backward; null: as global_batch_size needs", ge=1
+        ),
     ] = 8
     accumulation_steps: Annotated[
         int | None,

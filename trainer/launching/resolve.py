@@ -66,10 +66,16 @@ def resolve(
     optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
     schedule = choose_schedule(request.scheduler, both)
 
+    found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
+    if micro is None:
+        shares = (steps or 1) * world
+        if not global_batch or global_batch % shares:
+            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x world_size"
+            both.fail(found, f"{rule} {world}), as micro_batch_size is null")
+        micro = global_batch // shares
     accumulation = steps or max(1, (global_batch or 0) // (micro * world))
     batch = micro * accumulation * world
     if global_batch not in (None, batch):
-        found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
         rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
         both.refuse(found, f"{rule} {world}")
     if config.reduce_dtype == "bf16":

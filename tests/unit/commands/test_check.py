@@ -53,7 +53,7 @@ def test_errors_of_all_files_are_told_once(
         (
             ["ds_configs/zero2.json", DIGITS, "--processes", "3"],
             1,
-            "64: must be micro_batch_size 32 x ",
+            "64: must be a multiple of 3 ",
         ),
         ([DIGITS, "--optimizer", "os.system"], 1, "a subclass of torch.Optimizer"),
         ([DIGITS, "--run_name={task_settings.widht}"], 1, "did you mean 'task_settings.width'?"),

@@ -26,7 +26,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("micro_batch_size", 0, "must be greater than or equal to 1"),
         ("micro_batch_size", 2.5, "must be a valid integer"),
         ("micro_batch_size", True, "must be a valid integer"),
-        ("micro_batch_size", None, "must be a valid integer"),
         ("accumulation_steps", "many", "must be a valid integer"),
         ("seed", 2**32, "must be less than or equal to 4294967295"),
         ("max_steps", 2**63, "must be less than or equal to 1000000000000000"),

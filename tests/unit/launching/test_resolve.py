@@ -322,6 +322,23 @@ def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
     assert refusal(lambda: plan(None, world=3, **settings)) == f"{SAID}: global_batch_size: {rule}"
 
 
+@pytest.mark.parametrize(("world", "steps", "micro"), [(1, None, 64), (16, None, 4), (2, 4, 8)])
+def test_a_micro_batch_of_null_is_an_equal_share(world: int, steps: int | None, micro: int) -> None:
+    settings = {"global_batch_size": 64, "micro_batch_size": None, "accumulation_steps": steps}
+    made = plan(None, world=world, **settings)
+    assert (made.micro_batch_size, made.global_batch_size) == (micro, 64)
+
+
+def test_a_global_batch_without_equal_shares() -> None:
+    rule = (
+        "must be a multiple of 3 (accumulation_steps 1 x world_size 3), as micro_batch_size is null"
+    )
+    for batch in (64, None):
+        settings = {"global_batch_size": batch, "micro_batch_size": None}
+        line = refusal(lambda settings=settings: plan(None, world=3, **settings))  # type: ignore[misc]
+        assert line == f"{SAID}: global_batch_size: {'' if batch is None else '64: '}{rule}"
+
+
 def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:
     made = plan(None, warmup_steps=11)
     rule = "the warm-up of 11 steps is longer than the run: the rate never reaches its full value"
