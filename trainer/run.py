@@ -23,6 +23,7 @@ from .checkpoint.export import export_model
 from .checkpoint.start import how_to_resume
 from .data.now import Now, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
+from .reporting.say import print_line
 from .task import Task
 
 if TYPE_CHECKING:
@@ -437,5 +438,5 @@ class Run(Setup, Folder, RunData, Prepared):
 def say_on_main(directory: RunDirectory, is_main: bool, text: str) -> None:
     """Print a line, and add the line to the folder's log.txt, if this is the main process."""
     if is_main:
-        print(text, flush=True)
+        print_line(text)
         directory.line(text)

@@ -9,8 +9,12 @@ from typing import Any
 from tqdm import tqdm
 
 from ..hooks import Callback, StepInfo
+from ..reporting.say import print_by
 from ..run import Run
 from ..text import clock, metrics_text, size
+
+# Without tqdm's rate and time, which count the steps before a resume as steps of this process.
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
 
 
 class Progress(Callback):
@@ -24,7 +28,8 @@ class Progress(Callback):
             return
 
         if self.bar is None and sys.stderr.isatty():
-            self.bar = tqdm(total=run.total_steps, unit="step", dynamic_ncols=True)
+            self.bar = tqdm(total=run.total_steps, bar_format=_BAR, dynamic_ncols=True)
+            print_by(self.bar.write)
         if self.bar is not None:
             self.bar.update(info.step - self.bar.n)
 
@@ -32,29 +37,21 @@ class Progress(Callback):
         if info.metrics is not None:
             self._show_metrics(run, at, info.metrics)
         if info.evaluation is not None:
-            self._print(run, f"{at}  {metrics_text(info.evaluation)}")
+            run.say(f"{at}  {metrics_text(info.evaluation)}")
 
         if info.is_last and self.bar is not None:
             self.bar.close()
+            print_by(print)
 
     def _show_metrics(self, run: Run, at: str, metrics: Mapping[str, float]) -> None:
+        loss, left = f"loss {metrics['loss']:.4f}", f"eta {clock(metrics['eta_seconds'])}"
         unit = "tokens" if "tokens_per_second" in metrics else "samples"
-        shown = (
-            f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3f}  "
-            f"{metrics[f'{unit}_per_second']:.0f} {unit}/s"
-        )
+        speed = f"{metrics[f'{unit}_per_second']:.0f} {unit}/s"
         memory = size(metrics["peak_memory_bytes"])
-        line = f"{at}  {shown}  eta {clock(metrics['eta_seconds'])}  {memory}"
+        rate = f"lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3f}"
+        line = f"{at}  {loss}  {rate}  {speed}  {left}  {memory}"
         if self.bar is None:
-            self._print(run, line)
+            run.say(line)
         else:
-            self.bar.set_postfix_str(f"{shown}  {memory}")
+            self.bar.set_postfix_str(f"{loss}, {speed}, {left}")
             run.directory.line(line)
-
-    def _print(self, run: Run, text: str) -> None:
-        run.directory.line(text)
-        if self.bar is None:
-            print(text)
-        else:
-            self.bar.write(text)
-        sys.stdout.flush()

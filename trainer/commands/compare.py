@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from textwrap import fill
 from typing import Any
 
 from ..checkpoint.compatibility import differences
@@ -128,4 +129,6 @@ def as_table(report: Mapping[str, Any]) -> str:
         rows.append(["" if run[key] is None else formats.get(key, str)(run[key]) for key in head])
         texts = (run["state"], metrics_text(run["evaluation"]))
         lines += [f"{run['run']}: {text}" for text in texts if text]
-    return printable("\n".join([*columns(rows), *lines, *report["notes"]]))
+    lines += report["notes"]
+    narrow = [fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines]
+    return printable("\n".join([*columns(rows), *narrow]))

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps({"rows": rows, "fitting": fitting}, indent=2))
         return int(not fitting)
     print(f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; ", end="")
-    print(f"of each of {args.gpus} GPUs (buffers are an upper bound):")
-    print("\n".join(columns([list(rows[0]), *map(_cells, rows)])))
+    print(f"for each of {args.gpus} GPUs\n(files of accel_configs/; buffers are an upper bound):")
+    print("\n".join(columns(list(zip(rows[0], *map(_cells, rows), strict=True)))))
     if not fitting:
         print(f"{args.gpu}: nothing fits; take more GPUs, --recompute or a smaller batch")
     elif args.gpu:
@@ -107,9 +108,9 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a row of the table."""
+    """Return the texts of a column of the table."""
     name, *counts = row.values()
-    return [name, *("?" if count is None else size(count) for count in counts)]
+    return [PurePath(name).stem, *("?" if count is None else size(count) for count in counts)]
 
 
 def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:

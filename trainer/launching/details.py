@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Rows = list[tuple[str, str]]
+# Of FSDP2 in plan.json alone: these are the same in nearly every run.
+_UNTOLD = ("fsdp_version", "min_num_params", "state_dict_type", "backward_prefetch")
 
 
 def details(plan: Mapping[str, Any]) -> Rows:
@@ -14,7 +16,8 @@ def details(plan: Mapping[str, Any]) -> Rows:
     Args:
         plan: as in ``plan.json``.
     """
-    engines = {"fsdp": plan["fsdp"], "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
+    told = {key: value for key, value in plan["fsdp"].items() if key not in _UNTOLD}
+    engines = {"fsdp": told, "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
     return [
         (name, ", ".join(f"{key} {value}" for key, value in settings.items() if value))
         for name, settings in engines.items()

@@ -26,7 +26,7 @@ def banner(facts: Mapping[str, Any]) -> str:
     clipping = planned.pop("clipping")
     if clipping != "none":
         planned["optimizer"] += f", clipped at {clipping}"
-    rows = [("run", facts["run_name"]), *planned.items()]
+    rows = [("run", "{run_name}, in {output_dir}".format_map(facts)), *planned.items()]
 
     # Two groups with the same rate are with weight decay and without.
     groups = facts["optimizer_groups"]
@@ -41,7 +41,6 @@ def banner(facts: Mapping[str, Any]) -> str:
         ("data", f"{_data(facts)}; {_steps(facts)}"),
         ("model", model),
         ("machine", machine_text(facts["machine"])),
-        ("output", facts["output_dir"]),
     ]
     return table(rows, facts["notices"])
 

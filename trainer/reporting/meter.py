@@ -16,6 +16,7 @@ from .memory import PeakMemory
 from .speed import UNITS, steady_speed
 
 T = TypeVar("T")
+_COLUMNS = 80  # of a narrow terminal
 
 
 class Meter:
@@ -187,7 +188,7 @@ class Meter:
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
-    """Return the last two lines of a run, for people. summary.json has the details.
+    """Return the last three lines of a run, for people at 80 columns. summary.json has the rest.
 
     Args:
         summary: the content of summary.json.
@@ -198,15 +199,19 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
         end = f"stopped at step {summary['steps']} of {summary['total_steps']}"
         if summary.get("stopped_by"):
             end += f" ({summary['stopped_by']})"
-    results = [end, metrics_text(summary["evaluation"])]
-    if summary.get("best"):
-        results.append("best {metric} {value:.4f} at step {step}".format_map(summary["best"]))
+    first = ", ".join(filter(None, [end, metrics_text(summary["evaluation"])]))
+    if len(first) > _COLUMNS:  # a metric that does not fit is left out
+        first = f"{first[: _COLUMNS - 4].rpartition('  ')[0] or end} ..."
 
-    parts = [f"{summary['seconds']['wall']:.1f} s"]
-    for unit in UNITS:
-        if f"{unit}_per_second" in summary:
-            parts.append(f"{summary[f'{unit}_per_second']:,.0f} {unit.replace('_', ' ')}/s")
+    speeds = [f"{summary['seconds']['wall']:.1f} s"]
+    unit = "tokens" if "tokens_per_second" in summary else "samples"
+    if f"{unit}_per_second" in summary:
+        speeds.append(f"{summary[f'{unit}_per_second']:,.0f} {unit}/s")
     if "mfu" in summary:
-        parts.append(f"MFU {summary['mfu']:.1%}")
-    parts.append(f"peak memory {size(max(summary['peak_memory_bytes']))}")
-    return f"{', '.join(filter(None, results))}\n{', '.join(parts)}; model: {model}"
+        speeds.append(f"MFU {summary['mfu']:.1%}")
+    speeds.append(f"peak memory {size(max(summary['peak_memory_bytes']))}")
+
+    last = f"model: {model}"
+    if summary.get("best"):
+        last = "best {metric} {value:.4f} at step {step}; ".format_map(summary["best"]) + last
+    return "\n".join([first, ", ".join(speeds), last])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from ..distributed.main_process import is_main
@@ -14,6 +16,7 @@ class LogFile(Protocol):
 
 
 _log_file: LogFile | None = None
+_print: Callable[[str], object] = print
 
 
 def say(text: str) -> None:
@@ -25,9 +28,21 @@ def say(text: str) -> None:
     """
     if not is_main():
         return
-    print(text, flush=True)
+    print_line(text)
     if _log_file is not None:
         _log_file.line(text)
+
+
+def print_line(text: str) -> None:
+    """Print a line, above the bar if a bar is shown."""
+    _print(text)
+    sys.stdout.flush()
+
+
+def print_by(function: Callable[[str], object]) -> None:
+    """Print lines by this function from here on."""
+    global _print
+    _print = function
 
 
 def log_into(log_file: LogFile) -> None:

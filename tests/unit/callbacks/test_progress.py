@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import sys
+import termios
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +20,8 @@ import torch
 from brought_tasks import Plain
 from one_process import fit, log_of, rows
 from torch import nn
+
+import trainer
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -39,9 +49,8 @@ def test_metrics_of_several_sets_are_shown_and_the_best_value_is_kept(tmp_path: 
         "step": 2,
     }
     done = next(line for line in lines if line.startswith("done:"))
-    assert "eval/noisy/error" in done and re.search(
-        r", best eval/clean/error [\d.]+ at step 2$", done
-    )
+    assert "eval/noisy/error" in done
+    assert re.match(r"best eval/clean/error [\d.]+ at step 2; model: ", lines[-1])
 
 
 class Weighted(Plain):
@@ -60,3 +69,48 @@ def test_the_unit_of_speed_is_what_the_task_says(task: Plain, unit: str, tmp_pat
     fit(tmp_path / "run", task, max_steps=2, save_every=None)
     assert re.search(rf"norm [\d.]+  \d+ {unit}", log_of(tmp_path / "run"))
     assert any("tokens_per_second" in row for row in rows(tmp_path / "run")) == (unit == "tokens/s")
+
+
+class Talks(Plain):
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        if trainer.now().evaluation_set is None:
+            trainer.say(f"at {trainer.now().step}")
+        return super().training_step(model, batch)
+
+
+class Seen(trainer.Callback):
+    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
+        run.say(f"after {info.step}")
+
+
+def test_the_bar_of_a_terminal_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar has room, and lines of a task and of a callback stand above the bar."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while chunk := os.read(ours, 4096):
+                written.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", terminal)
+        patched.setattr(sys, "stderr", terminal)
+        patched.setattr("tqdm.tqdm.monitor_interval", 0)
+        fit(tmp_path, Talks(), Seen(), max_steps=12, log_every=1, keep_last=0)
+    reader.join()
+    os.close(ours)
+
+    states = re.split(r"[\r\n]+", b"".join(written).decode())
+    assert [line for line in states if line.startswith(("at ", "after "))] == [
+        f"{word} {step}" for step in range(1, 13) for word in ("at", "after")
+    ], "whole lines, and the bar is in none of them"
+    bars = [line for line in states if re.match(r" *\d+%\|", line)]
+    assert max(map(len, bars)) <= 80 and min(line.rindex("|") for line in bars) >= 20
+    assert re.search(r"12/12, loss [\d.]+, \d+ samples/s, eta 00:00", bars[-1])
+    assert not any("step/s" in line or "it/s" in line for line in bars)

@@ -115,3 +115,8 @@ def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'no/such/model': no parameter count such as 7B" in capsys.readouterr().err
     assert main(["plan", "7B", "--gpu", "H1000"]) == 2
     assert "'H1000'" in capsys.readouterr().err
+
+
+def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "7B", "--gpus", "8"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -30,7 +30,14 @@ PLAN: dict[str, Any] = {
     "warmup_fraction": None,
     "warmup_steps": 0,
     "max_grad_norm": 1.0,
-    "fsdp": {},
+    "fsdp": {
+        "fsdp_version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "min_num_params": 100_000_000,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "reshard_after_forward": True,
+        "backward_prefetch": "NO_PREFETCH",
+    },
     "deepspeed": {},
     "dynamo": {"backend": "no"},
 }
@@ -59,6 +66,7 @@ PLAN: dict[str, Any] = {
             "adamw, lr 0.1, cosine final=0.1, warm-up (0.1 of the run)",
         ),
         ({}, "clipping", "global norm 1"),
+        ({}, "fsdp", "auto_wrap_policy TRANSFORMER_BASED_WRAP, reshard_after_forward True"),
         ({"max_grad_norm": None}, "clipping", "none"),
     ],
 )
@@ -70,8 +78,8 @@ def test_rows_of_a_plan(values: dict[str, Any], name: str, text: str) -> None:
 def test_the_banner_of_a_run_tells_what_was_built(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2)
     log = log_of(tmp_path)
-    for name in ("run", "strategy", "batch", "optimizer", "data", "model", "machine", "output"):
+    for name in ("run", "strategy", "batch", "optimizer", "data", "model", "machine"):
         assert [line.split()[0] for line in log.splitlines() if line.strip()].count(name) == 1, name
     begin = log.index("-" * 80)
     table = log[begin : log.index("-" * 80, begin + 80)].splitlines()
-    assert len(table) <= 11 and max(map(len, table)) <= 80 + len(str(tmp_path))
+    assert len(table) <= 10 and max(map(len, table)) <= 80 + len(str(tmp_path))
