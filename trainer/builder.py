@@ -25,6 +25,7 @@ from .building.model import Model, count_parameters, model_of, operations_per_to
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, Parts, Saver, Start, store
 from .checks.finite import refuse_to_save
+from .checks.names import refuse_uncalled
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import checked_interval, interval_text
@@ -123,6 +124,9 @@ def _build(
     trains: bool,
 ) -> Run:
     """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
+    refuse_uncalled(task, Task)
+    for hook in hooks.row:
+        refuse_uncalled(hook, Callback)
     if launched is None:
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 

@@ -124,15 +124,21 @@ class Evaluator:
         values mean little, but have the names of an evaluation.
         """
         found: dict[str, float] = {}
-        model = self.strategy.model
-        with _unchanged(model, compiled=self.strategy.plan.compile), torch.no_grad():
-            model.eval()
+        with self.unnoticed():
             for evaluation_set in self.sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
                 found |= self._measure(evaluation_set, [first]) or {}
-        self.strategy.settle()
         return found
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Surround a trial in evaluation mode. Generators, buffers and modes are restored."""
+        model = self.strategy.model
+        with _unchanged(model, compiled=self.strategy.plan.compile), torch.no_grad():
+            model.eval()
+            yield
+        self.strategy.settle()
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for the frozen modes."""

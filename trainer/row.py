@@ -17,6 +17,7 @@ from .callbacks.progress import Progress
 from .callbacks.stopping import Stopping
 from .checks.finite import FiniteNumbers, SkippedBuffers
 from .checks.gradients import ExchangedGradients
+from .checks.mean_loss import MeanLoss
 from .checks.model import SupportedModel
 from .checks.optimizer import DivisibleOptimizer
 from .checks.parameters import EditedParameters, TrainableSet
@@ -33,7 +34,9 @@ def checks_of(config: TrainConfig) -> list[Callback]:
     """Return the checks of the code of a task: all of them, or none."""
     if config.checks == "none":
         return []
+    # The trial comes before the check of edits in place, which reads anew what the trial gathers.
     return [
+        *([MeanLoss()] if config.sanity_evaluation else []),
         SameSettings(),
         SameData(),
         SupportedModel(),

@@ -17,6 +17,7 @@ PLAIN = [
     "Stopping",
     "Log",
     "Evaluation",
+    "MeanLoss",
     "SameSettings",
     "SameData",
     "SupportedModel",
@@ -51,7 +52,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[14:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:
@@ -71,8 +72,9 @@ def test_a_key_adds_its_hook_behind_what_a_run_writes(settings: dict[str, Any], 
     assert names(**settings) == [*PLAIN[:-2], hook, *PLAIN[-2:]]
 
 
-def test_without_a_sanity_evaluation_its_hook_is_left_out() -> None:
-    assert names(sanity_evaluation=False) == [*PLAIN[:-2], PLAIN[-1]]
+def test_without_a_sanity_evaluation_its_hooks_are_left_out() -> None:
+    without = [name for name in PLAIN if name not in ("MeanLoss", "SanityEvaluation")]
+    assert names(sanity_evaluation=False) == without
 
 
 def test_added_hooks_come_behind_all_others_but_the_one_that_saves() -> None:

@@ -166,7 +166,9 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
     Raises:
         LaunchError: ``Task.held_in_evaluation`` did not return modules of the model.
     """
-    left = [name for name, module in model.named_modules() if _is_left_out(module, model.training)]
+    # from_pretrained leaves all modules in evaluation mode. Here the mode makes a difference.
+    kinds = BatchNormBase | DropoutBase
+    left = [n for n, m in model.named_modules() if isinstance(m, kinds) and not m.training]
     held = list(task.held_in_evaluation(model))
     for module in held:
         if module not in {*model.modules()}:
@@ -198,18 +200,3 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
             "Task.held_in_evaluation names modules that stay"
         )
     return held, notices
-
-
-def _is_left_out(module: nn.Module, is_part: bool) -> bool:
-    """Return whether ``build_model`` may have meant a module to stay in evaluation mode.
-
-    ``from_pretrained`` leaves the whole model in evaluation mode, which is not meant. Then only a
-    frozen BatchNorm counts.
-
-    Args:
-        is_part: whether the rest of the model is in training mode.
-    """
-    if module.training or not isinstance(module, BatchNormBase | DropoutBase):
-        return False
-    parameters = list(module.parameters())
-    return is_part or (bool(parameters) and not any(p.requires_grad for p in parameters))

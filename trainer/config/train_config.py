@@ -257,7 +257,7 @@ class TrainConfig:
         Field(
             description=(
                 "evaluate one batch of each set before the first step, so that an error in it "
-                "shows at once"
+                "shows at once, and look whether the loss is a mean"
             ),
         ),
     ] = True
