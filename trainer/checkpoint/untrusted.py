@@ -62,5 +62,4 @@ def trusting_no_value(source: object) -> Iterator[None]:
     except TrainerError:
         raise
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        found = " ".join(f"{type(e).__name__}: {e}".split())
-        raise CheckpointError(f"{source}: holds a value that no run writes: {found:.200}") from e
+        raise CheckpointError(f"{source}: holds a value that no run writes: {e!r:.200}") from e

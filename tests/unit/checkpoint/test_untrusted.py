@@ -238,9 +238,9 @@ def check_not_resumed(path: Path, message: str) -> None:
         ("data", {"samples": 2**63}, "state.json: data.samples: .*less than"),
         ("skipped_steps", -1, "state.json: skipped_steps: .*greater than"),
         ("task", {"$tensor": ["task.nothing", [1]]}, "task.nothing: is in no file"),
-        ("task", {"$tuple": 5}, "no run writes: TypeError"),
+        ("task", {"$tuple": 5}, r"no run writes: TypeError\("),
         ("last_evaluation", {"$tensor": ["a", [1]]}, "last_evaluation.*valid"),
-        ("callbacks", {"Best": {"$number": "x"}}, "no run writes: ValueError"),
+        ("callbacks", {"Best": {"$number": "x"}}, r"no run writes: ValueError\("),
     ],
 )
 def test_a_state_that_no_run_writes_is_refused_by_a_resume(
@@ -264,8 +264,8 @@ def test_settings_of_the_optimizer_that_are_no_numbers_are_refused_if_they_chang
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rng.torch/0/0", "no run writes: KeyError: 'torch'"),
-        ("rng.python/0/0", "no run writes: KeyError: 'python'"),
+        ("rng.torch/0/0", r"no run writes: KeyError\('torch'\)"),
+        ("rng.python/0/0", r"no run writes: KeyError\('python'\)"),
         (
             "optimizer.step/middle.weight/0",
             r"middle.weight: .* only \['exp_avg', 'exp_avg_sq'\] is there",
