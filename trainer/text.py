@@ -26,7 +26,8 @@ _SECRET = re.compile(
 # A secret in an address (//user:PASSWORD@host, ?token=SECRET), or known by its beginning.
 _IN_TEXT = re.compile(
     r"(?P<before>(?<=://)[^/\s:@]*:|(?<=[?&])(?P<name>[\w.-]+)=)((?<==)[^&#\s]+|(?<=:)[^/\s]+(?=@))|"
-    r"\b(sk-|hf_|gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)(?=[\w-]*[0-9])[\w-]{16,}"
+    r"\b(sk-([a-z0-9]+-){0,2}\w{20,}|(hf|gh[opsu])_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{20,}|"
+    r"xox[abp]-[\w-]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{35})"
 )
 
 

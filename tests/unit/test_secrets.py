@@ -86,7 +86,8 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
         (["postgresql://anna:x@y@host/db"], [f"postgresql://anna:{HIDDEN}@host/db"]),
         ({"url": "redis://:x@host"}, {"url": f"redis://:{HIDDEN}@host"}),
         ({"url": "https://h/a?b=c&api_key=x#d"}, {"url": f"https://h/a?b=c&api_key={HIDDEN}#d"}),
-        (["Bearer sk-abcdefgh12345678"], [f"Bearer {HIDDEN}"]),
+        (["Bearer sk-ant-api03-" + "a1" * 12], [f"Bearer {HIDDEN}"]),
+        (["hf_" + "aB" * 17], [HIDDEN]),
     ],
     ids=str,
 )
@@ -98,7 +99,11 @@ def test_secrets_under_usual_names_and_in_addresses_are_hidden(settings: Any, sh
     "settings",
     [
         {"text_key": "review", "max_tokens": 5, "special_tokens": ["<s>"], "eos_token": "</s>"},
-        {"url": "s3://bucket/a@b", "path": "hf_datasets/x", "at": "ssh://git@host/a"},
+        {
+            "url": "s3://bucket/a@b",
+            "path": "runs/hf_llama_3_2_1b_instruct_chat_2",
+            "at": "ssh://git@host/a",
+        },
         {"tokens": 5, "stop_tokens": ["a"], "key": "name", "window": "pwds"},
     ],
     ids=str,

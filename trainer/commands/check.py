@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import product
 
-from ..config.arguments import FILES, split_command_line
+from ..config.arguments import FILES, launch_option, split_command_line
 from ..config.documents import read_document
-from ..config.launch_files import launch_option
 from ..config.naming import resolve_names
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
@@ -90,8 +89,8 @@ def _sort(
     trainings: list[list[str] | None] = []
     launch_files: list[str | None] = []
     for path in paths:
-        document = read_document(path)
-        if launch_option(document) or (path.endswith(".json") and "task" not in document.data):
+        data = read_document(path).data
+        if launch_option(data) or (path.endswith(".json") and "task" not in data):
             launch_files.append(path)
         else:
             trainings.append(["--config", path, *settings])
@@ -101,7 +100,7 @@ def _sort(
 
 
 def _read_launch_file(path: str, processes: int | None) -> Request:
-    if launch_option(read_document(path)) != "accel_config":
+    if launch_option(read_document(path).data) != "accel_config":
         return read_deepspeed_file(path)
 
     flags = {}
