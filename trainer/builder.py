@@ -319,6 +319,7 @@ def _prepare(
     )
     strategy.prepare(module, optimizer)
     strategy.verify()
+    setup.note(*strategy.notices)
     setup.agreement.limit_waits()
 
     # Dropout differs between the batches of the ranks.

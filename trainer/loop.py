@@ -22,7 +22,7 @@ from .distributed.heartbeat import watched
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .losses import OneBackward, StepLosses, refuse_independent, split_loss
+from .losses import Explained, StepLosses, refuse_independent, split_loss
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
@@ -77,7 +77,7 @@ class Trainer:
             log=partial(run.directory.line, from_any=True),
         )
         with run.agreement.listening(), watch:
-            with OneBackward():
+            with Explained(run.strategy.known_errors):
                 for _ in self.steps():
                     pass
             self._finish()

@@ -14,6 +14,12 @@ from .errors import DataError
 from .metrics import WeightedSums
 from .text import kind_of
 
+_SECOND_BACKWARD = (
+    "the gradient of this loss was computed before: training_step returns the loss, and must not "
+    "call backward, which the trainer does. A hidden state that the task keeps of an earlier batch "
+    "needs detach()"
+)
+
 
 class StepLosses:
     """The losses of a step on this rank, each with a share of the global mean.
@@ -111,20 +117,23 @@ def refuse_independent(loss: Tensor) -> None:
     )
 
 
-class OneBackward:
-    """A block in which torch's error of a second backward pass names the task's mistake."""
+class Explained:
+    """A block in which errors of torch that a task's mistake causes name the mistake.
+
+    Args:
+        known: lines for the user, by a part of an error's text.
+    """
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._known = {**known, "backward through the graph a second time": _SECOND_BACKWARD}
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        is_second = "backward through the graph a second time" in str(error)
-        if isinstance(error, RuntimeError) and is_second:
-            raise DataError(
-                "the gradient of this loss was computed before: training_step returns the loss, "
-                "and must not call backward, which the trainer does. A hidden state that the task "
-                "keeps of an earlier batch needs detach()"
-            ) from None
+        for part, line in self._known.items():
+            if isinstance(error, Exception) and part in str(error):
+                raise DataError(line) from None
 
 
 def weighted(result: Any, weight: float) -> dict[str, Any]:

@@ -48,7 +48,11 @@ REFUSED = {
     "compiled": "LaunchError: the model is compiled already: build it without torch.compile, and set",
     "no_loss": "DataError: training_step must return the loss, a single number, or (loss, {name: value}). It returned",
     "independent": "DataError: training_step returned a loss that no parameter has a part in. Compute the loss from the",
-    "backward_itself": "RuntimeError: Trying to backward through the graph a second time",  # fit() explains it
+    "backward_inside": "DataError: training_step must not call backward",
+    "lazy": "LaunchError: the model has lazy modules, whose parameters have no shape yet: call",
+    "replaced": "LaunchError: 2.weight: frozen, thawed or replaced, while",
+    "replaced_whole": "LaunchError: 2.weight: frozen, thawed or replaced, while",
+    "backward_itself": "DataError: training_step must not call backward",
 }
 UNSAID = {
     **{
@@ -67,6 +71,12 @@ UNSAID = {
         "past_the_wrapper",
         "ddp",
     ): "training_step did not call the model that it was given, so no gradient was averaged",
+    (
+        "past_the_wrapper_accumulated",
+        "ddp",
+    ): "training_step did not call the model that it was given, so no gradient was averaged",
+    ("plain_output", "fsdp"): "the loss goes past the outputs in which FSDP2 looks for tensors",
+    ("plain_output_whole", "fsdp"): "the loss goes past the outputs in which FSDP2 looks for",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
     **{("in_any_order", f"zero{n}"): "ranks used different parameters" for n in (1, 2, 3)},
@@ -97,22 +107,35 @@ MORE = (
     *("reports", "tensor_summary", "edges", "shape_one", "empty", "frozen_in_optimizer"),
     *("teacher_bf16", "penalty_in_blocks", "encoder", "graph", "later_unsaid"),
 )
+# How a task computes its gradients: quick under FSDP2 too.
+GRADIENTS = (
+    *("unused_accumulated_bf16", "on_some_ranks_accumulated_bf16", "plain_output"),
+    *("plain_output_whole", "past_the_wrapper_accumulated", "replaced", "replaced_whole"),
+    *("backward_inside", "empty_layer", "lazy", "experts"),
+)
+UNGATHERED = ("zero3", "empty_layer")  # fit() explains the engine's error
+SETS = {"more": MORE, "gradients": GRADIENTS}
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
 
 
-def results(strategy: str, folder: Path, more: bool = False) -> dict[str, dict[str, Any]]:
-    """The cases under one strategy, or more of them."""
-    return started(strategy, folder, more)
+def results(strategy: str, folder: Path, which: str = "") -> dict[str, dict[str, Any]]:
+    """The cases under one strategy, or those of ``SETS``."""
+    return started(strategy, folder, which)
 
 
 @cache
-def started(strategy: str, folder: Path, more: bool) -> dict[str, dict[str, Any]]:
-    names = (
-        MORE
-        if more
-        else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), *SEVERAL]
-    )
+def started(strategy: str, folder: Path, which: str) -> dict[str, dict[str, Any]]:
+    others = {
+        *MORE,
+        *GRADIENTS,
+        "expert_of_rank",
+        *(name for own, name in [ENDS] if own == strategy),
+    }
+    names = [name for name in SETS.get(which, ()) if (strategy, name) != UNGATHERED] or [
+        *(name for name in CASES if name not in others),
+        *SEVERAL,
+    ]
     if strategy == DEEPSPEED:
         names = ["pretrained"]
     start(strategy, folder, list(names))
@@ -153,12 +176,24 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["", pytest.param("more", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", QUICK)
 def test_what_users_bring_has_the_numbers_of_one_process(
-    strategy: str, more: bool, folder: Path
+    strategy: str, which: str, folder: Path
 ) -> None:
-    alone, found = results("single", folder, more), results(strategy, folder, more)
+    look_at(strategy, which, folder)
+
+
+@pytest.mark.parametrize("strategy", some_quick("fsdp", "zero3"))
+def test_gradients_that_no_exchange_would_reach_are_right_or_refused(
+    strategy: str, folder: Path
+) -> None:
+    look_at(strategy, "gradients", folder)
+
+
+def look_at(strategy: str, which: str, folder: Path) -> None:
+    """Compare cases with one process, or the error with ``REFUSED`` and ``UNSAID``."""
+    alone, found = results("single", folder, which), results(strategy, folder, which)
     wrong = []
     for name in found.keys() - SEVERAL:
         if name in REFUSED or (name, strategy) in UNSAID:
@@ -170,7 +205,7 @@ def test_what_users_bring_has_the_numbers_of_one_process(
         problem = (
             alone[name].get("error")
             or found[name].get("error")
-            or difference(name, folder, strategy, more)
+            or difference(name, folder, strategy, which)
         )
         if problem:
             wrong.append(f"{name}: {problem}")
@@ -187,9 +222,9 @@ def model_file(folder: Path) -> Path:
     return path
 
 
-def difference(name: str, folder: Path, strategy: str, more: bool = False) -> str:
+def difference(name: str, folder: Path, strategy: str, which: str = "") -> str:
     """The first thing that is further from one process than rounding explains, in words."""
-    alone, found = (results(one, folder, more)[name] for one in ("single", strategy))
+    alone, found = (results(one, folder, which)[name] for one in ("single", strategy))
     bound = BFLOAT16 if name.endswith("bf16") else ROUNDING
     if len(alone["rows"]) != len(found["rows"]):
         return f"{len(found['rows'])} steps instead of {len(alone['rows'])}"
@@ -233,6 +268,12 @@ def test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name(folder: P
     assert any(
         "the loss of this step does not depend on two.weight, two.bias" in line for line in last
     ), error[-3000:]
+
+
+def test_fsdp_ranks_that_call_different_blocks_end_with_the_key_that_helps(folder: Path) -> None:
+    error = start("fsdp", folder, ["expert_of_rank"], ends=["expert_of_rank"])
+    assert "ranks used different parameters in one of the last steps" in error, error[-3000:]
+    assert "set find_unused_parameters: true" in error
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
-from trainer.losses import OneBackward, refuse_independent, split_loss
+from trainer.losses import Explained, refuse_independent, split_loss
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,16 @@ def test_a_second_backward_is_told_in_words_of_the_task() -> None:
     loss.backward()
     with (
         pytest.raises(DataError, match="must not call backward, which the trainer does"),
-        OneBackward(),
+        Explained({}),
     ):
         loss.backward()
-    with pytest.raises(RuntimeError, match="mine"), OneBackward():
+    with pytest.raises(RuntimeError, match="mine"), Explained({}):
         raise RuntimeError("mine")
+
+
+def test_an_error_of_the_engine_is_told_in_words_of_the_task() -> None:
+    with (
+        pytest.raises(DataError, match=r"^call model\(...\)$"),
+        Explained({"DT": "call model(...)"}),
+    ):
+        raise RuntimeError("aten.mm: a DTensor")

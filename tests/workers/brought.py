@@ -18,6 +18,7 @@ from brought_language import PRETRAINED, Generating, Language
 from brought_tasks import (
     GLOBAL_BATCH,
     STEPS,
+    BackwardInside,
     BackwardItself,
     Bent,
     Buffers,
@@ -26,7 +27,10 @@ from brought_tasks import (
     Compiled,
     Edges,
     Empty,
+    EmptyLayer,
     Encoder,
+    ExpertOfRank,
+    Experts,
     FrozenBody,
     FrozenInOptimizer,
     FrozenLater,
@@ -37,6 +41,7 @@ from brought_tasks import (
     InAnyOrder,
     Independent,
     Later,
+    Lazy,
     MaskedRows,
     Names,
     Narrow,
@@ -48,6 +53,8 @@ from brought_tasks import (
     Penalty,
     PenaltyInBlocks,
     Plain,
+    PlainOutput,
+    Replaced,
     Reports,
     Scalar,
     ShapeOne,
@@ -108,6 +115,24 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "no_loss": (NoLoss, {}),
     "independent": (Independent, {}),
     "backward_itself": (BackwardItself, {"sanity_evaluation": False}),
+    "backward_inside": (BackwardInside, {"sanity_evaluation": False}),
+    "empty_layer": (EmptyLayer, {}),
+    "lazy": (Lazy, {}),
+    "experts": (Experts, {"find_unused_parameters": True}),
+    "expert_of_rank": (ExpertOfRank, {"sanity_evaluation": False}),
+    "plain_output": (PlainOutput, {}),
+    "plain_output_whole": (PlainOutput, {}),
+    "past_the_wrapper_accumulated": (PastTheWrapper, {"micro_batch_size": 2}),
+    "replaced": (Replaced, {}),
+    "replaced_whole": (Replaced, {}),
+    "unused_accumulated_bf16": (
+        Unused,
+        {"find_unused_parameters": True, "micro_batch_size": 2, "mixed_precision": "bf16"},
+    ),
+    "on_some_ranks_accumulated_bf16": (
+        OnSomeRanks,
+        {"find_unused_parameters": True, "micro_batch_size": 2, "mixed_precision": "bf16"},
+    ),
     "tensor_summary": (TensorSummary, {}),
     "patience": (
         Patience,
@@ -136,7 +161,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 # A launch file in the place of another, for what it takes that is no key of the training config.
 FILES = {
     (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"
-    for name in ("penalty", "penalty_in_blocks")
+    for name in ("penalty", "penalty_in_blocks", "plain_output_whole", "replaced_whole")
 }
 
 

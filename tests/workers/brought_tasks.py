@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+import trainer
 from trainer import Callback, Data, Plan, Run, StepInfo, Task
 from trainer.strategies.tensors import unwrapped
 
@@ -53,13 +55,6 @@ class Gated(Plain):
 
     hf_token: str = ""
     width: int = 4
-
-
-class Webhook(Callback):
-    """Reports to an address that only its owner may know."""
-
-    def __init__(self, webhook_url: str = "") -> None:
-        self.webhook_url = webhook_url
 
 
 class PastTheWrapper(Plain):
@@ -284,7 +279,7 @@ class OnSomeRanks(Plain):
             output = torch.zeros(len(x), 1)
             for head, chosen in ((self.one, ~second), (self.two, second)):
                 if chosen.any():
-                    output[chosen] = head(hidden[chosen])
+                    output[chosen] = head(hidden[chosen]).to(output.dtype)
             return output
 
     def build_model(self) -> nn.Module:
@@ -292,6 +287,33 @@ class OnSomeRanks(Plain):
 
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         return F.mse_loss(model(batch["x"], batch["at"]), batch["y"])
+
+
+class Experts(OnSomeRanks):
+    """The heads are two blocks in a list."""
+
+    class Model(OnSomeRanks.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1)) for _ in range(2)
+            )
+            self.one, self.two = self.experts
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
+class ExpertOfRank(Experts):
+    """Each rank calls a block of its own."""
+
+    class Model(Experts.Model):
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            output: Tensor = self.experts[int(os.environ["RANK"])](self.body(x))
+            return output
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
 
 
 class InAnyOrder(Plain):
@@ -573,6 +595,63 @@ class BackwardItself(Plain):
         loss = super().training_step(model, batch)
         loss.backward()
         return loss
+
+
+class BackwardInside(Plain):
+    """As a port of a loop with two losses does."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        predicted = model(batch["x"])
+        (0.3 * predicted.square().mean()).backward(retain_graph=True)
+        return F.mse_loss(predicted, batch["y"])
+
+
+class EmptyLayer(Plain):
+    """A layer without outputs, which is used."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.none = nn.Linear(8, 8), nn.Linear(8, 0)
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.head(torch.cat([self.body(x), self.none(x)], 1).tanh())
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
+class Lazy(Plain):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+
+
+class PlainOutput(Plain):
+    """Returns the prediction in an object of a plain class."""
+
+    class Model(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            return SimpleNamespace(predicted=super().forward(x))
+
+    def build_model(self) -> nn.Module:
+        return self.Model(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return F.mse_loss(model(batch["x"]).predicted, batch["y"])
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"loss": (model(batch["x"]).predicted - batch["y"]).square().squeeze(1)}
+
+
+class Replaced(Plain):
+    """Replaces a parameter in a later step."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        if trainer.now().step == 2:
+            layer: Any = unwrapped(model).get_submodule("2")
+            layer.weight = nn.Parameter(torch.ones(1, 16))
+        return super().training_step(model, batch)
 
 
 class TensorSummary(Plain):

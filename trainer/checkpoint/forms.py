@@ -5,40 +5,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from ..errors import CheckpointError
 
-_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-
 
 class _File(TypedDict):
-    bytes: _Count
+    bytes: int
     xxh3: str
 
 
 class _Manifest(TypedDict):
-    step: _Count
-    samples: _Count
-    world_size: _Count
+    step: int
+    samples: int
+    world_size: int
     strategy: str
     created: str
     files: dict[str, _File]
 
 
 class _Data(TypedDict):
-    samples: _Count
-    epoch: NotRequired[_Count]
-    offset: NotRequired[_Count]
-    began: NotRequired[int]
+    samples: int
 
 
 class _Schedule(TypedDict):
     kind: str
-    steps: _Count
+    steps: int
     lr: list[float]
     own: dict[str, Any]
 
@@ -58,28 +53,23 @@ class _Export(TypedDict):
     names: dict[str, str]
 
 
-class _Spent(TypedDict):
-    tokens: float
-    seconds: float
-
-
 class _State(TypedDict):
-    step: _Count
-    samples: _Count
+    step: int
+    samples: int
     data: _Data
     schedule: _Schedule
-    skipped_steps: _Count
-    skipped_in_a_row: _Count
+    skipped_steps: int
+    skipped_in_a_row: int
     scaler: dict[str, float]
-    model: list[tuple[str, list[_Count], str]]
+    model: list[tuple[str, list[int], str]]
     group_settings: list[dict[str, Any]]
     task: Any
     callbacks: dict[str, Any]
     mathematics: _Mathematics
-    last_evaluation: dict[str, float | dict[str, str]]
+    last_evaluation: dict[str, Any]
     config: NotRequired[dict[str, Any]]
     content: NotRequired[dict[str, Any]]
-    spent: NotRequired[_Spent]
+    spent: NotRequired[dict[str, float]]
     export: NotRequired[_Export]
 
 

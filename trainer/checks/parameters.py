@@ -7,10 +7,12 @@ when training began.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..data.batches import Window
 from ..errors import LaunchError
@@ -90,7 +92,20 @@ def _edits(run: Run) -> dict[str, int]:
 
 
 class TrainableSet(Callback):
-    """Looks, at logged steps, whether the trainable parameters are those of the beginning."""
+    """Looks, at logged steps, whether the trainable parameters are those of the beginning.
+
+    FSDP2 puts its own parameters back at the next gathering, and ZeRO-3 fails on a parameter that
+    the engine does not know. So if parameters are divided, a replacement is refused at once.
+    """
+
+    def on_start(self, run: Run) -> None:
+        if run.strategy.held:
+            model = unwrapped(run.model)
+            self._watch = refuse_replacement(model)
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        if run.strategy.held:
+            self._watch.remove()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added.
@@ -109,6 +124,28 @@ class TrainableSet(Callback):
                     f"{name}: a hook on its gradient would not be called: "
                     "register it in build_model"
                 )
+
+
+def refuse_replacement(model: nn.Module) -> Any:
+    """Raise ``LaunchError`` as soon as code registers a parameter in a module of a model.
+
+    Modules that set attributes in a way of their own are left out: FSDP2 sets its parameters there
+    in the same way.
+
+    Returns:
+        The handle that removes the watch.
+    """
+    paths: Any = WeakKeyDictionary()
+    for path, module in model.named_modules():
+        kind: Any = type(module)
+        if kind.__setattr__ is nn.Module.__setattr__:
+            paths[module] = path
+
+    def refuse(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if module in paths:
+            raise LaunchError(changed_trainable([f"{paths[module]}.{name}".lstrip(".")]))
+
+    return register_module_parameter_registration_hook(refuse)
 
 
 def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Parameter]]) -> None:

@@ -48,7 +48,5 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
     text = f"---\n{head}\n---\n\n# {title}\n"
     for name, values in sections.items():
         if values:
-            content = to_yaml(values)
-            fence = "`" * (3 + content.count("`"))  # no text inside can end it
-            text += f"\n## {name}\n\n{fence}yaml\n{content}{fence}\n"
+            text += f"\n## {name}\n\n```yaml\n{to_yaml(values)}```\n"
     return text

@@ -25,13 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
+from ..errors import DataError
 from ..private.torch import local_of
 from .buffers import sync
 from .first_step import ELEMENTWISE, state_slots
@@ -124,6 +125,8 @@ class Strategy(ABC):
             agree. 0 if the engine makes sure of the order.
         writes: how often the engine itself has written to parameters outside of the optimizer's
             step.
+        known_errors: errors of the engine by a part of their text, each with a line for the user.
+        notices: lines for the banner about what ``prepare`` has made of the model.
         step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
             that looks whether the norm is finite.
     """
@@ -135,6 +138,9 @@ class Strategy(ABC):
     shard_group: ProcessGroup | None = None
     fingerprint = 0
     writes = 0
+    known_errors: ClassVar[Mapping[str, str]] = {}
+    notices: Sequence[str] = ()
+    _has_begun = False
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
@@ -278,10 +284,24 @@ class Strategy(ABC):
             loss: the micro-batch's share of the global mean, times the world size, since
                 gradients are averaged over the ranks.
         """
+        self.refuse_own_backward()
         scaler = self.accelerator.scaler
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def has_gradients(self) -> bool:
+        """Return whether a backward pass has left gradients behind."""
+        return any(parameter.grad is not None for parameter in self.trainable)
+
+    def refuse_own_backward(self) -> None:
+        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
+        if not self._has_begun and self.has_gradients():
+            raise DataError(
+                "training_step must not call backward, which the trainer does: gradients that are "
+                "there before have another weight on each layout. Return the sum of all losses"
+            )
+        self._has_begun = True
 
     def finish_step(self) -> StepResult:
         """Clip by global norm, step, and drop the gradients. Collective: call on every rank.

@@ -40,7 +40,8 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
     called = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        self.called |= self.training
+        # Gradients are exchanged if the last call of a step was told to.
+        self.called |= self.training and self.require_backward_grad_sync
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:

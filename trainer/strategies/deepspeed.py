@@ -20,7 +20,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -56,6 +56,11 @@ class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
 
     held = "flat slices of all parameters"
+    known_errors: ClassVar = {
+        "torch.cat(): expected a non-empty list of Tensors": (
+            "ZeRO-3 cannot gather a parameter without elements: leave its layer out of the model"
+        )
+    }
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
@@ -119,6 +124,7 @@ class ZeRO(Strategy):
         self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
         if self._stage == 3:
             private_deepspeed.gather_persistent(self.zero)
+            self.notices = self._stays_whole(model)
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
@@ -188,6 +194,17 @@ class ZeRO(Strategy):
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
 
+    def _stays_whole(self, model: nn.Module) -> list[str]:
+        """Return a notice if a rehearsal gathers nothing, which a larger model would."""
+        persistent = self.zero.persistent_parameters
+        is_meant = self.plan.find_unused_parameters or not self.plan.rehearsal
+        if is_meant or len(persistent) < len(list(model.parameters())):
+            return []
+        return [
+            "ZeRO-3 gathers nothing here: no parameter is above "
+            "stage3_param_persistence_threshold; set 0 in the launch file to rehearse the gathering"
+        ]
+
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary
 
@@ -237,7 +254,14 @@ class ZeRO(Strategy):
             parameter.grad = torch.zeros_like(parameter)
             parameter.data = sharded
 
+    def has_gradients(self) -> bool:
+        return super().has_gradients() or bool(self._order and self._order.fingerprint)
+
     def backward(self, loss: Tensor) -> None:
+        self.refuse_own_backward()
+        # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
+        # last micro-batch's gradients would replace those of the others.
+        self.zero.clear_backward_seen_flag()
         if self._order is not None:
             self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import disable
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -29,7 +30,7 @@ from torch.distributed.fsdp import (
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.torch import gradient_hooks, local_of, recomputed
+from ..private.torch import complete_sums, gradient_hooks, holds_gradients, local_of, recomputed
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
@@ -58,11 +59,19 @@ class FSDP2(Strategy):
     """Each rank keeps rows of every parameter. Whole layers exist only while they compute."""
 
     held = "rows of the parameters"
+    known_errors: ClassVar = {
+        "got mixed torch.Tensor and DTensor": (
+            "a layer computed outside of a call of the model, so its parameters were not gathered: "
+            "call model(...), not model.forward(...) or a method. A task that reads parameters "
+            "itself needs fsdp_reshard_after_forward: false (docs/troubleshooting.md)"
+        )
+    }
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
         self._local_step: LocalStep | None = None
         self._gathered: list[tuple[str, nn.Parameter | None]] | None = None
+        self._sharded: list[Any] = []
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -144,6 +153,11 @@ class FSDP2(Strategy):
             "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
         }
 
+        kinds = Counter(type(unit).__name__ for unit in units)
+        parts = [f"{number} {kind}" for kind, number in kinds.items()]
+        rest = "the rest of the model" if units else "the whole model"
+        self.notices = [f"FSDP2 gathers {len(units) + 1} units: {', '.join([*parts, rest])}"]
+
         # In turn, so that of a model on the meta device a single unit is whole.
         device = self.accelerator.device
         for unit in units:
@@ -155,9 +169,15 @@ class FSDP2(Strategy):
 
         # Ranks that use different parameters then reduce the same parameters. torch has the method
         # since 2.13.
-        for unit in units_of(model).values():
+        self._sharded = list(units_of(model).values())
+        for unit in self._sharded:
             if hasattr(unit, "set_reduce_scatter_unused_params"):
                 unit.set_reduce_scatter_unused_params(True)
+
+        for number, unit in enumerate(self._sharded):
+            if unit is not model:
+                note = disable(partial(self._note_call, number))  # type: ignore[no-untyped-call]
+                unit.register_forward_pre_hook(note)
 
         # Layers that stay whole after the forward pass stay whole until the whole backward pass has
         # ended, which may lead through a layer twice (the gradient of a gradient).
@@ -209,6 +229,10 @@ class FSDP2(Strategy):
             raise ConfigError(problems)
         if not classes:  # the layers of the transformers models within the model
             classes.update(*map(layer_classes, model.modules()))
+        layers = {module for module in model.modules() if type(module).__name__ in classes}
+        # A rank that leaves a block out would not take part in the block's exchanges.
+        if not classes and not self.plan.find_unused_parameters:
+            layers = _blocks(model)
 
         everywhere = _places(model)
         units: list[nn.Module] = []
@@ -216,7 +240,7 @@ class FSDP2(Strategy):
         for module in reversed(list(model.modules())):
             own = [parameter for parameter in module.parameters() if parameter not in in_a_unit]
             elements = sum(parameter.numel() for parameter in own)
-            if module is model or not own or not self._is_unit(module, classes, elements):
+            if module is model or not own or not self._is_unit(module, layers, elements):
                 continue
             here = _places(module)
             if all(here[parameter] == everywhere[parameter] for parameter in own):
@@ -224,17 +248,17 @@ class FSDP2(Strategy):
                 in_a_unit.update(own)
         return units
 
-    def _is_unit(self, module: nn.Module, classes: set[str], elements: int) -> bool:
+    def _is_unit(self, module: nn.Module, layers: set[nn.Module], elements: int) -> bool:
         """Return whether the launch file's policy makes a module a unit.
 
         Args:
             module: of the model.
-            classes: the names of the classes of layers.
+            layers: of the model.
             elements: of the module's parameters that are in no unit yet.
         """
         policy = self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
         if policy == "TRANSFORMER_BASED_WRAP":
-            return type(module).__name__ in classes
+            return module in layers
         if policy == "SIZE_BASED_WRAP" and not isinstance(module, nn.ModuleList | nn.ModuleDict):
             return bool(elements > self.plan.fsdp["min_num_params"])
         return False
@@ -247,7 +271,9 @@ class FSDP2(Strategy):
         """
         if not units:
             raise LaunchError(
-                "fsdp_activation_checkpointing needs units to recompute: set fsdp_auto_wrap_policy"
+                "fsdp_activation_checkpointing needs units to recompute: "
+                "set fsdp_auto_wrap_policy, and name the classes of layers in "
+                "fsdp_transformer_layer_cls_to_wrap"
             )
 
         offload = bool(self.plan.fsdp.get("activation_checkpointing_offload"))
@@ -264,7 +290,15 @@ class FSDP2(Strategy):
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
         # With sync_each_batch gradients are averaged in each micro-batch, and add up as this rank's
         # rows.
+        if boundary and self.plan.accumulation_steps > 1:
+            for unit in self._sharded:
+                complete_sums(unit)
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+
+    def _note_call(self, number: int, unit: nn.Module, args: Any) -> None:
+        # Two ranks that call different units of one size would gather each other's rows.
+        if unit.training:
+            self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
         # A gathered parameter stays the same object, so a list without None stays right.
@@ -274,6 +308,20 @@ class FSDP2(Strategy):
                 return found
             self._gathered = found
         return self._gathered
+
+    def has_gradients(self) -> bool:
+        return super().has_gradients() or any(map(holds_gradients, self._sharded))
+
+    def missed_exchange(self) -> str:
+        if not any(map(holds_gradients, self._sharded)):
+            return ""
+        self.settle()  # the units are still gathered
+        return (
+            "the loss goes past the outputs in which FSDP2 looks for tensors, so no gradient was "
+            "averaged over the ranks: compute the loss from the tensors that model(...) returns "
+            "(alone, in tuples, lists, dicts or dataclasses), not from other objects or values "
+            "that a hook keeps, and change no output in place"
+        )
 
     def step_if_finite(self, norm: Tensor) -> None:
         if self._local_step is None:
@@ -290,7 +338,7 @@ class FSDP2(Strategy):
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # Tracing ends at the hooks that gather a unit's parameters, so each unit is compiled inside
         # of the hooks.
-        for unit in units_of(model).values():
+        for unit in self._sharded:
             super().compile_whole(unit, settings)
 
     def verify(self) -> None:
@@ -321,13 +369,32 @@ class FSDP2(Strategy):
         # After a forward pass without a backward pass (evaluation) the root is still gathered. The
         # gathered values would be read as the parameters, and used again in the next forward pass,
         # instead of the shards.
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for unit in self._sharded:
+            unit.reshard()
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         # The mesh gathers on the accelerator. Offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
+
+
+def _blocks(model: nn.Module) -> set[nn.Module]:
+    """Return the repeated children of the outermost ModuleLists: the layers of a model.
+
+    A child without children of its own (a linear layer) is no block, nor is a child that cannot be
+    called (a list in a list).
+    """
+    blocks: set[nn.Module] = set()
+    inner: set[nn.Module] = set()
+    for module in model.modules():  # outer modules come before inner modules
+        if not isinstance(module, nn.ModuleList) or module in inner:
+            continue
+        kinds = Counter(map(type, module))
+        for child in module:
+            is_called = type(child).forward is not nn.Module.forward
+            if kinds[type(child)] > 1 and is_called and any(child.children()):
+                blocks.add(child)
+                inner.update(child.modules())
+    return blocks
 
 
 def _places(module: nn.Module) -> Counter[nn.Parameter]:

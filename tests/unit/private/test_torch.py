@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from trainer.private import torch as private_torch
+from trainer.strategies.fsdp import FSDP2
 
 TORCH = f"torch {torch.__version__}"
 
@@ -52,6 +53,37 @@ def test_a_unit_lists_the_parameters_that_it_gathers(process_group: None) -> Non
     assert name == "0.weight", f"{TORCH} has no FSDPParam._param_fqn"
     assert weight is not None, f"{TORCH} has no FSDPParam._unsharded_param"
     assert weight.shape == (3, 2)
+
+
+def test_a_sum_of_zeros_joins_the_sums_of_a_unit(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    assert isinstance(model, FSDPModule)
+    assert not private_torch.holds_gradients(model)
+    private_torch.complete_sums(model)
+    assert not private_torch.holds_gradients(model), "before the first pass there is no sum"
+
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert private_torch.holds_gradients(model), (
+        f"{TORCH} has no FSDPParam.unsharded_accumulated_grad"
+    )
+    first, *_ = private_torch._parameter_groups(model)[0].fsdp_params
+    first.unsharded_accumulated_grad = None
+    private_torch.complete_sums(model)
+    assert first.unsharded_accumulated_grad.dtype == torch.float32
+    model.set_requires_gradient_sync(True)
+    model(torch.ones(1, 2)).sum().backward()
+    assert not private_torch.holds_gradients(model)
+
+
+def test_a_layer_outside_of_its_unit_ends_in_an_error_that_is_known(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(RuntimeError) as found:
+        model.forward(torch.ones(1, 2))
+    assert any(part in str(found.value) for part in FSDP2.known_errors), f"{TORCH} says otherwise"
 
 
 def test_the_part_of_a_distributed_tensor_is_the_tensor_within(process_group: None) -> None:

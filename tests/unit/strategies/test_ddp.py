@@ -71,6 +71,17 @@ def test_a_step_that_did_not_call_the_wrapper_exchanged_nothing(
     assert ddp.missed_exchange().startswith(reason), "each step is looked at"
 
 
+def test_a_step_whose_last_call_went_past_the_wrapper_exchanged_nothing(
+    wrapped: DistributedDataParallel,
+) -> None:
+    ddp = strategy()
+    ddp.model = wrapped
+    with wrapped.no_sync():
+        wrapped(torch.ones(1, 2)).sum().backward()
+    wrapped.module(torch.ones(1, 2)).sum().backward()
+    assert ddp.missed_exchange().startswith("training_step did not call the model")
+
+
 def test_one_process_exchanges_nothing() -> None:
     single = strategy("single")
     single.model = Model()

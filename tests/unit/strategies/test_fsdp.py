@@ -49,6 +49,35 @@ def test_layers_that_the_model_names_are_units() -> None:
     assert units(Model(), auto_wrap_policy="TRANSFORMER_BASED_WRAP") == ["layers.1", "layers.0"]
 
 
+class Own(nn.Module):
+    """A user's own transformer: blocks with experts, and a list of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(self.block() for _ in range(2))
+        self.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+        self.once = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
+        self.lists = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(2))
+
+    def block(self) -> nn.Module:
+        experts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(2))
+        return nn.Sequential(nn.Linear(2, 2), experts)
+
+
+def test_repeated_children_of_a_list_are_units() -> None:
+    policy = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    assert units(Own(), **policy) == ["layers.1", "layers.0"]
+    assert units(Own(), **policy, transformer_cls_names_to_wrap=["Linear"])[0] == "lists.1.0"
+    assert units(Own(), auto_wrap_policy="NO_WRAP") == []
+
+
+def test_layers_that_ranks_may_leave_out_are_no_units() -> None:
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
+    settings = {"reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    made = plan(request("fsdp", fsdp=settings), find_unused_parameters=True)
+    assert FSDP2(made, accelerator)._units(Own()) == []
+
+
 def test_layers_that_the_launch_file_names_are_units() -> None:
     named = {"transformer_cls_names_to_wrap": ["Embedding"]}
     assert units(Model(), auto_wrap_policy="TRANSFORMER_BASED_WRAP", **named) == ["embedding"]
@@ -69,7 +98,9 @@ def test_without_a_policy_the_model_is_one_unit() -> None:
 
 
 def test_activation_checkpointing_needs_units() -> None:
-    with pytest.raises(LaunchError, match="needs units to recompute: set fsdp_auto_wrap_policy"):
+    with pytest.raises(
+        LaunchError, match="needs units to recompute: set fsdp_auto_wrap_policy, and"
+    ):
         fsdp()._checkpointed(Model(), [])
 
 
