@@ -139,7 +139,7 @@ class Trainer:
         tokens of its part.
         """
         run = self.run
-        if run.train_data.weight_of is None:
+        if run.train_data.weight_is_planned:
             return lambda: float(window.samples)
         counted = [micro.batch for micro in window.micros if micro.weight]
         of_rank = [window.weight, computed_tokens(run.task, counted)]

@@ -24,6 +24,7 @@ from .checks.parameters import EditedParameters, TrainableSet
 from .checks.same_data import SameData
 from .checks.same_model import SameModel
 from .checks.same_settings import SameSettings
+from .checks.task_state import TaskState
 from .checks.training_mode import TrainingMode
 from .config.train_config import TrainConfig, profiled_steps
 from .errors import Origin, origin_of
@@ -46,6 +47,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         EditedParameters(),
         TrainableSet(),
         TrainingMode(),
+        TaskState(),
     ]
 
 

@@ -27,6 +27,7 @@ PLAIN = [
     "EditedParameters",
     "TrainableSet",
     "TrainingMode",
+    "TaskState",
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
@@ -52,7 +53,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[14:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[15:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:

@@ -50,6 +50,25 @@ class Masked(Task):
         return batch["mask"].sum()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Masked):
+    """The same mean. The collate leaves masked examples out, all of some micro-batches."""
+
+    weight = Task.weight
+
+    def build_data(self) -> Data:
+        return Data(train=masked_items(), collate=without_masked)
+
+
+def without_masked(items: Any) -> dict[str, Tensor]:
+    kept = [item for item in items if item["mask"]]
+    first = items[0]
+    return {
+        key: torch.stack([item[key] for item in kept]) if kept else first[key][None][:0]
+        for key in first
+    }
+
+
 def masked_items() -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [
@@ -170,6 +189,10 @@ def result(made: Trainer) -> dict[str, Any]:
 
 def masked(accel: str, folder: Path) -> dict[str, Any]:
     return result(train(Masked(), accel, folder, accumulation_steps=2, micro_batch_size=1))
+
+
+def left_out(accel: str, folder: Path) -> dict[str, Any]:
+    return result(train(LeftOut(), accel, folder))
 
 
 def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
@@ -378,6 +401,7 @@ CASES: dict[str, Case] = {
     for case in (
         *(
             masked,
+            left_out,
             batch_norm,
             batch_norm_bf16,
             curve_bf16,

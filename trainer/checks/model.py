@@ -10,6 +10,7 @@ from ..errors import LaunchError
 from ..hooks import Callback, Unfinished
 from ..private.torch import has_accumulation_hooks
 from ..strategies.tensors import WRAPPERS
+from ..text import listed
 
 
 class SupportedModel(Callback):
@@ -35,6 +36,15 @@ class SupportedModel(Callback):
             if has_extra_state(module):
                 run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
 
+        norms = [name for name, module in model.named_modules() if _follows_batches(module)]
+        data = run.train_data if norms else None
+        if data and not data.drop_last and (data.size or 1) % data.layout.global_batch_size:
+            run.note(
+                f"the last step of an epoch may be short: BatchNorm ({listed(norms)}) sees other "
+                "micro-batches there on another layout, and trains otherwise; drop_last: true "
+                "leaves that step out"
+            )
+
         for name, parameter in model.named_parameters():
             if has_accumulation_hooks(parameter):
                 raise LaunchError(
@@ -43,6 +53,12 @@ class SupportedModel(Callback):
                     "build an optimizer that does it in its step"
                 )
         refuse_shared_memory(model)
+
+
+def _follows_batches(module: nn.Module) -> bool:
+    """Return whether a module normalizes a micro-batch by the micro-batch itself."""
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    return module.training and isinstance(module, kinds)
 
 
 def has_extra_state(module: nn.Module) -> bool:

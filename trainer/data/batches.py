@@ -24,6 +24,7 @@ left out. The same in code:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,6 +130,7 @@ class TrainData(ABC):
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
 
     Attributes:
+        weight_is_planned: whether each batch weighs as many examples as it was collated of.
         size: samples in the data set. None for a stream, whose length is not known.
         steps_per_epoch: optimizer steps in an epoch. None for a stream.
     """
@@ -154,6 +156,7 @@ class TrainData(ABC):
         self.seed = seed
         self.collate = collate or default_collate
         self.weight_of = weight_of
+        self.weight_is_planned = weight_of is None and collate is None
         self.drop_last = drop_last
         self.workers = workers
         self.pin_memory = pin_memory
@@ -187,7 +190,7 @@ class TrainData(ABC):
         """
         weight = 0.0
         if examples:
-            weight = float(examples if self.weight_of is None else self.weight_of(batch))
+            weight = self._weigh(batch, examples)
         if weight == 0:
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
@@ -203,8 +206,17 @@ class TrainData(ABC):
             return
         for item in candidates:
             self._padding_item = copied(item)
-            if self.weight_of is None or self.weight_of(self.collate([copied(item)])) > 0:
+            if self.weight_is_planned:
                 return
+            with contextlib.suppress(Exception):  # some collates cannot leave all items out
+                if self._weigh(self.collate([copied(item)]), 1) > 0:
+                    return
+
+    def _weigh(self, batch: Any, samples: int) -> float:
+        """Return the weight of a batch that was collated of so many samples."""
+        if self.weight_of is not None:
+            return float(self.weight_of(batch))
+        return samples if self.weight_is_planned else examples_in(batch, samples)
 
     @abstractmethod
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
@@ -239,6 +251,31 @@ class TrainData(ABC):
     def samples_to_read_over(self) -> int:
         """Return the samples of a stream that must be read over before the next window."""
         return 0
+
+
+def examples_in(batch: Any, samples: int) -> int:
+    """Count the examples in a batch that was collated of so many samples.
+
+    There are fewer if ``collate`` left samples out, which shows if all tensors of the batch have
+    the same smaller first dimension.
+    """
+    lengths = set(_lengths(batch, samples))
+    return min(samples, *lengths) if len(lengths) == 1 else samples
+
+
+def _lengths(value: Any, samples: int) -> Iterator[int]:
+    """Yield the first dimension of each tensor, and ``samples`` for a list of single examples."""
+    if getattr(value, "ndim", 0):
+        yield value.shape[0]
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _lengths(part, samples)
+    elif isinstance(value, list | tuple):
+        are_alike = len({getattr(part, "ndim", None) for part in value}) == 1
+        if len(value) == samples and are_alike:
+            yield samples
+        for part in value:
+            yield from _lengths(part, samples)
 
 
 def copied(item: Any) -> Any:

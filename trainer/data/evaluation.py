@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from ..errors import DataError
 from .alike import check_same_beginning
 from .augment import Items, Key
-from .batches import Layout, copied, is_stream, parts_of_rank, sized
+from .batches import Layout, copied, examples_in, is_stream, parts_of_rank, sized
 from .blocks import blocks
 from .digest import digest
 from .now import current
@@ -94,7 +94,7 @@ class EvaluationBatches:
             )
         parts = parts_of_rank(range(size), self.layout)
         for part, batch in zip(parts, self._loader, strict=True):
-            yield batch, len(part)
+            yield batch, examples_in(batch, len(part))
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         """Yield this rank's part of each block, a batch of all ranks. Collective."""
@@ -108,7 +108,8 @@ class EvaluationBatches:
             )
         while block:
             [part] = parts_of_rank(range(len(block)), self.layout)
-            yield self.collate([block[place] for place in _or_first(part)]), len(part)
+            batch = self.collate([block[place] for place in _or_first(part)])
+            yield batch, examples_in(batch, len(part))
             block = next(read, [])
 
     def first(self) -> tuple[Any, int]:

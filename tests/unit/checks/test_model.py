@@ -93,3 +93,27 @@ def test_a_shared_parameter_and_parts_that_do_not_meet_are_taken() -> None:
     model["meta"] = nn.Parameter(torch.empty(2, 2, device="meta"))
     model["meta_too"] = nn.Parameter(torch.empty(2, 2, device="meta"))
     refuse_shared_memory(model)
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "mode", "told"),
+    [
+        (20, False, True, True),
+        (None, False, True, True),
+        (16, False, True, False),
+        (20, True, True, False),
+        (20, False, False, False),
+    ],
+)
+def test_batch_norm_with_a_short_last_step_is_told_once(
+    size: int | None, drop_last: bool, mode: bool, told: bool
+) -> None:
+    layout = SimpleNamespace(global_batch_size=8)
+    data = SimpleNamespace(size=size, drop_last=drop_last, layout=layout)
+    notes: list[str] = []
+    run: Any = SimpleNamespace(
+        plan=SimpleNamespace(world_size=1), note=notes.append, train_data=data
+    )
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm2d(2)).train(mode)
+    SupportedModel().on_model(run, model)
+    assert ["BatchNorm (1, 2) sees other micro-batches" in note for note in notes] == [True] * told

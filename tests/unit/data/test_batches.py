@@ -14,7 +14,15 @@ from hypothesis import given
 from layouts import Numbers, heavy, layout, layouts
 
 from trainer.data import batches
-from trainer.data.batches import MicroBatch, Window, copied, is_stream, parts_of_rank, sized
+from trainer.data.batches import (
+    MicroBatch,
+    Window,
+    copied,
+    examples_in,
+    is_stream,
+    parts_of_rank,
+    sized,
+)
 from trainer.data.indexed import IndexedData
 from trainer.data.now import first_moment
 from trainer.errors import DataError
@@ -135,3 +143,39 @@ def test_a_length_is_asked_of_data_sets_that_have_one() -> None:
         sized([], "Data.train")
     with pytest.raises(DataError, match=r"^Data\.evaluation is a Stream, without length and index"):
         sized(Stream(2), "Data.evaluation")
+
+
+def of(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("batch", "examples"),
+    [
+        ({"x": of(3, 8), "y": of(3)}, 3),
+        ([of(3, 8), of(3)], 3),
+        ({"x": of(0, 8)}, 0),
+        ({"x": of(4, 8), "edges": of(2, 5)}, 4),  # a tensor of another length beside the examples
+        ({"nodes": of(3, 8), "edges": of(2, 5)}, 4),  # not to be told
+        ({"views": of(8, 8)}, 4),  # two views of each sample
+        ({"tokens": of(3), "text": ["a", "b", "c", "d"]}, 4),
+        ([of(3, 8, 8)] * 4, 4),  # a list of images
+        ({"images": [of(3, 8, 8)] * 4, "n": 3}, 4),
+        ([{"image": of(3, 8, 8)}] * 4, 4),
+        ("no tensor", 4),
+    ],
+)
+def test_the_examples_that_a_collate_has_left_of_four_samples(batch: Any, examples: int) -> None:
+    assert examples_in(batch, 4) == examples
+
+
+def test_a_batch_weighs_as_many_examples_as_its_collate_has_left() -> None:
+    def odd(items: Any) -> torch.Tensor:
+        return torch.stack([torch.tensor(float(number)) for number in items if number % 2])
+
+    [window] = IndexedData(range(8), layout(micro=8), seed=0, collate=odd).windows(0, 1)
+    assert window.weight == 4 and not window.micros[0].batch.eq(0).any()
+    data = IndexedData([2, 4, 5, 6], layout(micro=2), seed=0, collate=odd)
+    data.choose_padding_item(iter([2, 4, 5, 6]))
+    padding = data.micro_batch(2, odd([5])[:0])
+    assert padding.weight == 0 and padding.batch.tolist() == [5.0, 5.0]
