@@ -102,7 +102,8 @@ def test_the_bar_of_a_terminal_of_80_columns(
         patched.setattr(sys, "stdout", terminal)
         patched.setattr(sys, "stderr", terminal)
         patched.setattr("tqdm.tqdm.monitor_interval", 0)
-        fit(tmp_path, Talks(), Seen(), max_steps=12, log_every=1, keep_last=0)
+        settings = {"log_every": 1, "keep_last": 0, "sanity_evaluation": False}
+        fit(tmp_path, Talks(), Seen(), max_steps=12, **settings)
     reader.join()
     os.close(ours)
 
