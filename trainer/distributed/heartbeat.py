@@ -400,7 +400,7 @@ class Heartbeat:
         self._ending.acquire()  # for good: the thread ends nothing any more
         time.sleep(GONE_SECONDS)
         for row in self.rows.values():
-            if row.state == "gone" and not row.left:
+            if row.state == "gone":  # also a rank that left in order, which is too early
                 raise LostRank(self._message(f"{row.name} {_GONE}")) from error
 
 
