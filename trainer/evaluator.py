@@ -24,7 +24,7 @@ from .losses import weighted
 from .metrics import WeightedSums, agreed
 from .strategies.buffers import restored_buffers
 from .task import Data, EvaluationSet, Task
-from .text import listed
+from .text import did_you_mean, listed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -365,5 +365,6 @@ def best_metric_problem(metric: str, known: Collection[str], origin: Origin) -> 
         return None
     rule = "the task measures nothing: its Data has no evaluation set"
     if known:
-        rule = f"the task measures no such value. It measures {listed(list(known))}"
+        meant = did_you_mean(f"eval/{metric.removeprefix('eval/')}", known)
+        rule = f"the task measures no such value; {meant}"
     return Problem(origin=origin, value=metric, rule=rule)

@@ -16,9 +16,18 @@ HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 # Names of settings whose text is a secret. The tokens of a tokenizer (eos_token) are no secrets.
 _SECRET = re.compile(
-    r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption).?key$|secret|passw|passphrase|credential|"
+    r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption|ssh|rsa|master|license|openai|anthropic|"
+    r"azure|aws|gcp|google|gemini|mistral|cohere|groq|together|replicate|openrouter|deepseek|comet|neptune|swanlab|sentry|"
+    r"stripe|github|gitlab|slack).?keys?$|secret|passw|passphrase|pwd$|credential|webhook|bearer|authorization|cookie|jwt$|"
+    r"dsn$|connection.?string|(?<![a-z_-])tokens$|(api|auth|access|hub|hf|wandb|github|gitlab|slack|bot).?tokens$|"
     r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token$",
     re.IGNORECASE,
+)
+# A secret in an address (//user:PASSWORD@host, ?token=SECRET), or known by its beginning.
+_IN_TEXT = re.compile(
+    r"(?P<before>(?<=://)[^/\s:@]*:|(?<=[?&])(?P<name>[\w.-]+)=)((?<==)[^&#\s]+|(?<=:)[^/\s]+(?=@))|"
+    r"\b(sk-([a-z0-9]+-){0,2}\w{20,}|(hf|gh[opsu])_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{20,}|"
+    r"xox[abp]-[\w-]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{35})"
 )
 
 
@@ -31,7 +40,8 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
     """Return a value in which the texts of secrets are replaced by ``(hidden)``.
 
     Args:
-        value: any JSON value. The keys decide which texts are secrets.
+        value: any JSON value. The keys decide which texts are secrets. So does a text's form: a
+            password in an address, and a key such as ``sk-...``.
         secret: whether all texts are secrets.
     """
     if isinstance(value, Mapping):
@@ -40,9 +50,16 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
         }
     if isinstance(value, list | tuple):
         return type(value)(hidden(item, secret=secret) for item in value)
-    if secret and isinstance(value, str) and value:
+    if not isinstance(value, str) or not value:
+        return value
+    if secret:
         return HIDDEN
-    return value
+    return _IN_TEXT.sub(_without_secret, value)
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    before, name = found["before"] or "", found["name"]
+    return found[0] if name and not is_secret(name) else before + HIDDEN
 
 
 def printable(text: str) -> str:
@@ -63,9 +80,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {listed(names, 12) or 'none'}"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
-    text = ", ".join(names[:most])
+    text = between.join(names[:most])
     more = len(names) - most
     return f"{text} (and {more} more)" if more > 0 else text
 
@@ -114,7 +131,8 @@ def is_headline(name: str) -> bool:
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Return the metrics that are shown to people, as a line."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if is_headline(name))
+    shown = [f"{name} {value:.4f}" for name, value in metrics.items() if is_headline(name)]
+    return listed(shown, 12, "  ")
 
 
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:

@@ -12,7 +12,8 @@ from resuming import Odd
 from trainer import Callback, CheckpointError, LaunchError
 
 
-def refused(folder: Path, match: str, task: Odd, *callbacks: Callback, **settings: Any) -> None:
-    with pytest.raises((CheckpointError, LaunchError), match=match):
+def refused(folder: Path, match: str, task: Odd, *callbacks: Callback, **settings: Any) -> str:
+    with pytest.raises((CheckpointError, LaunchError), match=match) as caught:
         fit(folder, task, *callbacks, **settings)
     assert not (folder / "metrics.jsonl").exists(), "before the first step"
+    return str(caught.value)

@@ -34,6 +34,16 @@ def test_public_names_and_their_methods_have_docstrings() -> None:
     assert missing == []
 
 
+def test_no_page_and_no_message_installs_the_package_from_an_index() -> None:
+    """The package is on no index: a clone is installed."""
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.*")]
+    for path in (*texts, *ROOT.glob("trainer/**/*.py")):
+        if path.is_file():
+            text = path.read_text("utf-8", errors="replace")
+            found = re.search(r"pip install[^\n]*[\s'\"]samecurve\b", text)
+            assert found is None, f"{path}: {found}"
+
+
 def test_the_api_page_names_every_public_name() -> None:
     named = re.findall(
         r"^::: trainer\.([\w.]+)\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M

@@ -128,8 +128,10 @@ def test_the_set_of_a_metric() -> None:
     origin = Origin("a.yaml", line=3, key="best_metric")
     assert best_metric_problem("eval/f1", ["eval/f1"], origin) is None
     problem = best_metric_problem("eval/f", ["eval/f1", "eval/loss"], origin)
-    rule = "the task measures no such value. It measures eval/f1, eval/loss"
-    assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule}"
+    rule = "the task measures no such value; did you mean"
+    assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule} 'eval/f1'?"
+    problem = best_metric_problem("accuracy", ["eval/loss", "eval/accuracy"], origin)
+    assert str(problem) == f"a.yaml:3: best_metric: 'accuracy': {rule} 'eval/accuracy'?"
 
 
 # -- the values ------------------------------------------------------------------------------------
@@ -399,7 +401,7 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("task", "rule"),
     [
-        (Plain(), "the task measures no such value. It measures eval/loss"),
+        (Plain(), "the task measures no such value; did you mean 'eval/loss'?"),
         (Blind(), "the task measures nothing: its Data has no evaluation set"),
     ],
 )

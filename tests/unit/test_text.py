@@ -14,6 +14,7 @@ from trainer.text import (
     hidden,
     is_secret,
     kind_of,
+    metrics_text,
     versions,
 )
 
@@ -80,6 +81,11 @@ def test_names_of_secrets(name: str) -> None:
 )
 def test_names_of_no_secrets(name: str) -> None:
     assert not is_secret(name)
+
+
+def test_a_line_of_a_thousand_metrics_is_short() -> None:
+    text = metrics_text({f"eval/set{number}/loss": 1.0 for number in range(1000)})
+    assert len(text) < 400 and text.endswith("eval/set11/loss 1.0000 (and 988 more)")
 
 
 def test_secrets_are_hidden_at_any_depth() -> None:

@@ -57,6 +57,13 @@ class Gated(Plain):
     width: int = 4
 
 
+class Webhook(Callback):
+    """Reports to an address that only its owner may know."""
+
+    def __init__(self, webhook_url: str = "") -> None:
+        self.webhook_url = webhook_url
+
+
 class PastTheWrapper(Plain):
     """What a step under plain DDP must not do, and often does for a method of the model."""
 

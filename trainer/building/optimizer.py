@@ -36,9 +36,15 @@ def build_optimizer(
             this optimizer does not have.
         LaunchError: the task built no optimizer, or an optimizer that trains nothing, or that holds
             a parameter which is not the model's: its gradient would not be exchanged.
+            Or an optimizer that needs another loop.
     """
     built = task.build_optimizer(model, plan)
     optimizer = returned(built, Optimizer, task, "build_optimizer")
+    # SAM takes two gradients a step. A schedule-free optimizer computes the weights to save.
+    for method in ("first_step", "eval"):
+        if hasattr(optimizer, method):
+            name = f"{type(optimizer).__name__}.{method}"
+            raise LaunchError(f"{name} must be called, and no loop here does: take another one")
 
     of_model = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

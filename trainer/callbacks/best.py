@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..checkpoint.untrusted import trusting_no_value
 from ..errors import TrainerError
 from ..evaluator import set_of_metric
 from ..hooks import Callback, StepInfo
@@ -95,7 +96,9 @@ class Best(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back the state. The state of another metric is left alone."""
-        if state["metric"] == self.metric:
-            self.best_step = state["best_step"]
+        with trusting_no_value("the state of best_metric"):
+            if state["metric"] != self.metric:
+                return
+            self.best_step = state["best_step"] and int(state["best_step"])
             if state.get("mode", self.mode) == self.mode:  # (commit 2aaecea kept no mode)
-                self.best, self.waited = state["best"], state["waited"]
+                self.best, self.waited = float(state["best"]), int(state["waited"])

@@ -17,9 +17,10 @@ from typing import Any
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from ..config.plain import dotted
 from ..hooks import Callback, StepInfo, Unfinished
 from ..run import Run
-from ..text import is_secret
+from ..text import hidden
 from .best import Best
 
 _FOLDER = ".hub"  # of copies, in the run's folder
@@ -112,9 +113,10 @@ def secret_in(folder: Path, settings: Mapping[str, Any]) -> str:
     """
     paths = [path for path in folder.rglob("*") if path.is_file()]
     texts = [path.read_bytes() for path in paths if path.stat().st_size <= _LARGEST_TEXT]
-    for name, value in {**os.environ, **settings, "hub_token": get_token()}.items():
-        if not is_secret(name) or not isinstance(value, str) or len(value) < _LEAST_SECRET:
-            continue
-        if any(value.encode() in text for text in texts):
-            return name
+    environment = {**os.environ, "PWD": "", "OLDPWD": "", "hub_token": get_token()}
+    for name, value in dotted({**environment, **settings}):
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if hidden({name: item}) != {name: item} and len(item) >= _LEAST_SECRET:
+                if any(item.encode() in text for text in texts):
+                    return name
     return ""

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerate.tracking import WandBTracker
@@ -19,7 +19,7 @@ from ..config.naming import experiment_of
 from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
 from ..run import Run
-from ..text import is_secret
+from ..text import hidden, is_secret
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
@@ -45,7 +45,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             finish_timeout=UPLOAD_SECONDS,
             save_code=False,
             silent=True,
-            x_disable_meta=any(is_secret(word.partition("=")[0]) for word in sys.argv),
+            x_disable_meta=may_tell_secrets(vars(config), sys.argv),
         )
         project = config.project
         if project == DEFAULTS["project"]:
@@ -102,6 +102,11 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
     def finish_as_failed(self) -> None:
         """End the run of a job that fails: the logged steps are kept, and W&B shows the failure."""
         self.run.finish(exit_code=1)
+
+
+def may_tell_secrets(config: Mapping[str, Any], words: Sequence[str]) -> bool:
+    """Return whether the settings of a run or the words of its command line hold a secret."""
+    return hidden(config) != config or any(is_secret(word.partition("=")[0]) for word in words)
 
 
 def run_id(directory: RunDirectory) -> str:

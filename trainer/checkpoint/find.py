@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
-from ..errors import CheckpointError, ConfigError, Origin, Problem
+from ..errors import CheckpointError, ConfigError, LaunchError, Origin, Problem
 from .discover import CheckpointInfo, verify_together
 from .start import Start
 from .store import named, step_of
@@ -26,6 +26,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
 
     Raises:
         ConfigError: newer checkpoints of the same run follow the path.
+        LaunchError: the path is no folder.
         CheckpointError: the path is no checkpoint, or a damaged checkpoint. Or all checkpoints that
             ``auto`` found are damaged, or this program or machine cannot read a checkpoint.
     """
@@ -39,7 +40,8 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
     path = Path(resume)
     info = verify_together(path, agreement)
     if info.problem:
-        raise CheckpointError(
+        kind = CheckpointError if path.is_dir() else LaunchError
+        raise kind(
             f"{path}: {info.problem}; name another checkpoint (RUN/checkpoints/step-...), or give "
             "resume: auto, which takes the newest complete one"
         )

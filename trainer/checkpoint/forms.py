@@ -5,35 +5,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from ..errors import CheckpointError
 
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
 
 class _File(TypedDict):
-    bytes: int
+    bytes: _Count
     xxh3: str
 
 
 class _Manifest(TypedDict):
-    step: int
-    samples: int
-    world_size: int
+    step: _Count
+    samples: _Count
+    world_size: _Count
     strategy: str
     created: str
     files: dict[str, _File]
 
 
 class _Data(TypedDict):
-    samples: int
+    samples: _Count
+    epoch: NotRequired[_Count]
+    offset: NotRequired[_Count]
+    began: NotRequired[int]
 
 
 class _Schedule(TypedDict):
     kind: str
-    steps: int
+    steps: _Count
     lr: list[float]
     own: dict[str, Any]
 
@@ -53,23 +58,28 @@ class _Export(TypedDict):
     names: dict[str, str]
 
 
+class _Spent(TypedDict):
+    tokens: float
+    seconds: float
+
+
 class _State(TypedDict):
-    step: int
-    samples: int
+    step: _Count
+    samples: _Count
     data: _Data
     schedule: _Schedule
-    skipped_steps: int
-    skipped_in_a_row: int
+    skipped_steps: _Count
+    skipped_in_a_row: _Count
     scaler: dict[str, float]
-    model: list[tuple[str, list[int], str]]
+    model: list[tuple[str, list[_Count], str]]
     group_settings: list[dict[str, Any]]
     task: Any
     callbacks: dict[str, Any]
     mathematics: _Mathematics
-    last_evaluation: dict[str, Any]
+    last_evaluation: dict[str, float | dict[str, str]]
     config: NotRequired[dict[str, Any]]
     content: NotRequired[dict[str, Any]]
-    spent: NotRequired[dict[str, float]]
+    spent: NotRequired[_Spent]
     export: NotRequired[_Export]
 
 

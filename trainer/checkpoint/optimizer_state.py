@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class OptimizerForm:
         ranges: state of the parameter's shape: the dtype by the state's key (``exp_avg``).
         values: state of a single value, by key (``step``). ``True`` for a tensor, ``False`` for a
             plain number.
+        together: the keys that a parameter has together, for each sort of parameters.
         groups: of each parameter group the ``names`` of its parameters and its ``settings`` without
             the learning rate.
     """
@@ -47,6 +48,7 @@ class OptimizerForm:
     kind: str
     ranges: Mapping[str, torch.dtype]
     values: Mapping[str, bool]
+    together: Collection[frozenset[str]]
     groups: tuple[dict[str, Any], ...]
 
     @classmethod
@@ -67,7 +69,9 @@ class OptimizerForm:
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
+        together: set[frozenset[str]] = set()
         for parameter, state in _state_after_step(optimizer, kind, device, saved=saved).items():
+            together.add(frozenset(key for key, value in state.items() if value is not None))
             for key, value in state.items():
                 is_tensor = isinstance(value, Tensor)
                 holds = is_tensor and can_hold(value.dtype)
@@ -91,7 +95,7 @@ class OptimizerForm:
         for group in optimizer.param_groups:
             of_group = [names[id(p)] for p in group["params"] if id(p) in names]
             groups.append({"names": of_group, "settings": settings(group)})
-        return cls(kind=kind, ranges=ranges, values=values, groups=tuple(groups))
+        return cls(kind=kind, ranges=ranges, values=values, together=together, groups=tuple(groups))
 
 
 def _state_after_step(
@@ -109,9 +113,10 @@ def _state_after_step(
     try:
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # an optimizer's step may want anything
+        way_round = "take another optimizer" if "closure" in str(error) else _WAY_ROUND
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
-            f"state is not known; {_WAY_ROUND}"
+            f"state is not known; {way_round}"
         ) from error
     return state
 

@@ -21,15 +21,21 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .compatibility import changed_settings, differences
-from .contents import WEIGHTS
+from .contents import WEIGHTS, Contents
 from .decode import decode
 from .discover import CheckpointInfo, verify_together
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
-from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
+from .restore_optimizer import (
+    check_states,
+    restore_optimizer,
+    restore_schedule,
+    restore_settings,
+)
 from .schedule_state import schedule_state
 from .snapshot import fingerprint
 from .store import MANIFEST
+from .untrusted import trusting_no_value
 
 Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
 
@@ -49,9 +55,34 @@ def load(
 
     Raises:
         ConfigError: the configuration changes the numbers, and that is not allowed.
-        CheckpointError: the checkpoint holds another model, or another sort of data.
+        CheckpointError: the checkpoint holds another model, another sort of data, or a value that
+            no run writes.
     """
     contents = info.open()
+    state, ranges = contents.state, contents.ranges
+    with trusting_no_value(info.path):
+        samples, notices = _load_parts(parts, info, contents, allow_change=allow_change)
+        tensor_of = partial(ranges.whole, "user")
+        of_task, of_callbacks = (decode(state[key], tensor_of) for key in ("task", "callbacks"))
+        counters = {name: decode(state[name]) for name in parts.counters if name in state}
+
+    parts.task.load_state_dict(of_task)
+    for name, callback in parts.named_callbacks().items():
+        if name in of_callbacks:
+            callback.load_state_dict(of_callbacks[name])
+    with trusting_no_value(info.path):
+        notices += _restore_rng(parts, ranges, state["step"])
+    return {**counters, "step": state["step"], "samples": samples}, notices
+
+
+def _load_parts(
+    parts: Parts, info: CheckpointInfo, contents: Contents, *, allow_change: bool
+) -> tuple[int, list[str]]:
+    """Load everything but the state of task, callbacks and random number generators.
+
+    Returns:
+        The position in the data, and notices.
+    """
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
 
@@ -86,6 +117,8 @@ def load(
     if not same_optimizer:
         notices.append("the optimizer changed: its state starts fresh")
     if before["optimizer_groups"] == now["optimizer_groups"]:
+        if same_optimizer:
+            check_states(parts.optimizer_form, ranges)
         # A callback may have changed settings during the run.
         groups = parts.strategy.optimizer.param_groups
         for group, saved in zip(groups, state["group_settings"], strict=False):
@@ -93,8 +126,7 @@ def load(
     parts.strategy.load_scaler_state(state["scaler"])
     notices += restore_schedule(parts.schedule, state["schedule"])
 
-    tensor_of = partial(ranges.whole, "user")
-    position = decode(state["data"], tensor_of)
+    position = decode(state["data"], partial(ranges.whole, "user"))
     if ("stream" in position) != ("stream" in parts.data.state()):
         raise CheckpointError(
             f"{info.path}: the training data is a stream in one of the two runs and a data set in "
@@ -102,15 +134,7 @@ def load(
         )
     if allow_change and "began" in position:
         position["began"] = 0  # the stream may begin with any sample
-    samples = parts.data.restore(position)
-    parts.task.load_state_dict(decode(state["task"], tensor_of))
-    for name, callback in parts.named_callbacks().items():
-        if name in state["callbacks"]:
-            callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
-    notices += _restore_rng(parts, ranges, state["step"])
-
-    counters = {name: decode(state[name]) for name in parts.counters if name in state}
-    return {**counters, "step": state["step"], "samples": samples}, notices
+    return parts.data.restore(position), notices
 
 
 def load_weights(

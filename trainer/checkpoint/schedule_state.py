@@ -13,11 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
     """Return class, steps and rates of a schedule, and the state that JSON can hold."""
+    own = _plain(schedule.state_dict())
+    counting = own if "last_epoch" in own else own["_schedulers"][0]  # a ChainedScheduler's parts
     return {
         "kind": type(schedule).__name__,
-        "steps": schedule.last_epoch,
+        "steps": counting["last_epoch"],
         "lr": [float(group["lr"]) for group in schedule.optimizer.param_groups],
-        "own": _plain(schedule.state_dict()),
+        "own": own,
     }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, TrainerError
 
 # Bytes. Far more than a run writes, and far less than a machine's memory.
 LARGEST_JSON = 256 << 20
@@ -46,3 +48,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def trusting_no_value(source: object) -> Iterator[None]:
+    """Turn the error of a block that meets a forged value into a ``CheckpointError``.
+
+    Args:
+        source: of the values, for the message.
+    """
+    try:
+        yield
+    except TrainerError:
+        raise
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise CheckpointError(f"{source}: holds a value that no run writes: {e!r:.200}") from e

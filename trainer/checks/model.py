@@ -33,6 +33,11 @@ class SupportedModel(Callback):
                     "batch alone, in its own copy or part: build it without, and scale rows in a "
                     "callback's on_step, in `with run.whole_parameters():`"
                 )
+            if run.strategy.held and hasattr(module, "update_and_allocate"):  # AdaLoRA
+                raise LaunchError(
+                    f"{name} ranks its parameters by whole gradients, and each process holds "
+                    f"{run.strategy.held} here: train it under DDP"
+                )
             if has_extra_state(module):
                 run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
 

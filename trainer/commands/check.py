@@ -13,14 +13,15 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import product
 
-from ..config.arguments import FILES, split_command_line
+from ..config.arguments import FILES, launch_option, split_command_line
 from ..config.documents import read_document
 from ..config.naming import resolve_names
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
-from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError
+from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError, usage_error
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
 from ..launching.request import Request, visible_gpus
@@ -30,41 +31,32 @@ from ..script import load_config, load_task
 from ..task import own_optimizer
 from ..text import table
 
-_OF_ACCELERATE = {
-    "compute_environment",
-    "distributed_type",
-    "machine_rank",
-    "num_machines",
-    "num_processes",
-    "use_cpu",
-}
-
 
 def run(argv: Sequence[str]) -> int:
     """Print the plans to stdout, and each error to stderr.
 
     Returns:
-        0 if every training could run, else 1.
+        0 if every training could run, else the exit code of the training.
+
+    Raises:
+        ConfigError: a file cannot be read, or a key of the command line is unknown.
     """
     args, words = _read_arguments(argv)
     texts, paths = split_command_line(words)
-    errors = {}  # in the order of the files, each error once
-    try:
-        trainings, launch_files = _sort(texts, paths)
-    except TrainerError as error:
-        print(error, file=sys.stderr)
-        return 1
-
+    for key in get_close_matches("processes", texts, cutoff=0.8):
+        raise usage_error(key, texts[key], "unknown key; did you mean 'processes'?")
+    trainings, launch_files = _sort(texts, paths)
+    codes = {}  # by the text of the error, in the order of the files
     for training, launch_file in product(trainings, launch_files):
         try:
             with contextlib.redirect_stdout(sys.stderr):  # libraries print, too
                 answer = _describe(training, launch_file, args.processes)
             print(answer)
         except TrainerError as error:
-            errors[str(error)] = 1
-    for line in errors:
+            codes[str(error)] = error.exit_code
+    for line in codes:
         print(line, file=sys.stderr)
-    return int(bool(errors))
+    return max(codes.values(), default=0)
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -97,8 +89,8 @@ def _sort(
     trainings: list[list[str] | None] = []
     launch_files: list[str | None] = []
     for path in paths:
-        keys = read_document(path).data.keys()
-        if keys & _OF_ACCELERATE or (path.endswith(".json") and "task" not in keys):
+        data = read_document(path).data
+        if launch_option(data) or (path.endswith(".json") and "task" not in data):
             launch_files.append(path)
         else:
             trainings.append(["--config", path, *settings])
@@ -108,7 +100,7 @@ def _sort(
 
 
 def _read_launch_file(path: str, processes: int | None) -> Request:
-    if not read_document(path).data.keys() & _OF_ACCELERATE:
+    if launch_option(read_document(path).data) != "accel_config":
         return read_deepspeed_file(path)
 
     flags = {}

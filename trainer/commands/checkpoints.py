@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..checkpoint.discover import CheckpointInfo, listing, verify
-from ..errors import CheckpointError
+from ..errors import usage_error
 from ..text import columns, size
 from .usage import local_path
 
@@ -17,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     """Print the list. Return 0 if all checkpoints are in order, else 1.
 
     Raises:
-        CheckpointError: the folder holds no checkpoint.
+        ConfigError: the folder holds no checkpoint.
     """
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
     parser.add_argument("folder", type=local_path, help="of the run, or of its checkpoints")
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     inside = args.folder / "checkpoints"
     checkpoints = listing(inside if inside.is_dir() else args.folder)
     if not checkpoints:
-        raise CheckpointError(f"{args.folder}: holds no checkpoints")
+        raise usage_error("", str(args.folder), "holds no checkpoints; give RUN or RUN/checkpoints")
     if args.verify:
         checkpoints = [verify(checkpoint) for checkpoint in checkpoints]
     print("\n".join(columns([_HEAD, *map(_row, checkpoints)])))

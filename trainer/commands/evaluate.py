@@ -31,10 +31,12 @@ from ..checkpoint.untrusted import read_json
 from ..config.fingerprint import task_facts
 from ..config.train_config import TrainConfig
 from ..distributed.exit import run_and_exit
+from ..distributed.main_process import is_main
 from ..errors import TrainerError, usage_error
 from ..reporting.directory import json_text
 from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
+from .runs import read_run
 from .usage import local_path, local_text
 
 if TYPE_CHECKING:
@@ -181,13 +183,16 @@ def _load(
     """
     plan: Mapping[str, Any] = {}
     if of_run is not None:
-        plan = read_json(of_run / PLAN)
+        plan = read_run(of_run).plan
         config_file = config_file or str(of_run / CONFIG)
     if config_file is None:
         raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
-    if plan.get("task_folder"):  # the folder of the script that trained the run
-        sys.path.append(plan["task_folder"])
+    folder = plan.get("task_folder")  # of the script that trained the run
+    if folder and folder not in sys.path:
+        if is_main():  # the code in the folder is a program, and plan.json may come from anybody
+            print(f"note: {PLAN} of the run names {folder}: code is imported from it")
+        sys.path.append(folder)
     loaded = load_config(["--config", config_file, *words])
     for key in loaded.texts.keys() & {"weights", "output_dir", *_WITHOUT_TRAINING}:
         raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.contents import Contents
 from ..checkpoint.discover import inspect, verify
 from ..checkpoint.export import write_model
-from ..errors import CheckpointError
+from ..errors import usage_error
 from .usage import local_path
 
 
@@ -48,14 +48,16 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
         The file of the model in ``folder``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or ``folder`` exists or cannot be written.
+        ConfigError: there is no such checkpoint, or ``folder`` exists.
+        CheckpointError: the checkpoint is damaged, or ``folder`` cannot be written.
     """
+    if os.path.lexists(folder):
+        raise usage_error("to", str(folder), "exists already; give a new folder")
+    if not checkpoint.is_dir():
+        raise usage_error("", str(checkpoint), "is no folder; give RUN/checkpoints/NAME")
     info = verify(inspect(checkpoint))
     contents = info.open()
     form = contents.model_file
-    if os.path.lexists(folder):
-        raise CheckpointError(f"{folder}: exists already; give a new folder")
-
     exported = [entry for entry in contents.model if form.name(entry[0]) is not None]
     entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in exported]
     tensors = (_read(contents, name, dtype, averaged=averaged) for name, _, dtype in exported)

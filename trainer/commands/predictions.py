@@ -39,7 +39,9 @@ def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
 
     def append() -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("a" if written else "w", encoding="utf-8") as file:
+        # Half of an emoji becomes an escape of JSON, which reads back as the same text.
+        mode = "a" if written else "w"
+        with part.open(mode, encoding="utf-8", errors="backslashreplace") as file:
             for index, row in enumerate(rows, written):
                 print(json.dumps({INDEX: index, **row}, ensure_ascii=False), file=file)
 
@@ -62,7 +64,8 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         examples: number of examples. 0 for a padding batch.
 
     Raises:
-        DataError: the result is no mapping with an entry for each example.
+        DataError: the result is no mapping with an entry for each example, or holds a value that
+            JSON cannot hold.
     """
     if not isinstance(predicted, Mapping) or not predicted or INDEX in predicted:
         rule = f"must return {{name: an entry for each example}}, and no name {INDEX!r}"
@@ -71,7 +74,10 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         return []
 
     # Tensors and arrays become lists, NaN and infinity None.
-    text = json.dumps(dict(predicted), default=lambda value: value.tolist())
+    try:
+        text = json.dumps(dict(predicted), default=lambda value: value.tolist())
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"prediction_step: JSON cannot hold the result: {error}") from None
     columns = json.loads(text, parse_constant=lambda name: None)
     for name, entries in columns.items():
         if not isinstance(entries, list) or len(entries) != examples:

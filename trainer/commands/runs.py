@@ -53,6 +53,8 @@ class _Plan(_File):
     run_name: str | None = None
     mixed_precision: str = "no"
     precision: dict[str, str] = {}
+    task_folder: str | None = None
+    task_settings: dict[str, Any] = {}
 
 
 class _Row(_File):
@@ -62,6 +64,8 @@ class _Row(_File):
 
 class _Summary(_File):
     peak_memory_bytes: list[NonNegativeInt] = []
+    steps: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
 
 
 _CONFIG = TypeAdapter(dict[str, Any])

@@ -8,7 +8,8 @@ annotations of their keys decide later how they are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import usage_error
 from .annotations import annotations_of
@@ -19,6 +20,18 @@ FILES = {
     "config": "training config (YAML or JSON); FILE as the first word is the same",
     "accel_config": "accelerate YAML, if the launcher is not `accelerate launch`",
     "deepspeed": ("DeepSpeed JSON, under the `deepspeed` launcher (or --deepspeed_config)"),
+}
+# Keys that only a launch file has. Few launch files have none of these keys.
+_OF_LAUNCH_FILES = {
+    "accel_config": {
+        "compute_environment",
+        "distributed_type",
+        "machine_rank",
+        "num_machines",
+        "num_processes",
+        "use_cpu",
+    },
+    "deepspeed": {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"},
 }
 _OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
 _DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
@@ -49,6 +62,15 @@ def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         texts[key] = text if equals else _value_after(name, key, rest)
     texts.pop("local_rank", None)
     return texts, words
+
+
+def launch_option(data: Mapping[str, Any]) -> str:
+    """Return the option that takes a launch file, such as ``accel_config``. "" for another file.
+
+    Args:
+        data: the content of the file.
+    """
+    return next((key for key, own in _OF_LAUNCH_FILES.items() if data.keys() & own), "")
 
 
 def _value_after(name: str, key: str, rest: list[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, Origin, Problem, origin_of
+from ..text import did_you_mean
 from .paths import not_local
 
 _MOST_VALUES = 100_000  # of a file. Each use of an alias counts
@@ -69,6 +70,8 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         rule = not_local(name) or f"the {what} cannot be read: {str(reason).splitlines()[0]}"
+        if isinstance(error, FileNotFoundError):
+            rule += f"; {did_you_mean(name, map(str, Path(name).parent.glob('*.*')))}"
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
         raise ConfigError(Problem(origin=Origin(name, line), rule=rule)) from None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of, usage_error
 from ..text import HIDDEN, hidden
-from .arguments import FILES, split_command_line
+from .arguments import FILES, launch_option, split_command_line
 from .documents import Document, read_document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
@@ -79,9 +79,13 @@ def load_config(argv: Sequence[str]) -> Loaded:
     check = Validator(partial(origin_of, origins, otherwise=document.path))
     config = check.build(TrainConfig, data, texts=texts)
     if config is None:
+        option = launch_option(document.data)
+        if option:
+            rule = f"is a launch file, and no training config: give --{option} {document.path}"
+            raise ConfigError(Problem(origin=Origin(document.path), rule=rule))
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):
-        if value == HIDDEN:
+        if HIDDEN in str(value):
             rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
             origin = origin_of(origins, key)
             raise ConfigError(Problem(origin=origin, value=value, rule=rule))

@@ -76,7 +76,7 @@ class StreamData(TrainData):
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Continue after the window that ``state`` was taken after, and return the position."""
-        self._state = copy.deepcopy(dict(state))
+        self._state = {key: copy.deepcopy(state[key]) for key in self._state}
         return int(state["samples"])
 
     def samples_to_read_over(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
@@ -67,7 +69,10 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
-        raise setting_error("adapter", targets, first_line(error)) from None
+        reason = first_line(error)
+        if "lora_dropout" in reason:
+            reason = "experts in a single tensor take no dropout; set dropout: 0"
+        raise setting_error("adapter", targets, reason) from None
 
 
 def adapter_part(model: Any) -> SavedPart:
@@ -81,8 +86,10 @@ def adapter_part(model: Any) -> SavedPart:
     Raises:
         ConfigError: the file of an adapter cannot hold some trained tensor.
     """
+    from peft import PeftModel
     from peft.utils import get_peft_model_state_dict
 
+    settings = model.peft_config[model.active_adapter]
     tensors = dict(canonical_state(model))
     # Checkpoints hold a shared tensor under the first of its names.
     first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
@@ -94,23 +101,58 @@ def adapter_part(model: Any) -> SavedPart:
         adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )
-    names = {first_name[id(tensor)]: name for name, tensor in in_file.items()}
+    names = {first_name.get(id(tensor), ""): name for name, tensor in in_file.items()}
+    names.pop("", "")
     trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
-    lost = sorted(trained - names.keys())
+    # A computed tensor, or a further name of a tensor, would not load again.
+    lost = sorted([*(trained - names.keys()), *(in_file.keys() - names.values())])
     if lost:
         raise setting_error(
             "adapter",
-            "",
-            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone",
+            settings.peft_type.value,
+            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
+            "no saved modules",
+        )
+
+    uses = Counter(map(id, tensors.values()))
+    tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[id(t)] > 1]
+    if tied:
+        raise setting_error(
+            "adapter",
+            tied[0],
+            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
+            "layer out of targets",
         )
 
     def save_config(directory: Path) -> None:
         """Write the configurations of the adapter, as peft does, and of the generation."""
-        config = copy.copy(model.peft_config[model.active_adapter])
+        config = copy.copy(settings)
         config.inference_mode = True
         config.save_pretrained(str(directory))
         generation_config = getattr(model.get_base_model(), "generation_config", None)
         if generation_config is not None:
             generation_config.save_pretrained(directory)
 
-    return SavedPart(file=FILE, names=names, save_config=save_config)
+    base = model.get_base_model()
+    source = settings.base_model_name_or_path
+    load_base = loader_of(base)
+    if load_base is None or not source or hasattr(base, "hf_quantizer"):
+        return SavedPart(file=FILE, names=names, save_config=save_config)
+
+    in_files = type(base.config).from_pretrained(source)
+    rows, now = (getattr(config, "vocab_size", 0) for config in (in_files, base.config))
+    if rows != now:
+        raise setting_error(
+            "adapter",
+            source,
+            f"has {rows} tokens and the model {now}, which no adapter's file holds; save the model "
+            "with all tokens first, and load that",
+        )
+
+    def load(folder: Path) -> Any:
+        """Return the adapter of a folder on the model of its files."""
+        return PeftModel.from_pretrained(
+            load_base(source, num_labels=base.config.num_labels), folder
+        )
+
+    return SavedPart(file=FILE, names=names, save_config=save_config, load=load)

@@ -223,10 +223,10 @@ class TokenTask(LanguageTask):
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
     def encoder(self, row: Row) -> Encoder:
-        """Return the encoder of rows.
+        """Return the encoder of the rows of a source.
 
         Args:
-            row: the first row of the data. Empty if there is none.
+            row: the first row of the source. Empty if there is none.
         """
         return Encoder(
             self.load_tokenizer(), Columns(names=(self.text_column,)), bad_rows=self.bad_rows
@@ -235,11 +235,14 @@ class TokenTask(LanguageTask):
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
-        _, first = next(sources[0].read(), ("", {}))
-        encoder = self.encoder(first)
-        corpus = Corpus.prepare(sources, encoder, self.cache_dir, key)
-        if encoder.columns.kind != "text":
-            self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
+        encoders = []
+        for source in sources:
+            _, first = next(source.read(), ("", {}))
+            encoder = self.encoder(first)
+            encoders.append(encoder)
+            if encoder.columns.kind != "text":
+                self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
+        corpus = Corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus
 

@@ -48,5 +48,7 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
     text = f"---\n{head}\n---\n\n# {title}\n"
     for name, values in sections.items():
         if values:
-            text += f"\n## {name}\n\n```yaml\n{to_yaml(values)}```\n"
+            content = to_yaml(values)
+            fence = "`" * (3 + content.count("`"))  # no text inside can end it
+            text += f"\n## {name}\n\n{fence}yaml\n{content}{fence}\n"
     return text

@@ -27,7 +27,7 @@ from .problems import setting_error
 from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
-from .templates import read_template
+from .templates import ALPACA_INPUT, read_template
 from .tokens import Encoder, vocabulary_of
 
 if TYPE_CHECKING:
@@ -120,9 +120,19 @@ class CausalLM(TokenTask):
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column:
             usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
+        elif "rejected" in row or isinstance(row.get("label"), bool):
+            raise setting_error(
+                "data",
+                ", ".join(row),
+                "are preferences, and CausalLM learns every answer; keep the good answers, and "
+                "name prompt_column and completion_column, or messages_column",
+            )
         fitting = (given for given in usual if None not in map(row.get, given[1]))
         columns = Columns(
-            *next(fitting, usual[0]), self.turns == "each", self.chat_template_kwargs or {}
+            *next(fitting, usual[0]),
+            self.turns == "each",
+            self.chat_template_kwargs or {},
+            ALPACA_INPUT if self.template == "alpaca" else "\n\n",
         )
 
         tokenizer = self.load_tokenizer()
@@ -131,10 +141,12 @@ class CausalLM(TokenTask):
             self.memory.setdefault("ends", [] if end is None else [end])
             return Encoder(tokenizer, columns, bad_rows=self.bad_rows)
 
+        # Conversations beside texts decide the end of a text.
         text, name = read_template(tokenizer, self.template)
         self.note(f"template: {name}")
         writer = ChatWriter(tokenizer, text)
-        if not self.memory.setdefault("ends", writer.turn_ends()):
+        self.memory["ends"] = writer.turn_ends()
+        if not self.memory["ends"]:
             self.note("template: no token ends a turn of the assistant")
         return Encoder(tokenizer, columns, writer, self.bad_rows)
 

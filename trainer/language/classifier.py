@@ -17,6 +17,7 @@ from .base import LanguageTask
 from .card import model_card
 from .columns import take
 from .meta_model import CLASSIFIER
+from .problems import setting_error
 from .sources import find_sources
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class SequenceClassifier(LanguageTask):
         data, evaluation: as of ``CausalLM``.
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
-        text_column, label_column: of a row. A label is text or a number. The labels of ``data``
-            are the classes.
+        text_column, label_column: of a row. A label is a text or a whole number (1.0 is 1). The
+            labels of ``data`` are the classes, at least two.
         sequence_length: most tokens of a text. Longer texts are cut off.
         adapter: low-rank adapters, trained beside the last layer. All other weights are frozen. {}
             for the defaults.
@@ -70,11 +71,20 @@ class SequenceClassifier(LanguageTask):
             for origin, row in source.read():
                 text = take(row, origin, self.text_column, "text_column", str)
                 label = take(row, origin, self.label_column, "label_column")
+                if isinstance(label, float) and label.is_integer():
+                    label = int(label)
+                if not isinstance(label, str | int):
+                    raise setting_error(
+                        "label_column",
+                        self.label_column,
+                        f"is {label!r} in {origin}; a label is a text or a whole number",
+                    )
                 examples.append((text, str(label)))
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
         labels = sorted(sorted({label for _, label in examples}), key=len)
-        self.memory.setdefault("labels", labels)
+        if len(self.memory.setdefault("labels", labels)) < 2:
+            raise setting_error(key, names, "has a single class; a classifier needs two")
         return examples
 
     def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:

@@ -56,12 +56,14 @@ class Columns:
         each_turn: train on each turn of a conversation as the template writes the turn when the
             turn is the last.
         settings: of the template, for all conversations. Those of a row override these.
+        before_input: text between Alpaca's ``instruction`` and ``input``.
     """
 
     kind: Kind = "text"
     names: tuple[str, ...] = ("text",)
     each_turn: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    before_input: str = "\n\n"
 
     def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""
@@ -95,7 +97,7 @@ class Columns:
         messages = take(row, origin, self.names[-1], key)
         if self.kind == "instruction":
             parts = take(row, origin, "instruction", "data", str), row.get("input")
-            prompt.append({"role": "user", "content": "\n\n".join(filter(None, parts))})
+            prompt.append({"role": "user", "content": self.before_input.join(filter(None, parts))})
             messages = [{"role": "assistant", "content": messages}]
 
         chat = read_chat(origin, key, prompt, messages, settings)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .problems import first_line, setting_error
 
@@ -84,10 +84,13 @@ def check_separation(model: Any, inputs: Inputs) -> None:
     expected = torch.zeros_like(reached)
     expected[SECOND] = True
     if not torch.equal(reached, expected):
+        name = type(model).__name__
+        if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+            name += " (its convolution reads tokens of the document before)"
         raise setting_error(
             "packing",
             "best_fit",
-            f"documents of one row reach each other in {type(model).__name__}; set packing: none",
+            f"documents of one row reach each other in {name}; set packing: none",
         )
 
 

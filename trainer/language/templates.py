@@ -12,10 +12,17 @@ CHATML = (
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# As of the Stanford Alpaca data. A system message replaces the preamble.
+ALPACA_INPUT = "\n\n### Input:\n"
 ALPACA = (
     "{% for message in messages %}"
     "{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
-    "{% elif message.role == 'user' %}{{ '### Instruction:\n' + message.content + '\n\n' }}"
+    "{% elif message.role == 'user' %}"
+    "{% if loop.first %}{{ 'Below is an instruction that describes a task' }}"
+    "{% if '### Input:' in message.content %}"
+    "{{ ', paired with an input that provides further context' }}{% endif %}"
+    "{{ '. Write a response that appropriately completes the request.\n\n' }}{% endif %}"
+    "{{ '### Instruction:\n' + message.content + '\n\n' }}"
     "{% else %}{{ '### Response:\n' + message.content + eos_token + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
 )

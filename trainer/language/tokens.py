@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from .columns import Columns, read_ids, take
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
-FORMAT = 4  # raised when the same rows become other files
+FORMAT = 5  # raised when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 
@@ -183,11 +183,14 @@ class Corpus:
     notices: Sequence[str] = ()
 
     @classmethod
-    def prepare(cls, sources: Sequence[Source], encoder: Encoder, cache: str, key: str) -> Corpus:
+    def prepare(
+        cls, sources: Sequence[Source], encoders: Sequence[Encoder], cache: str, key: str
+    ) -> Corpus:
         """Tokenise sources once per machine, or find the files of the same content.
 
         Args:
             sources: of the rows.
+            encoders: of the rows of each source. All have the same tokenizer.
             cache: parent of the folder with the tokens.
             key: of the setting that names the sources, for messages.
 
@@ -195,19 +198,19 @@ class Corpus:
             ConfigError: a row cannot be trained on.
             DataError: there is nothing to train on.
         """
-        tokenizer, writer = encoder.tokenizer, encoder.writer
+        tokenizer = encoders[0].tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         content = [
             FORMAT,
             [source.digest for source in sources],
-            dataclasses.asdict(encoder.columns),
-            writer and writer.text,
-            encoder.bad_rows,
+            [dataclasses.asdict(encoder.columns) for encoder in encoders],
+            [encoder.writer and encoder.writer.text for encoder in encoders],
+            encoders[0].bad_rows,
             sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
             str(tokenizer.special_tokens_map),
         ]
 
-        folder = prepare_once(cache, content, lambda folder: _write(folder, sources, encoder))
+        folder = prepare_once(cache, content, lambda folder: _write(folder, sources, encoders))
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         ends = np.load(folder / "ends.npy")
         if not len(ends):
@@ -233,34 +236,39 @@ class Corpus:
         return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.astype(np.int64).tobytes())
 
 
-def _write(folder: Path, sources: Sequence[Source], encoder: Encoder) -> None:
+def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder]) -> None:
     """Write the files of a corpus: tokens.bin, ends.npy, about.json."""
     from tqdm import tqdm
 
-    rows = chain.from_iterable(source.read() for source in sources)
-    progress = iter(tqdm(rows, desc=f"tokenising {sources[0].name}", unit=" rows", disable=None))
     lengths = []
     left_out = 0
     content = xxhash.xxh3_128()
     with open(folder / "tokens.bin", "wb") as file:
-        while batch := list(islice(progress, ROWS)):
-            for ids, targets in encoder.encode(batch):
-                if not np.any(targets[1:]):  # nothing predicts the first token of a document
-                    left_out += 1
-                    continue
-                tokens = np.array(ids, np.uint32) | np.asarray(targets, np.uint32) * TARGET
-                file.write(tokens.data)
-                content.update(tokens.data)
-                lengths.append(len(ids))
+        for source, encoder in zip(sources, encoders, strict=True):
+            rows = source.read()
+            progress = iter(
+                tqdm(rows, desc=f"tokenising {source.name}", unit=" rows", disable=None)
+            )
+            while batch := list(islice(progress, ROWS)):
+                for ids, targets in encoder.encode(batch):
+                    if not np.any(targets[1:]):  # nothing predicts the first token of a document
+                        left_out += 1
+                        continue
+                    tokens = np.array(ids, np.uint32) | np.asarray(targets, np.uint32) * TARGET
+                    file.write(tokens.data)
+                    content.update(tokens.data)
+                    lengths.append(len(ids))
 
+    bad = [error for encoder in encoders for error in encoder.bad]
+    silent = sum(encoder.writer.without_thoughts for encoder in encoders if encoder.writer)
     notices = []
-    if encoder.bad:
-        notices.append(f"{len(encoder.bad):,} bad rows are left out, the first: {encoder.bad[0]}")
+    if bad:
+        notices.append(f"{len(bad):,} bad rows are left out, the first: {bad[0]}")
     if left_out:
         notices.append(f"{left_out:,} documents without a token to train on are left out")
-    if encoder.writer and encoder.writer.without_thoughts:
+    if silent:
         notices.append(
-            f"the template leaves out the thoughts of {encoder.writer.without_thoughts:,} turns; "
+            f"the template leaves out the thoughts of {silent:,} turns; "
             "turns: each trains on each turn as the last of its conversation"
         )
 

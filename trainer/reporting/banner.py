@@ -7,7 +7,7 @@ from typing import Any
 
 from ..optim.groups import group_texts
 from ..plan import Plan
-from ..text import size, table, versions
+from ..text import listed, size, table, versions
 from .machine import machine_text
 
 Row = tuple[str, str]  # a name and its value
@@ -54,7 +54,7 @@ def _data(facts: Mapping[str, Any]) -> str:
 
     every = facts["evaluation_every"]
     sets = [f"{name} {_count(count)} {every[name]}" for name, count in evaluation.items()]
-    return f"{train} training samples, to evaluate {', '.join(sets)}"
+    return f"{train} training samples, to evaluate {listed(sets, 8)}"
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:

@@ -24,7 +24,8 @@ def prepare_process(plan: Plan) -> None:
     """
     if find_spec("transformers") is None:
         raise LaunchError(
-            "Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'"
+            "Accelerate runs DeepSpeed with transformers only: in the clone of this repository, "
+            "pip install -e '.[deepspeed]'"
         )
 
     if plan.launcher == "python":  # DeepSpeed wants a process group also for one process

@@ -279,7 +279,10 @@ def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(
 ) -> None:
     from transformers import LlamaConfig
 
-    model = Small()
+    class OfTransformers(Small):
+        config_class = LlamaConfig
+
+    model = OfTransformers()
     model.config = LlamaConfig(hidden_size=8, num_attention_heads=1)  # type: ignore[assignment]
     model.config.dtype = torch.float32  # type: ignore[union-attr]
     save_config(model, tmp_path, torch.bfloat16)

@@ -52,6 +52,8 @@ class Stepped(Odd):
                 [{"params": learning, "limit": float("inf")}], lr=plan.lr
             ),
             "picky": lambda: Picky(learning, lr=plan.lr),
+            "sam": lambda: Sam(learning, lr=plan.lr),
+            "schedule_free": lambda: ScheduleFree(learning, lr=plan.lr),
         }
         return kinds[self.name]()  # type: ignore[no-any-return]
 
@@ -63,8 +65,34 @@ class Picky(torch.optim.SGD):
         return super().step(closure)
 
 
+class Sam(torch.optim.SGD):
+    def first_step(self) -> None:
+        """Move the weights to where the second gradient is taken."""
+
+
+class ScheduleFree(torch.optim.SGD):
+    def eval(self) -> None:
+        """Move the weights to the average."""
+
+
 def test_an_optimizer_whose_step_needs_a_closure_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, r"LBFGS: a step on small parameters fails .*closure", Stepped())
+    message = refused(tmp_path, r"LBFGS: a step on small parameters fails .*closure", Stepped())
+    assert "keep_last" not in message
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sam", r"^Sam.first_step must be called, and no loop here does: take another one$"),
+        ("schedule_free", r"^ScheduleFree.eval must be called, .*: take another one$"),
+    ],
+)
+def test_an_optimizer_of_another_loop_is_refused_with_and_without_checkpoints(
+    name: str, message: str, keep_last: int, tmp_path: Path
+) -> None:
+    """Without checkpoints the weights would be exported that no evaluation is meant to see."""
+    refused(tmp_path, message, Stepped(name=name), keep_last=keep_last)
 
 
 @pytest.mark.parametrize("name", ["Muon", "halves", "tensor_lr", "infinite"])

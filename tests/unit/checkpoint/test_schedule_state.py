@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from one_process import fit, rows
+from resuming import Odd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR, LRScheduler
 
+from trainer import Plan
 from trainer.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -43,6 +48,26 @@ def test_schedules_resume_at_their_step(schedule: dict[str, Any], tmp_path: Path
         [(row["lr"], row["loss"]) for row in rows(tmp_path / name)] for name in ("run", "new")
     )
     assert theirs == ours[4:]
+
+
+class Chained(Odd):
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
+        rising = LinearLR(optimizer, 0.1, total_iters=5)
+        return ChainedScheduler([rising, ExponentialLR(optimizer, 0.9)])
+
+
+def test_a_chained_schedule_resumes_at_its_step(tmp_path: Path) -> None:
+    """ChainedScheduler counts no steps of its own."""
+    fit(tmp_path / "run", Chained())
+    resume = tmp_path / "run" / "checkpoints" / store.name_of(4)
+    assert json.loads((resume / store.STATE).read_text())["schedule"]["steps"] == 4
+    fit(tmp_path / "new", Chained(), resume=str(resume))
+    ours, theirs = (
+        [(row["lr"], row["loss"]) for row in rows(tmp_path / name)] for name in ("run", "new")
+    )
+    assert theirs == ours[4:]
+    rates = [0.05 * (0.1 + 0.9 * min(step, 5) / 5) * 0.9**step for step in range(8)]
+    assert [rate for rate, _ in ours] == pytest.approx(rates)
 
 
 def test_another_schedule_takes_its_own_rate_at_that_step(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from one_process import checkpoint, fit, log_of, lose, losses, reseal, rows, steps
 
-from trainer import CheckpointError, ConfigError
+from trainer import CheckpointError, ConfigError, LaunchError
 from trainer.checkpoint import discover, store
 from trainer.commands import cli
 
@@ -181,8 +181,10 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
     fit(run, resume=str(four))  # the newest of its own run: that run goes on
     assert list(losses(run)) == list(range(1, 9))
     for wrong in (run, tmp_path / "nowhere"):
-        with pytest.raises(CheckpointError, match=r"manifest.json is missing; name another check"):
+        match = r"manifest.json is missing; name another checkpoint"
+        with pytest.raises((CheckpointError, LaunchError), match=match) as told:
             fit(tmp_path / "other", resume=str(wrong))
+        assert told.value.exit_code == (1 if wrong == run else 2)
     (four / store.STATE).write_text("{}")
     with pytest.raises(
         CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; name another"

@@ -212,3 +212,78 @@ def test_a_header_that_does_not_fit_its_bytes_is_refused(
     (forged / RANK).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
     reseal(forged)
     check_refused(forged, "safetensors")
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def change_state(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    state = json.loads((path / store.STATE).read_text())
+    change(state)
+    (path / store.STATE).write_text(json.dumps(state))
+    reseal(path)
+
+
+def check_not_resumed(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        fit(path.parent.parent / "new", WithNote(), max_steps=4, resume=str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("spent", {"tokens": 1.0}, "spent.seconds: .*Field required"),
+        ("samples", 10**400, "state.json: samples: .*less than"),
+        ("data", {"samples": 2**63}, "state.json: data.samples: .*less than"),
+        ("skipped_steps", -1, "state.json: skipped_steps: .*greater than"),
+        ("task", {"$tensor": ["task.nothing", [1]]}, "task.nothing: is in no file"),
+        ("task", {"$tuple": 5}, r"no run writes: TypeError\("),
+        ("last_evaluation", {"$tensor": ["a", [1]]}, "last_evaluation.*valid"),
+        ("callbacks", {"Best": {"$number": "x"}}, r"no run writes: ValueError\("),
+    ],
+)
+def test_a_state_that_no_run_writes_is_refused_by_a_resume(
+    key: str, value: Any, message: str, forged: Path
+) -> None:
+    change_state(forged, lambda state: state.update({key: value}))
+    check_not_resumed(forged, message)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("amsgrad", True), ("eps", "1"), ("differentiable", 1), ("betas", 5), ("betas", [0.9])],
+)
+def test_settings_of_the_optimizer_that_are_no_numbers_are_refused_if_they_changed(
+    key: str, value: Any, forged: Path
+) -> None:
+    change_state(forged, lambda state: state["group_settings"][0].update({key: value}))
+    check_not_resumed(forged, f"group_settings: {key}: .* only numbers may change")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rng.torch/0/0", r"no run writes: KeyError\('torch'\)"),
+        ("rng.python/0/0", r"no run writes: KeyError\('python'\)"),
+        (
+            "optimizer.step/middle.weight/0",
+            r"middle.weight: .* only \['exp_avg', 'exp_avg_sq'\] is there",
+        ),
+        (
+            "optimizer.exp_avg/middle.weight/0",
+            r"middle.weight: .* only \['exp_avg_sq', 'step'\] is there",
+        ),
+    ],
+)
+def test_a_resume_refuses_a_checkpoint_that_lacks_a_state(
+    name: str, message: str, forged: Path
+) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        kind, rest = name.split("/", 1)
+        tensors[f"{kind}x/{rest}"] = tensors.pop(name)
+        if kind == "rng.torch":
+            tensors["rng.torch/7/0"] = torch.zeros(3, dtype=torch.uint8)  # one rank wrote it
+
+    change_tensors(forged, rename)
+    check_not_resumed(forged, message)

@@ -30,7 +30,11 @@ class Nothing(nn.Linear):
 
 def notes_of(model: nn.Module, world_size: int = 2) -> list[str]:
     notes: list[str] = []
-    run: Any = SimpleNamespace(plan=SimpleNamespace(world_size=world_size), note=notes.append)
+    run: Any = SimpleNamespace(
+        plan=SimpleNamespace(world_size=world_size),
+        note=notes.append,
+        strategy=SimpleNamespace(held="rows of the parameters"),
+    )
     SupportedModel().on_model(run, model)
     return notes
 
@@ -39,6 +43,12 @@ def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = nn.Parameter(view(model[0].weight.data))
     return model
+
+
+class Ranked(nn.Linear):
+    """As AdaLoRA of peft."""
+
+    def update_and_allocate(self, step: int) -> None: ...
 
 
 def with_hook_behind() -> nn.Module:
@@ -55,6 +65,10 @@ def with_hook_behind() -> nn.Module:
             "0 is a DataParallel: build the model itself",
         ),
         (lambda: nn.Embedding(4, 2, max_norm=1.0), "Embedding has max_norm"),
+        (
+            lambda: Ranked(2, 2),
+            "Ranked ranks its parameters by whole gradients, and each process holds rows",
+        ),
         (
             with_hook_behind,
             "weight has a hook behind its gradient (register_post_accumulate_grad_hook)",

@@ -35,7 +35,7 @@ def test_errors_of_all_files_are_told_once(
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(ROOT / "examples")
     done = check("accel_configs/ddp.yaml", *(str(tmp_path / name) for name in files))
-    assert done.returncode == 1
+    assert done.returncode == 2
     told = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
     places = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in told]
     assert sorted(places) == [
@@ -49,15 +49,16 @@ def test_errors_of_all_files_are_told_once(
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["missing.yaml"], 1, "missing.yaml: the file cannot be read"),
+        (["missing.yaml"], 2, "missing.yaml: the file cannot be read"),
         (
             ["ds_configs/zero2.json", DIGITS, "--processes", "3"],
-            1,
+            2,
             "64: must be a multiple of 3 ",
         ),
-        ([DIGITS, "--optimizer", "os.system"], 1, "a subclass of torch.Optimizer"),
-        ([DIGITS, "--run_name={task_settings.widht}"], 1, "did you mean 'task_settings.width'?"),
+        ([DIGITS, "--optimizer", "os.system"], 2, "a subclass of torch.Optimizer"),
+        ([DIGITS, "--run_name={task_settings.widht}"], 2, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),
+        ([DIGITS, "--proceses", "8"], 2, "proceses: '8': unknown key; did you mean 'processes'?"),
     ],
 )
 def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -> None:

@@ -27,5 +27,5 @@ def test_the_list_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "complete"
     )
     assert lines[2].endswith("damaged: rank-00000.safetensors was changed after it was written")
-    assert cli.main(["checkpoints", str(tmp_path / "model")]) == 1
+    assert cli.main(["checkpoints", str(tmp_path / "model")]) == 2
     assert "holds no checkpoints" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,21 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
+@pytest.mark.parametrize("text", ["[]", "1", "{", '{"strategy": 3}', '{"task_folder": 5}', "\0"])
+def test_a_damaged_plan_is_one_line(text: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"^[^\n]*plan.json: the file is damaged: [^\n]*$"):
+        evaluate([str(tmp_path / "run")])
+
+
+def test_a_damaged_summary_is_one_line(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text('{"steps": "x"}')
+    with pytest.raises(ConfigError, match=r"^[^\n]*summary.json: the file is damaged: [^\n]*$"):
+        evaluate([str(tmp_path / "run")])
+
+
 def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, run.parent / "sing"):
         with pytest.raises(ConfigError, match=r"holds no model .* and no checkpoint"):
@@ -191,6 +207,8 @@ def test_the_command_finds_a_task_beside_the_script_that_trained_it(
         )
         assert done.returncode == 0, done.stderr
     assert re.search(r"eval/loss +0\.\d+", done.stdout)
+    first = done.stdout.splitlines()[0]
+    assert first == f"note: plan.json of the run names {folder}: code is imported from it"
 
 
 # -- predictions ----------------------------------------------------------------------------------
@@ -298,6 +316,34 @@ def test_values_of_many_types(tmp_path: Path) -> None:
         "yes": False,
         "text": "é3",
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strange(Sign):
+    value: object = None
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        return {"strange": [self.value] * len(batch[1])}
+
+
+@pytest.mark.parametrize("value", [{1}, 1j, b"x", {(1, 2): 3}, object()], ids=str)
+def test_a_prediction_that_json_cannot_hold_is_one_line(value: object, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^prediction_step: JSON cannot hold the result: .*$"):
+        predict(built(tmp_path), tmp_path / "p.jsonl", Strange(value=value))
+    assert [path for path in tmp_path.iterdir() if "jsonl" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [("half \ud83d of an emoji, é\n\0", None), ({float("nan"): 1}, {"NaN": 1})],
+    ids=["half an emoji", "NaN as a key"],
+)
+def test_texts_that_are_no_utf_8_and_odd_keys_are_written(
+    value: object, read: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.jsonl"
+    predict(built(tmp_path), path, Strange(value=value))
+    assert lines_of(path)[0]["strange"] == (read or value)
 
 
 class Moments(Sign):

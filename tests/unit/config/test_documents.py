@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from config_loading import problems
+from launchers import ROOT
 
 from trainer.config.documents import read_document
 from trainer.config.load import load_config
@@ -86,3 +87,20 @@ def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path
     (tmp_path / "fine.yaml").write_text("a: &a {x: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, y: 1}\n")
     data = read_document(tmp_path / "fine.yaml").data
     assert data["b"] == [{"x": [1, 2]}] * 2 and data["c"] == {"x": [1, 2], "y": 1}
+
+
+def test_a_file_of_almost_this_name_is_named(here: Path) -> None:
+    Path("good.yaml").write_text("task: a:B\nepochs: 1\n")
+    [line] = problems("--config=good.yml")
+    assert line.startswith("good.yml: the training config cannot be read: No such file")
+    assert line.endswith("; did you mean 'good.yaml'?")
+    [line] = problems("--config=elsewhere/good.yml")
+    assert "did you mean" not in line
+
+
+@pytest.mark.parametrize("name", ["accel_configs/fsdp.yaml", "ds_configs/zero2.json"])
+def test_a_launch_file_in_the_place_of_a_training_config_is_one_line(name: str) -> None:
+    path = str(ROOT / name)
+    option = "deepspeed" if name.endswith(".json") else "accel_config"
+    rule = f"is a launch file, and no training config: give --{option} {path}"
+    assert problems(path) == [f"{path}: {rule}"]

@@ -93,7 +93,7 @@ def test_in_check_and_train(words: str, here: Path, capsys: pytest.CaptureFixtur
         with pytest.raises(ConfigError, match=r"^s3://a/b.yaml: is an address"):
             load_config(words.split()[1:])
     else:
-        assert cli.main(words.split()) == 1
+        assert cli.main(words.split()) == 2
         assert "is an address" in capsys.readouterr().err
     assert os.listdir() == ["a.yaml"]
 

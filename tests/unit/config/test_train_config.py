@@ -129,7 +129,8 @@ def test_all_problems_are_told_at_once(here: Path) -> None:
         "command line: sead: 3: unknown key; did you mean 'seed'?",
     ]
     assert problems("--config=none.yaml") == [
-        "none.yaml: the training config cannot be read: No such file or directory"
+        "none.yaml: the training config cannot be read: No such file or directory; did you mean "
+        "'train.yaml'?"
     ]
 
 

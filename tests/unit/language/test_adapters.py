@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_language import CONFIGS
+from tiny_language import CONFIGS, save_model
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
@@ -40,3 +40,11 @@ def test_adapters_of_gpt2_know_of_its_transposed_weights(
 def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:
     with pytest.raises(ConfigError, match=r"adapter: \['q_prj'\]: Target modules .*not found"):
         task(adapter=Adapter(targets=["q_prj"])).build_model()
+
+
+def test_dropout_on_experts_in_a_single_tensor_is_refused(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    mixture = save_model(tmp_path / "mixtral", "mixtral")
+    with pytest.raises(ConfigError, match=r"experts in a single tensor take no dropout; set drop"):
+        task(model=str(mixture), adapter={"r": 2, "dropout": 0.05}).build_model()

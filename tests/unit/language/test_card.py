@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from one_process import checkpoint, fit
 
 from trainer.commands import cli
 from trainer.language import Adapter, CausalLM
+from trainer.language.card import TRAINING
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -59,3 +61,18 @@ def test_card_describes_the_whole_run_up_to_its_step(
     )
     again = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"tokens: {tokens}" in again and "step: 4\n" in again
+
+
+def test_no_text_of_a_run_ends_a_block_of_its_card(task: Callable[..., CausalLM]) -> None:
+    """A name may come from somebody else. A heading or a tag in it would be the Hub's page."""
+    evil = "x |\n\n```\n\n# heading\n<script>alert(1)</script>"
+    run = dict.fromkeys(TRAINING) | {"run_name": evil, "last_evaluation": {f"eval/{evil}": 1.0}}
+    card = task().model_card(run)
+    fence = ""
+    for line in card.splitlines():
+        mark = re.match(r" {0,3}(`{3,})(yaml)?$", line)
+        if mark and (not fence or len(mark[1]) >= len(fence)):
+            fence = "" if fence else mark[1]
+        elif not fence:
+            assert "heading" not in line and "script" not in line
+    assert "alert" in card and not fence

@@ -103,3 +103,29 @@ def test_evaluation_sets_have_names(folder: Path) -> None:
     few = {"few": str(folder / "few.jsonl"), "all": str(folder / "rows.jsonl")}
     data = task(folder, "bert", evaluation=few).build_data()
     assert {name: len(rows) for name, rows in data.evaluation.items()} == {"few": 5, "all": 30}
+
+
+def test_1_and_1_0_are_one_class(folder: Path, tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": label} for label in (1, 1.0, 0)]
+    classifier = task(folder, "bert", data=str(save_rows(tmp_path / "a.jsonl", rows)))
+    assert [label for _, label in classifier.build_data().train] == ["1", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, None, 1], r"label_column: 'label': is a NoneType in .* row 2"),
+        (
+            [0.0, 0.143],
+            r"label_column: 'label': is 0.143 in .* row 2; a label is a text or a whole",
+        ),
+        ([[0, 1], [1]], r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or"),
+        ([2, 2.0], r"data: .*a.jsonl': has a single class; a classifier needs two"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(
+    labels: list[Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    rows = save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": label} for label in labels])
+    with pytest.raises(ConfigError, match=message):
+        task(folder, "bert", data=str(rows)).build_data()

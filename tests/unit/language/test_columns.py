@@ -24,8 +24,10 @@ def test_rows_of_instructions_are_conversations() -> None:
     assert columns.are_chats(row)
     found = Encoder(tokenizer(), columns, ChatWriter(tokenizer(), ALPACA))
     [(ids, flags)] = found.encode([("row", row)])
-    assert (
-        tokenizer().decode(ids) == "### Instruction:\nAdd.\n\n1, 2\n\n### Response:\n3<|end|>\n\n"
+    assert tokenizer().decode(ids) == (
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n"
+        "### Instruction:\nAdd.\n\n1, 2\n\n### Response:\n3<|end|>\n\n"
     )
     assert (
         tokenizer().decode([i for i, flag in zip(ids, flags, strict=True) if flag])
@@ -127,3 +129,54 @@ def test_columns_are_found_by_their_usual_names_with_a_notice(
     [found] = trained_texts(causal)
     assert found.strip().startswith("ood day" if "text" in row else "Good day")
     assert any(said in line for line in causal.notices()) if said else causal.notices() == []
+
+
+def test_each_source_has_its_own_columns(
+    task: Callable[..., CausalLM], chats: str, tmp_path: Path
+) -> None:
+    """The rows are those of the sources alone, and the conversations decide the end of a text."""
+    texts = str(save_rows(tmp_path / "texts.jsonl", [{"text": "Some words."}]))
+    alpaca = str(save_rows(tmp_path / "b.jsonl", [{"instruction": "Add", "output": "Done"}]))
+    alone = [trained_texts(task(data=name, packing="none")) for name in (texts, chats, alpaca)]
+    mixed = task(data=[texts, chats, alpaca], packing="none")
+    assert trained_texts(mixed) == [text for part in alone for text in part]
+    assert mixed.memory["ends"] == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "completion": "b", "label": False},
+    ],
+)
+def test_preferences_are_refused_unless_the_columns_are_named(
+    row: dict[str, Any], task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    path = str(save_rows(tmp_path / "a.jsonl", [row]))
+    with pytest.raises(
+        ConfigError, match=r"data: 'prompt, .* are preferences, and CausalLM learns"
+    ):
+        task(data=path).build_data()
+    named = {"prompt_column": "prompt", "completion_column": list(row)[1]}
+    assert len(task(data=path, **named).build_data().train) == 1
+
+
+def test_alpaca_is_written_as_its_data_are(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    """The texts of https://github.com/tatsu-lab/stanford_alpaca."""
+    row = {"instruction": "Add", "input": "1 and 2", "output": "3"}
+    path = str(save_rows(tmp_path / "a.jsonl", [row, {**row, "input": ""}]))
+    causal = task(data=path, template="alpaca", packing="none", sequence_length=512)
+    tokenizer = causal.load_tokenizer()
+    with_input, without = (
+        tokenizer.decode(item["input_ids"]) for item in causal.build_data().train
+    )
+    assert with_input.startswith(
+        "Below is an instruction that describes a task, paired with an input that provides further "
+        "context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd\n\n### Input:\n1 and 2\n\n### Response:\n3<|end|>"
+    )
+    assert without.startswith(
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nAdd\n\n### Response:\n3<|end|>"
+    )

@@ -43,6 +43,6 @@ def test_transformers_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra brings it; who installs DeepSpeed alone reads what is missing."""
     monkeypatch.setattr(deepspeed_start, "find_spec", lambda name: None)
     with pytest.raises(
-        LaunchError, match=r"with transformers only: pip install 'samecurve\[deepspeed\]'$"
+        LaunchError, match=r"in the clone of this repository, pip install -e '.\[deepspeed\]'$"
     ):
         prepare_process(plan(request("zero2")))
