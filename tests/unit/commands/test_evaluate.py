@@ -326,7 +326,11 @@ class Strange(Sign):
         return {"strange": [self.value] * len(batch[1])}
 
 
-@pytest.mark.parametrize("value", [{1}, 1j, b"x", {(1, 2): 3}, object()], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [{1}, 1j, b"x", {(1, 2): 3}, object()],
+    ids=["set", "complex", "bytes", "key", "object"],
+)
 def test_a_prediction_that_json_cannot_hold_is_one_line(value: object, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^prediction_step: JSON cannot hold the result: .*$"):
         predict(built(tmp_path), tmp_path / "p.jsonl", Strange(value=value))
