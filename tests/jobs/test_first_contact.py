@@ -121,6 +121,9 @@ def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
 def test_the_test_that_new_writes_passes(tmp_path: Path) -> None:
     """On all five strategies, as somebody would run it after the command."""
     assert run_in([str(BIN / "trainer"), "new", "demo"], tmp_path).returncode == 0
+    test = tmp_path / "demo" / "test_task.py"
+    all_of_them = '["ddp", "fsdp", "zero1", "zero2", "zero3"]'
+    test.write_text(test.read_text().replace('["ddp", "fsdp"]', all_of_them))
     done = run_in(
         [sys.executable, "-m", "pytest", "test_task.py", "-q", "-p", "no:cacheprovider"],
         tmp_path / "demo",
@@ -189,7 +192,7 @@ def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
 
     *_, command = answer_of([str(fresh / "bin" / "trainer"), "new", "demo"], tmp_path).splitlines()
     said = answer_of(["bash", "-c", command], tmp_path)
-    assert "world size      2" in said and "strategy        ddp" in said
+    assert "strategy   ddp (DistributedDataParallel), 2 x cpu" in said
     assert (tmp_path / "demo" / "runs" / "classifier" / "model" / "model.safetensors").is_file()
     accuracy = float(said.rpartition("eval/accuracy ")[2].split()[0])
     assert accuracy > 0.5, "always naming the largest package is right for a quarter of the pieces"

@@ -175,7 +175,7 @@ def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = {strategy: tuned(strategy, folder) for strategy in STRATEGIES}
-    words = ["--gpus", "2", "--precision", "no", "--accumulation", "2", "--json"]
+    words = ["--gpus", "2", "--precision", "no", "--json"]
     capsys.readouterr()
     assert main(["plan", str(folder / "qlora.yaml"), *words]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -1,14 +1,13 @@
 """The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
 Uploads run beside the training, by the thread of ``HfApi.run_as_future``. A server that is slow,
-refuses or does not answer holds up no step and ends no run. The thread uploads a copy of hard
-links, so that the next best model can replace the folder meanwhile.
+refuses or does not answer holds up no step and ends no run. An upload whose folder the next best
+model replaces meanwhile fails, and the upload of that model follows.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -23,7 +22,6 @@ from ..run import Run
 from ..text import hidden
 from .best import Best
 
-_FOLDER = ".hub"  # of copies, in the run's folder
 _SIGNAL_SECONDS = 10.0  # for an upload that runs when a signal ends the training
 _LEAST_SECRET = 8  # characters: shorter secrets are found in every text
 _LARGEST_TEXT = 1 << 20
@@ -53,11 +51,6 @@ class HubPush(Callback):
         """Say that models will be pushed. No server is asked."""
         run.note(f"push_to_hub: {self.repo} ({'private' if self.private else 'public'})")
 
-    def on_start(self, run: Run) -> None:
-        """Delete the copies of an attempt that was killed."""
-        if run.is_main:
-            shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
-
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Push a new best model."""
         if run.is_main and self._best is not None and self._best.best_step == info.step:
@@ -77,31 +70,29 @@ class HubPush(Callback):
             if reason is not None:
                 line, _, _ = str(reason).partition("\n")
                 run.say(f"push_to_hub: {line}; upload the folder by: {command}")
-        shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
 
     def _push(self, run: Run, name: str, branch: str | None) -> None:
         """Upload a folder of the run, once the uploads before have ended."""
         folder = run.directory.path / name
-        copy = run.directory.path / _FOLDER / name / str(run.step)
-        shutil.copytree(folder, copy, copy_function=os.link)
         command = f"hf upload {self.repo} {folder} ."
         if branch is not None:
             command += f" --revision {branch}"
         settings = run.config.task_settings
-        self._uploads[command] = self._api.run_as_future(self._upload, copy, branch, settings)
+        self._uploads[command] = self._api.run_as_future(
+            self._upload, folder, branch, settings, f"Step {run.step}"
+        )
 
-    def _upload(self, copy: Path, branch: str | None, settings: Mapping[str, Any]) -> None:
-        secret = secret_in(copy, settings)
+    def _upload(
+        self, folder: Path, branch: str | None, settings: Mapping[str, Any], message: str
+    ) -> None:
+        secret = secret_in(folder, settings)
         if secret:
-            raise ValueError(f"{copy.parent.name}/ holds the secret {secret}")
+            raise ValueError(f"{folder.name}/ holds the secret {secret}")
         self._api.create_repo(self.repo, private=self.private, exist_ok=True)
         if branch is not None:
             self._api.create_branch(self.repo, branch=branch, exist_ok=True)
         self._api.upload_folder(
-            repo_id=self.repo,
-            folder_path=copy,
-            revision=branch,
-            commit_message=f"Step {copy.name}",
+            repo_id=self.repo, folder_path=folder, revision=branch, commit_message=message
         )
 
 
@@ -111,12 +102,12 @@ def secret_in(folder: Path, settings: Mapping[str, Any]) -> str:
     Args:
         settings: of a task. Secrets are those of the environment, too, and the Hub's token.
     """
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    texts = [path.read_bytes() for path in paths if path.stat().st_size <= _LARGEST_TEXT]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    text = b"".join(file.read_bytes() for file in files if file.stat().st_size <= _LARGEST_TEXT)
     environment = {**os.environ, "PWD": "", "OLDPWD": "", "hub_token": get_token()}
     for name, value in dotted({**environment, **settings}):
         for item in value if isinstance(value, list | tuple) else [value]:
-            if hidden({name: item}) != {name: item} and len(item) >= _LEAST_SECRET:
-                if any(item.encode() in text for text in texts):
-                    return name
+            is_secret = hidden({name: item}) != {name: item} and len(item) >= _LEAST_SECRET
+            if is_secret and item.encode() in text:
+                return name
     return ""

@@ -40,11 +40,7 @@ class Profile(Callback):
                 self.profiler = None
 
     def _write(self, run: Run, profiler: torch.profiler.profile) -> None:
-        """Stop the profiler, and write the trace and the table."""
-        on_gpu = run.accelerator.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.synchronize()  # kernels that still run belong to the traced steps
-
+        """Stop the profiler, which waits for the GPU, and write the trace and the table."""
         # A pending collective writes to the profiler's record, which stop() frees: this was seen to
         # abort the process a step later.
         run.agreement.settle()
@@ -54,7 +50,7 @@ class Profile(Callback):
         folder.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json.gz"))
 
-        sort_by = f"self_{'device' if on_gpu else 'cpu'}_time_total"
-        table = profiler.key_averages().table(sort_by=sort_by, row_limit=25)
-        (folder / "operations.txt").write_text(table + "\n", encoding="utf-8")
+        sort_by = "self_device_time_total" if profiler.use_device else "self_cpu_time_total"
+        table = profiler.key_averages().table(sort_by, row_limit=25)
+        (folder / "operations.txt").write_text(table)
         run.say(f"profile of steps {self.first} to {self.last}: {folder}")

@@ -91,11 +91,10 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         count = predicted[str(file)] = write_predictions(run, evaluation_set, file)
         run.say(f"predictions: {file}, {count:,} examples")
 
-    values = {} if args.only_predictions else run.evaluate(sets)
+    values = run.evaluate(sets)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
-    if values:
-        run.say(metrics_text(values))
+    run.say(metrics_text(values))
     out = args.out
     if out is None and of_run is not None:
         out = of_run / "evaluations" / f"{weights.resolve().name}.json"
@@ -136,11 +135,9 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--out", type=local_path, metavar="FILE", help="JSON file of the values")
     told = "write the results of Task.prediction_step; FILE.NAME.jsonl for a set with a name"
     add("--predictions", type=local_path, metavar="FILE.jsonl", help=told)
-    add("--only_predictions", action="store_true", help="measure nothing")
     args, words = parser.parse_known_args(argv)
-    file = args.predictions
-    if (file or args.only_predictions) and not str(file).endswith(".jsonl"):
-        parser.error("--predictions FILE.jsonl is needed, with this ending")
+    if args.predictions and args.predictions.suffix != ".jsonl":
+        parser.error("--predictions: FILE.jsonl is needed, with this ending")
     return args, words
 
 

@@ -33,7 +33,6 @@ from .usage import local_text
 _RESERVED = 2**30  # for the driver's context and the workspaces of libraries
 _USABLE = 0.92  # the share of the memory that an allocator can fill
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
-_LAYERS = 32  # assumed for a parameter count
 
 
 def run(argv: Sequence[str]) -> int:
@@ -60,29 +59,26 @@ def run(argv: Sequence[str]) -> int:
     print(f"for each of {args.gpus} GPUs\n(files of accel_configs/; buffers are an upper bound):")
     print("\n".join(columns(list(zip(rows[0], *map(_cells, rows), strict=True)))))
     if not fitting:
-        print(f"{args.gpu}: nothing fits; take more GPUs, --recompute or a smaller batch")
+        print(f"{args.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif args.gpu:
         print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
     return int(not fitting)
 
 
-def activation_bytes(config: Any, tokens: int, width: int, *, recompute: bool = False) -> int:
+def activation_bytes(config: Any, tokens: int, width: int) -> int:
     """Return the bytes of a transformer's activations after a forward pass.
 
     A layer keeps 24 vectors of the hidden size for each token, if the attention keeps no scores.
-    With recomputation each layer keeps the input, and the current layer the rest. The logits exist
-    in the compute dtype and twice in full precision.
+    The logits exist in the compute dtype and twice in full precision.
 
     Args:
         config: of transformers.
         tokens: of a micro-batch.
         width: bytes of an element in the compute dtype.
     """
-    vector = width * config.hidden_size
     vectors = 24 * config.num_hidden_layers
-    if recompute:
-        vectors = 24 + config.num_hidden_layers
-    return int(tokens * (vectors * vector + (8 + width) * config.vocab_size))
+    logits = (8 + width) * config.vocab_size
+    return int(tokens * (vectors * width * config.hidden_size + logits))
 
 
 def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +90,7 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
         frozen_bytes=args.frozen_bytes,
         precision=args.precision,
         slots=1 if args.optimizer == "sgd" else 2,
-        accumulates=args.accumulation > 1,
+        accumulates=args.accumulates,
         layers=args.layers,
     )
     host = states.total if layout.offloads else 0
@@ -126,14 +122,13 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--gpus", type=int, default=1, help="number of all GPUs; default 1")
     add("--micro_batch", type=int, default=1, help="examples of a GPU; default 1")
     add("--sequence", type=int, default=1024, help="tokens of an example")
-    add("--accumulation", type=int, default=1, help="micro-batches of a step")
     add("--precision", choices=["no", "bf16", "fp16"], default="bf16")
     add("--optimizer", choices=["adamw", "sgd"], default="adamw")
-    add("--recompute", action="store_true", help="activation checkpointing")
     add("--json", action="store_true", help="print JSON")
+    # 32 layers are assumed for a parameter count.
+    parser.set_defaults(layers=32, frozen_bytes=0, activations=None, accumulates=False)
     args = parser.parse_args(argv)
 
-    args.layers, args.frozen_bytes, args.activations = _LAYERS, 0, None
     count = _COUNT.fullmatch(args.what)
     if count:
         args.trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2]))
@@ -143,8 +138,9 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         task, config = load_task(load_config(["--config", args.what]))
         batch = config.global_batch_size or 0
         args.micro_batch = config.micro_batch_size or max(1, batch // args.gpus)
-        step = args.micro_batch * args.gpus
-        args.accumulation = config.accumulation_steps or batch // step
+        args.accumulates = (
+            config.accumulation_steps or 0
+        ) > 1 or batch > args.micro_batch * args.gpus
         args.precision = config.mixed_precision or args.precision
         args.optimizer = config.optimizer
         args.sequence = getattr(task, "sequence_length", args.sequence)
@@ -161,11 +157,11 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
             args.frozen_bytes += parameter.nbytes
 
     shape = getattr(model, "config", None)
-    args.layers = getattr(shape, "num_hidden_layers", _LAYERS)
+    args.layers = getattr(shape, "num_hidden_layers", args.layers)
     if hasattr(shape, "hidden_size") and hasattr(shape, "vocab_size"):
         tokens = args.micro_batch * args.sequence
         width = 4 if args.precision == "no" else 2
-        args.activations = activation_bytes(shape, tokens, width, recompute=args.recompute)
+        args.activations = activation_bytes(shape, tokens, width)
     return args
 
 

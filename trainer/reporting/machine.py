@@ -28,11 +28,8 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         NCCL and (if Linux tells) the driver.
     """
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
-    model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
-    facts: dict[str, Any] = {
-        "cpu": platform.machine() if model is None else model[1],
-        "cores": os.cpu_count(),
-    }
+    cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
+    facts: dict[str, Any] = {"cpu": cpus[0], "cores": os.cpu_count()}
     if device.type != "cuda":
         return facts
 

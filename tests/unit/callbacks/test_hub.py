@@ -33,4 +33,4 @@ def test_a_folder_with_a_secret_is_refused(tmp_path: Path, monkeypatch: pytest.M
         assert secret_in(tmp_path, settings) == name
     push = HubPush("anna/digits", private=False, best=None)
     with pytest.raises(ValueError, match="holds the secret gate_token"):
-        push._upload(tmp_path, None, settings)
+        push._upload(tmp_path, None, settings, "Step 1")

@@ -245,12 +245,6 @@ def test_every_example_once_in_the_order_of_the_data(stream: bool, tmp_path: Pat
     assert torch.allclose(torch.tensor([row["logits"] for row in found]), logits)
 
 
-def test_predictions_alone_need_no_labels(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    assert evaluate([str(run), "--predictions", str(file), "--only_predictions"]) == {}
-    assert [row["index"] for row in lines_of(file)] == list(range(23))
-
-
 def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_path: Path) -> None:
     run = train(tmp_path / "run", Sign(named=True))
     values = evaluate([str(run), "--predictions", str(tmp_path / "p.jsonl")])
