@@ -11,7 +11,7 @@ from pathlib import Path
 from sysconfig import get_path
 from typing import Any
 
-from torch import Tensor, nn, tensor
+from torch import Tensor, nn, split, tensor
 from torch.nn.functional import cross_entropy
 
 import trainer
@@ -33,7 +33,7 @@ class Classifier(trainer.Task):
         pieces = []
         for label, package in enumerate(PACKAGES):
             for file in sorted(Path(get_path("stdlib"), package).rglob("*.py")):
-                *whole, _ = tensor(list(file.read_bytes())).split(self.length)
+                *whole, _ = split(tensor(list(file.read_bytes())), self.length)
                 pieces += [(piece, label) for piece in whole]
         return trainer.Data(train=pieces[::2], evaluation=pieces[1::2])
 
