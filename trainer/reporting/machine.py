@@ -24,8 +24,8 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
 
     Returns:
         The CPU of this process's host (the architecture if Linux does not tell), and the number of
-        cores. On GPUs also the number of ranks by the name of their GPU, and the versions of CUDA,
-        NCCL and (if Linux tells) the driver.
+        cores. On GPUs also the number of ranks by the name of their GPU, and (if Linux tells) the
+        version of the driver. The version of torch in plan.json names CUDA's.
     """
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
     cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
@@ -34,8 +34,6 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         return facts
 
     facts["gpus"] = dict(Counter(gather(torch.cuda.get_device_name(device))))
-    facts["cuda"] = torch.version.cuda
-    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     if _DRIVER.exists():
         facts["driver"] = _DRIVER.read_text().strip()
     return facts
@@ -44,5 +42,6 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
 def machine_text(facts: Mapping[str, Any]) -> str:
     """Return the facts of ``machine`` as a line."""
     parts = [f"{count} x {name}" for name, count in facts.get("gpus", {}).items()]
-    parts += [f"{name} {facts[name]}" for name in ("cuda", "nccl", "driver") if name in facts]
+    if "driver" in facts:
+        parts.append(f"driver {facts['driver']}")
     return ", ".join([*parts, "{cpu} ({cores} cores)".format_map(facts)])
