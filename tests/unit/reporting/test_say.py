@@ -42,7 +42,8 @@ def test_what_a_task_says_is_printed_and_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.say("before a run")
-    fit(tmp_path / "run", Talks(), max_steps=2, micro_batch_size=4, keep_last=0)
+    settings = {"max_steps": 2, "micro_batch_size": 4, "keep_last": 0}
+    fit(tmp_path / "run", Talks(), sanity_evaluation=False, **settings)
     trainer.say("after it")
 
     lines = capsys.readouterr().out.splitlines()
