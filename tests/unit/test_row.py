@@ -17,7 +17,6 @@ PLAIN = [
     "Stopping",
     "Log",
     "Evaluation",
-    "MeanLoss",
     "SameSettings",
     "SameData",
     "SupportedModel",
@@ -27,7 +26,6 @@ PLAIN = [
     "EditedParameters",
     "TrainableSet",
     "TrainingMode",
-    "TaskState",
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
@@ -74,7 +72,7 @@ def test_a_key_adds_its_hook_behind_what_a_run_writes(settings: dict[str, Any], 
 
 
 def test_without_a_sanity_evaluation_its_hooks_are_left_out() -> None:
-    without = [name for name in PLAIN if name not in ("MeanLoss", "SanityEvaluation")]
+    without = [name for name in PLAIN if name != "SanityEvaluation"]
     assert names(sanity_evaluation=False) == without
 
 
