@@ -202,5 +202,6 @@ def _load(
         if now.get(name, value) != value and not is_typed:
             rule = f"the run was trained with {value!r}; add --{key} VALUE"
             raise usage_error(key, now[name], rule)
-    output_dir = str(of_run or weights)
-    return loaded, task, dataclasses.replace(config, **_WITHOUT_TRAINING, output_dir=output_dir)
+    changes = {**_WITHOUT_TRAINING, "output_dir": str(of_run or weights)}
+    changes["micro_batch_size"] = config.micro_batch_size or plan.get("micro_batch_size", 8)
+    return loaded, task, dataclasses.replace(config, **changes)
