@@ -63,7 +63,6 @@ class HubPush(Callback):
         self._push(run, "model", None if self._best is None else "last")
 
         seconds = _SIGNAL_SECONDS if run.stop_signal else 30 * run.config.timeout_minutes
-        run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
         wait(self._uploads.values(), timeout=seconds)
         for command, upload in self._uploads.items():
             reason = upload.exception() if upload.done() else f"no answer after {seconds:.0f} s"
