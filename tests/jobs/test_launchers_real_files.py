@@ -161,7 +161,10 @@ def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
         ["Conv2d"],
         False,
     )
-    assert job.plan["notices"] == [f"{at}:3: FSDP1 runs as FSDP2; write fsdp_version: 2"]
+    assert job.plan["notices"] == [
+        f"{at}:3: FSDP1 runs as FSDP2; write fsdp_version: 2",
+        "FSDP2 gathers 4 units: 3 Conv2d, the rest of the model",
+    ]
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])

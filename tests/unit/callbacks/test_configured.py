@@ -214,7 +214,7 @@ def test_check_tells_a_wrong_callback(
     from trainer.commands.check import run
 
     config_file.write_text(config_file.read_text().replace("line:Thaw", "line:Thow"))
-    assert run([str(config_file)]) == 1
+    assert run([str(config_file)]) == 2
     assert "did you mean 'Thaw'?" in capsys.readouterr().err
 
 

@@ -126,7 +126,10 @@ def test_batch_norm_with_a_short_last_step_is_told_once(
     data = SimpleNamespace(size=size, drop_last=drop_last, layout=layout)
     notes: list[str] = []
     run: Any = SimpleNamespace(
-        plan=SimpleNamespace(world_size=1), note=notes.append, train_data=data
+        plan=SimpleNamespace(world_size=1),
+        note=notes.append,
+        train_data=data,
+        strategy=SimpleNamespace(held=""),
     )
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm2d(2)).train(mode)
     SupportedModel().on_model(run, model)
