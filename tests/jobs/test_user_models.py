@@ -4,6 +4,8 @@
 |---|---|---|
 | Some sixty models and tasks have one process's numbers, or are refused | all on 2 | test_what_users_bring_has_the_numbers_of_one_process |
 | So has a pretrained model under the deepspeed launcher | ZeRO-3 on 2 (nightly) | test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process |
+| Gradients that no exchange would reach are right, or refused | all on 2 | test_gradients_that_no_exchange_would_reach_are_right_or_refused |
+| FSDP2 ranks that call different blocks are told the key that helps | FSDP2 on 2 | test_fsdp_ranks_that_call_different_blocks_end_with_the_key_that_helps |
 | A parameter that only one rank uses is named | DDP on 2 | test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name |
 | What is changed for the user is said | one process, all on 2 | test_what_is_changed_for_the_user_is_said |
 | Metrics are those of all samples | all on 2 | test_evaluation_metrics_are_those_of_all_samples |
