@@ -80,6 +80,10 @@ UNSAID = {
     ("plain_output", "fsdp"): "the loss goes past the outputs in which FSDP2 looks for tensors",
     ("plain_output_whole", "fsdp"): "the loss goes past the outputs in which FSDP2 looks for",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
+    **{
+        (name, "ddp"): "the loss of this step does not depend on blocks."
+        for name in ("dropped", "dropped_accumulated")
+    },
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
     **{("in_any_order", f"zero{n}"): "ranks used different parameters" for n in (1, 2, 3)},
     **{
@@ -113,7 +117,7 @@ MORE = (
 GRADIENTS = (
     *("unused_accumulated_bf16", "on_some_ranks_accumulated_bf16", "plain_output"),
     *("plain_output_whole", "past_the_wrapper_accumulated", "replaced", "replaced_whole"),
-    *("backward_inside", "empty_layer", "lazy", "experts"),
+    *("backward_inside", "empty_layer", "lazy", "experts", "dropped", "dropped_accumulated"),
 )
 UNGATHERED = ("zero3", "empty_layer")  # fit() explains the engine's error
 SETS = {"more": MORE, "gradients": GRADIENTS}

@@ -25,6 +25,7 @@ from brought_tasks import (
     ChangedInForward,
     ChangedInPlace,
     Compiled,
+    Dropped,
     Edges,
     Empty,
     EmptyLayer,
@@ -74,6 +75,8 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "past_the_wrapper": (PastTheWrapper, {}),
     "unused": (Unused, {"find_unused_parameters": True, "weight_decay": 0.1}),
     "unused_unsaid": (Unused, {"weight_decay": 0.1}),
+    "dropped": (Dropped, {}),
+    "dropped_accumulated": (Dropped, {"micro_batches": 2}),
     "encoder": (Encoder, {}),
     "teacher": (Teacher, {"eval_every": 2}),
     "teacher_bf16": (Teacher, {"mixed_precision": "bf16"}),
@@ -166,7 +169,8 @@ FILES = {
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:
-    micro = settings.pop("micro_batch_size", GLOBAL_BATCH // world)
+    share = GLOBAL_BATCH // world // settings.pop("micro_batches", 1)
+    micro = settings.pop("micro_batch_size", share)
     return TrainConfig(
         **{
             "task": "brought_tasks:Plain",

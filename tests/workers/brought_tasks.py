@@ -86,6 +86,25 @@ class Unused(Plain):
         return self.Model()
 
 
+class Dropped(Plain):
+    """Blocks in turn are left out of a forward pass, on all ranks."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.blocks = nn.ModuleList(Plain().build_model() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            left_out = self.calls % 4  # each fourth pass leaves none out
+            self.calls += self.training
+            used = [block for number, block in enumerate(self.blocks) if number != left_out]
+            return torch.stack([block(x) for block in used]).sum(0)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
 class Encoder(Plain):
     """torch's own encoder, which in evaluation computes a layer at once, with the weights of the
     layers inside it.

@@ -10,7 +10,7 @@ from torch import nn
 from ..checkpoint import Parts
 from ..checkpoint.checksums import check_dtypes
 from ..distributed.agreement import Agreement
-from ..strategies.meta_device import InitialValues
+from ..strategies.initial_values import InitialValues
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task
 

@@ -17,7 +17,6 @@ from pathlib import PurePath
 import psutil
 
 from .names import Name
-from .starters import by_starter
 
 # Programs whose first argument is a command.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
@@ -72,6 +71,8 @@ def detect(
         ancestors = [line for _, line in _parents()]
     name, arguments = _nearest(ancestors)
     if name == "python":
+        from .starters import by_starter  # a plain run needs no other starters
+
         name, ranks = by_starter(env)
         env = {**ranks, **env}
         if environment is None:

@@ -186,6 +186,20 @@ def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
     zero.use_grad_accum_attribute = True
 
 
+def clear_gradients_stage_3(zero: Any) -> None:
+    """Set the gradients of a step to zero, after the step.
+
+    The engine only overwrites the gradients of parameters that a backward pass reaches: a layer
+    that the next step leaves out would be stepped with the gradient of this step.
+    ``grad_partitions_flat_buffer``, and of an offloaded optimizer the gradients of
+    ``fp32_partitioned_groups_flat``.
+    """
+    zero.grad_partitions_flat_buffer.zero_()
+    for group in zero.fp32_partitioned_groups_flat:
+        if group.grad is not None:
+            group.grad.zero_()
+
+
 def has_accumulated(parameter: Any) -> bool:
     """Return whether a parameter has a gradient of earlier micro-batches (``grad_accum``)."""
     return getattr(parameter, "grad_accum", None) is not None

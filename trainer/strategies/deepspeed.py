@@ -31,7 +31,6 @@ from ..private import deepspeed as private_deepspeed
 from ..private.deepspeed import engine_start
 from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
-from .full_buffers import keep_buffers_fp32
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
 from .tensors import (
@@ -102,6 +101,8 @@ class ZeRO(Strategy):
         is_mixed = self.plan.mixed_precision != "no"
         weights: dict[str, Tensor] = {}
         if is_mixed:
+            from .full_buffers import keep_buffers_fp32
+
             put_back_buffers = keep_buffers_fp32(model)
             if not is_on_meta(model):
                 weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
@@ -276,6 +277,8 @@ class ZeRO(Strategy):
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
         self.engine.step()
+        if self._stage == 3:
+            private_deepspeed.clear_gradients_stage_3(self.zero)
         norm = self.engine.get_global_grad_norm()
         if not isinstance(norm, Tensor):
             value = float("nan") if norm is None else norm

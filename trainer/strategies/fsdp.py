@@ -34,7 +34,6 @@ from ..private.torch import complete_sums, gradient_hooks, holds_gradients, loca
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
-from .full_buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters, units_of
 from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
@@ -100,6 +99,8 @@ class FSDP2(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         is_mixed = self.plan.mixed_precision != "no"
         if is_mixed:
+            from .full_buffers import keep_buffers_fp32
+
             put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
         # The scaler of fp16 asks all ranks whether gradients are finite only if gradients are

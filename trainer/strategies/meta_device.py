@@ -11,23 +11,13 @@ steps, in order:
 
 from __future__ import annotations
 
-import copy
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import LaunchError
-from ..private.torch import (
-    is_persistent,
-    own_buffers,
-    own_parameters,
-    set_buffer,
-    share_gradient_hooks,
-)
-from .tensors import canonical_state
+from ..private.torch import own_parameters, share_gradient_hooks
 
 # New parameters, by the parameters that were replaced.
 Replaced = dict[nn.Parameter, nn.Parameter]
@@ -48,7 +38,7 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Repla
                 values = torch.empty_like(parameter, device=device)
                 replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
                 share_gradient_hooks(replaced[parameter], parameter)
-        _put(module, replaced)
+        put(module, replaced)
 
 
 def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
@@ -57,135 +47,7 @@ def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
         group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
 
-class InitialValues:
-    """The initial values of a model on the meta device, drawn a layer at a time.
-
-    The values of a module depend on the seed and the module's name alone. So they are the same
-    under every strategy and number of processes. The constructor sets the buffers of ``model``.
-
-    Args:
-        model: with parameters on the meta device, not prepared yet.
-        initialize: sets the values of a module's parameters and buffers, also of the modules
-            within: ``initialize(model, module)``.
-        seed: of the whole training.
-        stored: persistent buffers get their values from files later.
-
-    Raises:
-        LaunchError: nothing sets the values of a buffer.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        initialize: Callable[[nn.Module, nn.Module], None],
-        seed: int,
-        *,
-        stored: bool,
-    ) -> None:
-        self._initialize = initialize
-        self._seed = seed
-        for path, module in model.named_modules():
-            self._fill_buffers(model, path, module, stored=stored)
-
-        # A copy of the model without values, since sharding changes the model's own modules.
-        # Parameters with values are shared, not copied.
-        with_values = {id(p): p for p in model.parameters() if not p.is_meta}
-        self._model = copy.deepcopy(model, with_values)
-
-    def _fill_buffers(
-        self, model: nn.Module, path: str, module: nn.Module, *, stored: bool
-    ) -> None:
-        """Set the values of a module's own buffers on the meta device.
-
-        To find elements that nothing sets, the buffers are filled with zeros, initialized, filled
-        with ones, and initialized again: an element that was set is the same both times. That works
-        for masks and counts as well, which have no NaN.
-        """
-        on_meta = {k: b for k, b in own_buffers(module).items() if b is not None and b.is_meta}
-        results = []
-        for filler in (0, 1) if on_meta else ():
-            filled = {k: torch.full_like(b, filler, device="cpu") for k, b in on_meta.items()}
-            for key, buffer in filled.items():
-                set_buffer(module, key, buffer)
-            # Nothing happens to the parameters, which are on the meta device.
-            self._initialize_all(model, {path: module})
-            results.append(filled)
-
-        for key in on_meta:
-            is_stored = stored and is_persistent(module, key)
-            if not is_stored and not torch.equal(results[0][key], results[1][key]):
-                raise _without_values(_join(path, key))
-
-    def draw(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield initial values of parameters by name, whole and on the CPU.
-
-        Args:
-            wanted: the names of the parameters.
-
-        Raises:
-            LaunchError: nothing sets the values of a parameter.
-        """
-        names: dict[int, str] = {}  # the first name of a shared parameter
-        for name, tensor in canonical_state(self._model):
-            names.setdefault(id(tensor), name)
-
-        remaining = set(wanted)
-        for modules in _initialized_together("", self._model):
-            own = [p for module in modules.values() for p in module.parameters(recurse=False)]
-            chosen = {p: names[id(p)] for p in own if p.is_meta and names[id(p)] in remaining}
-            if chosen:
-                yield from self._draw_together(modules, chosen)
-                remaining.difference_update(chosen.values())
-
-    def _draw_together(
-        self, modules: dict[str, nn.Module], names: dict[nn.Parameter, str]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield initial values of parameters of these modules, and free the memory afterwards."""
-        # Elements that nothing sets stay NaN.
-        drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in names}
-        for module in modules.values():
-            _put(module, drawn)
-        self._initialize_all(self._model, modules)
-        for parameter, name in names.items():
-            values = drawn[parameter].detach()
-            if values.is_floating_point() and bool(values.isnan().any()):
-                raise _without_values(name)
-            yield name, values
-
-        back = {new: old for old, new in drawn.items()}
-        for module in modules.values():
-            _put(module, back)
-
-    @torch.no_grad()
-    def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
-        """Initialize modules by name. Each module has a random generator of its own."""
-        for path, module in modules.items():
-            with torch.random.fork_rng(devices=[]):
-                # crc32, since torch's generator takes 32 bits of a seed.
-                torch.manual_seed(zlib.crc32(f"{self._seed} {path}".encode()))
-                self._initialize(model, module)
-
-
-def _initialized_together(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Yield modules by name in portions that are in memory at the same time.
-
-    Each element of a list of modules (layers, experts) is a portion. Inner modules come first: a
-    parent may use the weights of its children.
-    """
-    if not any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
-        found = {_join(path, name): inner for name, inner in module.named_modules()}
-        yield dict(reversed(found.items()))
-        return
-    for name, child in module.named_children():
-        yield from _initialized_together(_join(path, name), child)
-    yield {path: module}
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}".strip(".")
-
-
-def _put(module: nn.Module, replaced: Replaced) -> None:
+def put(module: nn.Module, replaced: Replaced) -> None:
     """Put new parameters into a module in place of the module's own parameters.
 
     Swapping the data inside of the parameters would be simpler, but torch forbids the swap if a
@@ -195,15 +57,3 @@ def _put(module: nn.Module, replaced: Replaced) -> None:
         if parameter in replaced:
             # By setattr, with which some modules keep a list of their parameters up to date.
             setattr(module, key, replaced[parameter])
-
-
-def _nan_like(tensor: Tensor) -> Tensor:
-    """Return a tensor of NaN on the CPU, of zeros if its dtype has no NaN."""
-    return torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 0, device="cpu")
-
-
-def _without_values(name: str) -> LaunchError:
-    return LaunchError(
-        f"{name} was built on the meta device, and nothing sets the values: write "
-        "reset_parameters() in the module, or initialize(model, module) in the task"
-    )

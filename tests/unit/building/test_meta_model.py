@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
 from trainer.building.meta_model import MetaModel
-from trainer.strategies.meta_device import InitialValues
+from trainer.strategies.initial_values import InitialValues
 
 DRAWN = ["0.bias", "0.weight", "1.bias", "1.weight"]
 

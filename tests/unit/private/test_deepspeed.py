@@ -56,6 +56,7 @@ LINKAGE = "deepspeed.utils.mixed_precision_linkage"
         (STAGE_3, "_reassign_or_swap_out_partitioned_parameters"),
         (STAGE_3, "fp32_partitioned_groups_flat"),
         (STAGE_3, "get_param_id"),
+        (STAGE_3, "grad_partitions_flat_buffer"),
         (STAGE_3, "grad_position"),
         (STAGE_3, "persistent_parameters"),
     ],
