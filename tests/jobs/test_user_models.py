@@ -82,7 +82,7 @@ UNSAID = {
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     **{
         (name, "ddp"): "the loss of this step does not depend on blocks."
-        for name in ("dropped", "dropped_accumulated")
+        for name in ("dropped", "dropped_accumulated", "dropped_accumulated_offloaded")
     },
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
     **{("in_any_order", f"zero{n}"): "ranks used different parameters" for n in (1, 2, 3)},
@@ -117,7 +117,8 @@ MORE = (
 GRADIENTS = (
     *("unused_accumulated_bf16", "on_some_ranks_accumulated_bf16", "plain_output"),
     *("plain_output_whole", "past_the_wrapper_accumulated", "replaced", "replaced_whole"),
-    *("backward_inside", "empty_layer", "lazy", "experts", "dropped", "dropped_accumulated"),
+    *("backward_inside", "empty_layer", "lazy", "experts"),
+    *("dropped", "dropped_accumulated", "dropped_accumulated_offloaded"),
 )
 UNGATHERED = ("zero3", "empty_layer")  # fit() explains the engine's error
 SETS = {"more": MORE, "gradients": GRADIENTS}

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "unused_unsaid": (Unused, {"weight_decay": 0.1}),
     "dropped": (Dropped, {}),
     "dropped_accumulated": (Dropped, {"micro_batches": 2}),
+    "dropped_accumulated_offloaded": (Dropped, {"micro_batches": 2}),
     "encoder": (Encoder, {}),
     "teacher": (Teacher, {"eval_every": 2}),
     "teacher_bf16": (Teacher, {"mixed_precision": "bf16"}),
@@ -166,6 +167,10 @@ FILES = {
     (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"
     for name in ("penalty", "penalty_in_blocks", "plain_output_whole", "replaced_whole")
 }
+for stage, folder in ((1, "tests/workers"), (2, "tests/workers"), (3, "accel_configs")):
+    FILES["dropped_accumulated_offloaded", f"accel_configs/zero{stage}.yaml"] = (
+        f"{folder}/zero{stage}_offload.yaml"
+    )
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:

@@ -186,18 +186,44 @@ def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
     zero.use_grad_accum_attribute = True
 
 
-def clear_gradients_stage_3(zero: Any) -> None:
+def complete_offloaded_gradients(zero: Any, stage: int) -> None:
+    """Bring all gradients of a step to an offloaded optimizer, before the step.
+
+    The engine brings the gradients of parameters that the last micro-batch used.
+    ``_offload_boundary_param_ids`` (stages 1 and 2: ``_offload_accumulated_param_ids``) has the
+    parameters with a gradient, and ``norm_for_param_grads`` those whose gradient was brought.
+    ``_finalize_offload_gradient_accumulation`` (``_finalize_cpu_offload_gradient_accumulation``)
+    brings all.
+    """
+    if not (zero.offload_optimizer if stage == 3 else zero.cpu_offload):
+        return
+    if stage == 3:
+        reached = zero._offload_boundary_param_ids
+        bring = zero._finalize_offload_gradient_accumulation
+    else:
+        reached = zero._offload_accumulated_param_ids
+        bring = zero._finalize_cpu_offload_gradient_accumulation
+    if len(zero.norm_for_param_grads) < len(reached):
+        bring()
+
+
+def clear_gradients(zero: Any, stage: int) -> None:
     """Set the gradients of a step to zero, after the step.
 
-    The engine only overwrites the gradients of parameters that a backward pass reaches: a layer
-    that the next step leaves out would be stepped with the gradient of this step.
-    ``grad_partitions_flat_buffer``, and of an offloaded optimizer the gradients of
-    ``fp32_partitioned_groups_flat``.
+    The engine overwrites the gradients of parameters that a backward pass reaches. A layer that the
+    next step leaves out would be stepped with a gradient of this step: in stage 3
+    (``grad_partitions_flat_buffer``), and of an offloaded optimizer in each stage
+    (``accumulated_grads_in_cpu``, and the gradients of ``single_partition_of_fp32_groups`` and
+    ``fp32_partitioned_groups_flat``).
     """
-    zero.grad_partitions_flat_buffer.zero_()
-    for group in zero.fp32_partitioned_groups_flat:
-        if group.grad is not None:
-            group.grad.zero_()
+    if stage == 3:
+        kept, groups = [zero.grad_partitions_flat_buffer], zero.fp32_partitioned_groups_flat
+    else:
+        kept = list(getattr(zero, "accumulated_grads_in_cpu", {}).values())
+        groups = zero.single_partition_of_fp32_groups
+    kept += [group.grad for group in groups if group.grad is not None]
+    for gradient in kept:
+        gradient.zero_()
 
 
 def has_accumulated(parameter: Any) -> bool:

@@ -276,9 +276,9 @@ class ZeRO(Strategy):
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
+        private_deepspeed.complete_offloaded_gradients(self.zero, self._stage)
         self.engine.step()
-        if self._stage == 3:
-            private_deepspeed.clear_gradients_stage_3(self.zero)
+        private_deepspeed.clear_gradients(self.zero, self._stage)
         norm = self.engine.get_global_grad_norm()
         if not isinstance(norm, Tensor):
             value = float("nan") if norm is None else norm
