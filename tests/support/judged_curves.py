@@ -12,7 +12,7 @@ def curve(name: str, *gaps: float, norms: tuple[float, ...] = ()) -> Run:
         {"step": at, "loss": 1 + gap, "grad_norm": 2 * (1 + norm)}
         for at, (gap, norm) in enumerate(zip(gaps, norms, strict=True), 1)
     ]
-    return Run(name=name, path=name, plan={"mixed_precision": "no"}, rows=rows)
+    return Run(name=name, path=name, plan={"precision": {"compute": "fp32"}}, rows=rows)
 
 
 REFERENCE = curve("one process", *[0.0] * 8)

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.commands.runs import Run
 
 PLAN = {"strategy": "ddp", "world_size": 2,
-        "mixed_precision": "no", "global_batch_size": 64, "lr": 0.1, "device": "cpu",
+        "mixed_precision": "no", "precision": {"compute": "fp32"}, "global_batch_size": 64, "lr": 0.1, "device": "cpu",
         "task": "a:B", "seed": 0, "state_bytes_per_rank": 1600, "accumulation_steps": 1, "fsdp": {}, "deepspeed": {},
         "parameters": 100, "trainable_parameters": 100}  # fmt: skip
 

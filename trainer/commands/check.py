@@ -13,15 +13,13 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import product
 
 from ..config.arguments import FILES, launch_option, split_command_line
 from ..config.documents import read_document
 from ..config.naming import resolve_names
-from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
-from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError, usage_error
+from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
 from ..launching.request import Request, visible_gpus
@@ -41,26 +39,6 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a file cannot be read, or a key of the command line is unknown.
     """
-    args, words = _read_arguments(argv)
-    texts, paths = split_command_line(words)
-    for key in get_close_matches("processes", texts, cutoff=0.8):
-        raise usage_error(key, texts[key], "unknown key; did you mean 'processes'?")
-    trainings, launch_files = _sort(texts, paths)
-    codes = {}  # by the text of the error, in the order of the files
-    for training, launch_file in product(trainings, launch_files):
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # libraries print, too
-                answer = _describe(training, launch_file, args.processes)
-            print(answer)
-        except TrainerError as error:
-            codes[str(error)] = error.exit_code
-    for line in codes:
-        print(line, file=sys.stderr)
-    return max(codes.values(), default=0)
-
-
-def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of this command, and the other words: files and settings."""
     parser = argparse.ArgumentParser(
         prog="trainer check",
         usage="%(prog)s FILE ... [--key value | key=value ...] [options]",
@@ -74,19 +52,30 @@ def _read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         parser.error("name the files to check (`accelerate env` describes this machine)")
     if args.processes is not None and args.processes < 1:
         parser.error("--processes must be at least 1")
-    return args, words
+
+    trainings, launch_files = _sort(words)
+    codes = {}  # by the text of the error, in the order of the files
+    for training, launch_file in product(trainings, launch_files):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # libraries print, too
+                answer = _describe(training, launch_file, args.processes)
+            print(answer)
+        except TrainerError as error:
+            codes[str(error)] = error.exit_code
+    for line in codes:
+        print(line, file=sys.stderr)
+    return max(codes.values(), default=0)
 
 
-def _sort(
-    texts: dict[str, str], paths: list[str]
-) -> tuple[list[list[str] | None], list[str | None]]:
+def _sort(words: Sequence[str]) -> tuple[list[list[str]], list[str | None]]:
     """Return the command line of a training for each config, and the launch files.
 
-    An empty list becomes a list of None.
+    Without a training, the list holds an empty command line. Without a launch file, None.
     """
+    texts, paths = split_command_line(words)
     paths += [texts.pop(key) for key in FILES if key in texts]
     settings = [f"--{key}={text}" for key, text in texts.items()]
-    trainings: list[list[str] | None] = []
+    trainings = []
     launch_files: list[str | None] = []
     for path in paths:
         data = read_document(path).data
@@ -94,9 +83,7 @@ def _sort(
             launch_files.append(path)
         else:
             trainings.append(["--config", path, *settings])
-    if settings and not trainings:
-        trainings.append(settings)
-    return trainings or [None], launch_files or [None]
+    return trainings or [settings], launch_files or [None]
 
 
 def _read_launch_file(path: str, processes: int | None) -> Request:
@@ -109,40 +96,36 @@ def _read_launch_file(path: str, processes: int | None) -> Request:
     return read_accelerate_file(path, overrides=flags)
 
 
-def _describe(
-    training: Sequence[str] | None, launch_file: str | None, processes: int | None
-) -> str:
+def _describe(training: Sequence[str], launch_file: str | None, processes: int | None) -> str:
     """Return the table of a plan.
 
     Args:
-        training: command line of a training. None for the defaults of a training config.
+        training: command line of a training. Empty for the defaults of a training config.
         launch_file: path. None without a launch file.
         processes: the number on the command line.
 
     Raises:
         TrainerError: the training could not run.
     """
-    request, world, machines = None, processes or 1, 1
+    request, world = None, processes or 1
     if launch_file is not None:
         request = _read_launch_file(launch_file, processes)
         world = request.world_size.value if request.world_size else processes or 2
-        machines = request.num_machines
-    local_world = -(-world // machines)  # rounded up
-    launcher = Launcher(
-        name="accelerate", world_size=world, local_world_size=local_world, num_machines=machines
+    # The file may be for other machines: how the processes are spread over them is unknown.
+    launcher = Launcher(name="accelerate", world_size=world, num_machines=0)
+
+    title, names = "defaults", {}
+    loaded = load_config(training or ["task=any:Task", "max_steps=1"])
+    config, built_by = loaded.config, None
+    if training:
+        task, config = load_task(loaded)
+        built_by = own_optimizer(task)
+    plan = resolve(
+        config, request, launcher, visible_gpus(), loaded.origins, optimizer_built_by=built_by
     )
-    gpus = visible_gpus()
-    if gpus:  # the file may be for machines with more GPUs
-        gpus = max(gpus, local_world)
-
-    if training is None:
-        plan = resolve(TrainConfig(task="any:Task", max_steps=1), request, launcher, gpus, {})
-        return "\n".join([f"{launch_file}:", table(plan_rows(plan.as_dict()), plan.notices)])
-
-    loaded = load_config(training)
-    task, config = load_task(loaded)
-    origins, built_by = loaded.origins, own_optimizer(task)
-    plan = resolve(config, request, launcher, gpus, origins, optimizer_built_by=built_by)
-    names = vars(resolve_names(config, plan, origins))
-    title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
-    return "\n".join([title, table([*names.items(), *plan_rows(plan.as_dict())], plan.notices)])
+    if training:
+        title = loaded.config_file or COMMAND_LINE
+        names = vars(resolve_names(config, plan, loaded.origins))
+    rows = [*names.items(), *plan_rows(plan.as_dict())]
+    title = f"{title} under {launch_file or f'{world} processes'}:"
+    return "\n".join([title, table(rows, plan.notices)])

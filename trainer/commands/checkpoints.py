@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..checkpoint.discover import CheckpointInfo, listing, verify
+from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
 from .usage import local_path
-
-_HEAD = ("checkpoint", "strategy", "world", "size", "created", "state")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,18 +26,22 @@ def run(argv: Sequence[str]) -> int:
     checkpoints = listing(inside if inside.is_dir() else args.folder)
     if not checkpoints:
         raise usage_error("", str(args.folder), "holds no checkpoints; give RUN or RUN/checkpoints")
-    if args.verify:
-        checkpoints = [verify(checkpoint) for checkpoint in checkpoints]
-    print("\n".join(columns([_HEAD, *map(_row, checkpoints)])))
+
+    rows = [["checkpoint", "strategy", "world", "size", "created", "state"]]
+    for checkpoint in checkpoints:
+        if args.verify:
+            verify(checkpoint)
+        fact = checkpoint.manifest.get  # of a manifest that is empty if the file cannot be read
+        state = checkpoint.problem or "complete"
+        rows.append(
+            [
+                checkpoint.path.name,
+                fact("strategy", ""),
+                str(fact("world_size", "")),
+                size(checkpoint.bytes),
+                fact("created", "")[:19],
+                f"damaged: {state}" if checkpoint.broken else state,
+            ]
+        )
+    print("\n".join(columns(rows)))
     return int(any(checkpoint.problem for checkpoint in checkpoints))
-
-
-def _row(checkpoint: CheckpointInfo) -> tuple[str, ...]:
-    """Return the columns of ``_HEAD``. Most are empty without a readable manifest."""
-    facts = [""] * 4
-    manifest = checkpoint.manifest
-    if manifest:
-        facts = [str(manifest[key]) for key in ("strategy", "world_size")]
-        facts += [size(checkpoint.bytes), manifest["created"][:19]]
-    state = checkpoint.problem or "complete"
-    return checkpoint.path.name, *facts, f"damaged: {state}" if checkpoint.broken else state

@@ -9,18 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
 from ..checkpoint.compatibility import differences
 from ..config.fingerprint import fingerprint
-from ..errors import ConfigError, Origin, Problem
+from ..errors import usage_error
 from ..reporting.directory import json_text
 from ..reporting.speed import steady_speed
 from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
-from .nudged import is_nudged
 from .runs import Run, read_run
 from .usage import local_path, local_text
 
@@ -52,59 +51,36 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     Raises:
         ConfigError: no run has logged a step.
     """
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
-    by_name = dict(zip(names, runs, strict=True))
-    groups: dict[str, dict[str, Run]] = {}
-    for name, run in by_name.items():
+    if len({run.name for run in runs}) < len(runs):
+        runs = [replace(run, name=run.path) for run in runs]
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
         if run.curve("loss"):
-            groups.setdefault(_settings(run), {})[name] = run
+            settings = json.dumps(fingerprint(run.plan), sort_keys=True, default=str)
+            groups.setdefault(settings, []).append(run)
     if not groups:
-        origin = Origin(", ".join(run.path for run in runs))
-        raise ConfigError(Problem(origin=origin, rule="no step was logged"))
+        raise usage_error("", ", ".join(run.path for run in runs), "no step was logged")
 
     notes = []
     usual = json.loads(next(iter(groups)))
-    for settings, group in groups.items():
-        first = next(iter(group))
-        notes += [f"{first}: {line}" for line in differences(usual, json.loads(settings))]
-        notes += _verdicts(group)
-    return {"runs": [_entry(name, run) for name, run in by_name.items()], "notes": notes}
+    for settings, (first, *others) in groups.items():
+        notes += [f"{first.name}: {line}" for line in differences(usual, json.loads(settings))]
+        for run in others:
+            gaps = gaps_of(run, first, "loss")
+            if gaps:
+                verdict = ": ".join(judge({"loss": gaps}, bounds_of(first.plan)))
+                notes.append(f"beside {first.name}, {run.name}: {verdict}")
+    return {"runs": [*map(_entry, runs)], "notes": notes}
 
 
-def _settings(run: Run) -> str:
-    """Return the settings that decide the numbers, as JSON."""
-    settings = fingerprint(run.plan)
-    if is_nudged(run):  # the weights are those of the reference, but for their last places
-        settings["weights"] = None
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
-def _verdicts(group: Mapping[str, Run]) -> list[str]:
-    """Judge whether the runs of a group have the curve of the first run.
-
-    Runs from nudged weights show how far rounding leads the first run.
-    """
-    first, *others = group
-    bounds = bounds_of(group[first].plan)
-    gaps = {name: {"loss": gaps_of(group[name], group[first], "loss")} for name in others}
-    nudged = [gaps.pop(name) for name in others if is_nudged(group[name])]
-    return [
-        f"beside {first}, {name}: {judge(own, bounds, nudged)}"
-        for name, own in gaps.items()
-        if own["loss"]
-    ]
-
-
-def _entry(name: str, run: Run) -> dict[str, Any]:
+def _entry(run: Run) -> dict[str, Any]:
     """Return the values of a run. An unknown value is None."""
-    last = dict(chain(*(row.items() for row in run.rows)))
+    last = {key: value for row in run.rows for key, value in row.items()}
     step = max(run.curve("loss"), default=0)
     total = run.plan.get("total_steps")
     state = f"{'ended' if run.summary else 'did not end'}; last logged step {step} of {total}"
     return {
-        "run": name,
+        "run": run.name,
         "strategy": run.plan["strategy"],
         "world": run.plan["world_size"],
         "samples/s": steady_speed(run.rows, "samples"),

@@ -3,24 +3,28 @@
 Two runs are the same if every step is within the bound of the precision. A network that chooses
 (ReLU, max pooling, experts) may leave the bound by rounding alone. Then the reference itself,
 started from weights that are nudged in the last places, shows how far rounding leads.
+
+No fixed bound can take the place of nudged runs. Within 30 steps in float32 rounding led the digits
+CNN 1.2e-2 away in the loss. A weight decay that got lost led a smooth CNN only 5e-4 away
+(2026-11-27).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from .runs import Run
 
 # The relative differences of a run from another, by quantity and step. NaN means that a value was
 # not finite.
-Gaps = Mapping[str, Mapping[int, float]]
+Gaps: TypeAlias = Mapping[str, Mapping[int, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class Bounds:
     """The relative differences up to which two runs count as the same.
 
@@ -50,40 +54,25 @@ NUDGE_AHEAD = 2
 
 def bounds_of(plan: Mapping[str, Any]) -> Bounds:
     """Return the bounds for the precision of a run, given its plan."""
-    dtypes = plan.get("precision", {})
-    computes = {plan.get("mixed_precision", "no"), dtypes.get("compute", "fp32")}
-    is_exact = computes == {"no", "fp32"} and dtypes.get("reduction", "fp32") == "fp32"
-    return EXACT if is_exact else LOW
+    dtypes = {plan["precision"].get(part, "fp32") for part in ("compute", "reduction")}
+    return EXACT if dtypes == {"fp32"} else LOW
 
 
-class Sameness(Enum):
-    """Whether a run is the same as another. UNKNOWN: nudged runs would tell."""
-
-    SAME = "same"
-    ROUNDING = "rounding"
-    UNKNOWN = "unknown"
-    DIFFERS = "differs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The verdict on a run.
-
-    Args:
-        sameness: whether the run is the same as the reference.
-        largest: the largest relative difference of each quantity.
-        text: the largest difference of the loss, and the first step beyond the bound.
-    """
-
-    sameness: Sameness
-    largest: Mapping[str, float]
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.sameness.value}: {self.text}"
+def gaps_of(run: Run, reference: Run, key: str) -> dict[int, float]:
+    """Return the relative differences of a curve at the steps of both runs."""
+    curve, other = run.curve(key), reference.curve(key)
+    return {
+        step: abs(curve[step] - other[step]) / max(abs(other[step]), 1e-12)
+        for step in curve.keys() & other.keys()
+    }
 
 
-def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
+def largest(gaps: Mapping[int, float]) -> float:
+    """Return the largest difference of any step. NaN if a difference is NaN."""
+    return float(np.max([*gaps.values()]))
+
+
+def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str, str]:
     """Judge whether a run is the same as a reference.
 
     The first loss must be within the bound in any case: rounding hardly changes the first loss, and
@@ -93,50 +82,32 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> Verdict:
         gaps: the differences of the run from the reference. The two share a step of the loss.
         bounds: the differences up to which the two are the same.
         nudged: the differences of runs of the reference from nudged weights.
+
+    Returns:
+        The verdict (``same``, ``rounding``, ``differs``, or ``unknown`` if nudged runs would tell),
+        and a text: the first step beyond the bound, and the largest difference of the loss.
     """
     losses = gaps["loss"]
+    text = f"loss at most {largest(losses):.1e} apart (bound {bounds.step:g})"
     beyond = []
     for key, by_step in gaps.items():
         bound = bounds.weights if key == "weights" else bounds.step
         beyond += [(step, gap, key) for step, gap in by_step.items() if not gap <= bound]
-
-    if not losses[min(losses)] <= bounds.first:  # NaN as well
-        sameness = Sameness.DIFFERS
-    elif not beyond:
-        sameness = Sameness.SAME
-    elif not nudged:
-        sameness = Sameness.UNKNOWN
-    elif all(_is_led(step, gap, [other[key] for other in nudged]) for step, gap, key in beyond):
-        sameness = Sameness.ROUNDING
-    else:
-        sameness = Sameness.DIFFERS
-
-    largest = {
-        key: max(by_step.values(), key=lambda gap: (math.isnan(gap), gap), default=math.nan)
-        for key, by_step in gaps.items()
-    }
-    text = f"loss at most {largest['loss']:.1e} apart (bound {bounds.step:g})"
     if beyond:
         step, gap, key = min(beyond)
         text = f"{key} {gap:.1e} apart at step {step}, {text}"
-    return Verdict(sameness=sameness, largest=largest, text=text)
+
+    if not losses[min(losses)] <= bounds.first:  # NaN as well
+        return "differs", text
+    if not beyond:
+        return "same", text
+    if not nudged:
+        return "unknown", text
+    is_led = all(gap <= _led(step, key, nudged) for step, gap, key in beyond)
+    return "rounding" if is_led else "differs", text
 
 
-def _is_led(step: int, gap: float, nudged: Sequence[Mapping[int, float]]) -> bool:
-    """Return whether nudged runs stray about as far from the reference, at about the same step.
-
-    Args:
-        step, gap: a step of the run and the difference there.
-        nudged: the differences of each nudged run, by step.
-    """
-    led = [far for gaps in nudged for at, far in gaps.items() if at <= NUDGE_AHEAD * step]
-    return gap <= NUDGE_FACTOR * max(led, default=0.0)
-
-
-def gaps_of(run: Run, reference: Run, key: str) -> dict[int, float]:
-    """Return the relative differences of a curve at the steps of both runs."""
-    curve, other = run.curve(key), reference.curve(key)
-    return {
-        step: abs(curve[step] - other[step]) / max(abs(other[step]), 1e-12)
-        for step in sorted(curve.keys() & other)
-    }
+def _led(step: int, key: str, nudged: Sequence[Gaps]) -> float:
+    """Return how far rounding may lead at a step, given where it led the nudged runs."""
+    near = [gap for gaps in nudged for at, gap in gaps[key].items() if at <= NUDGE_AHEAD * step]
+    return NUDGE_FACTOR * max(near, default=0.0)

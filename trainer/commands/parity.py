@@ -18,9 +18,8 @@ With --to the runs are kept: trainer compare DIR/runs/* shows their curves.
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,8 @@ from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
-from .curves import EXACT, Bounds, Gaps, Sameness, Verdict, bounds_of, gaps_of, judge
-from .nudged import NUDGED, first_weights, is_nudged, write_nudged
+from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
+from .nudged import first_weights, write_nudged
 from .runs import Run
 from .trials import train
 from .usage import local_text
@@ -39,18 +38,18 @@ from .usage import local_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Settings that are turned off: evaluations, checkpoints and an early end are not compared.
-_OFF = {
-    "export_dtype": "float32",
-    "eval_every": "null",
-    "sanity_evaluation": "false",
-    "save_every": "null",
-    "best_metric": "null",
-    "early_stop_patience": "null",
-    "push_to_hub": "null",
-    "log_every": "1",
-    "overwrite": "false",
-}
+# Every run trains all steps, without evaluations and checkpoints, which are not compared.
+_OFF = (
+    "--export_dtype=float32",
+    "--eval_every=null",
+    "--sanity_evaluation=false",
+    "--save_every=null",
+    "--best_metric=null",
+    "--early_stop_patience=null",
+    "--push_to_hub=null",
+    "--log_every=1",
+    "--overwrite=false",
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -64,8 +63,9 @@ def run(argv: Sequence[str]) -> int:
     """
     args, settings = _parser().parse_known_args(argv)
     requests = {path: read_accelerate_file(path) for path in args.files}
-    words = ["--config", args.config] if args.config else []
-    loaded = load_config([*words, *settings])
+    words = [f"--config={args.config}"] if args.config else []
+    words += settings
+    loaded = load_config(words)
     config = loaded.config
     if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
@@ -74,48 +74,53 @@ def run(argv: Sequence[str]) -> int:
             raise usage_error("", path, "has num_machines above 1; runs start on this machine")
 
     warmup_steps = min(config.warmup_steps, args.steps)
-    shared = {**loaded.texts, **_OFF, "max_steps": args.steps, "warmup_steps": warmup_steps}
-    words += [f"--{key}={value}" for key, value in shared.items()]
+    words += [*_OFF, f"--max_steps={args.steps}", f"--warmup_steps={warmup_steps}"]
+    alone = _one_process(requests.values(), config)
+    files: list[str | None] = [*requests] if alone is None else [None, *requests]
+    # Numbered, because two files may have the same name.
+    names = [f"{number}-{Path(file or 'one-process').stem}" for number, file in enumerate(files)]
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.to or temporary)
-        alone = _one_process(requests, config)
-        layouts: dict[str, tuple[str | None, list[str]]] = {}
-        layouts |= {} if alone is None else {"0-one-process": (None, [*words, *alone])}
-        for path in requests:  # numbered, because two files may have the same name
-            layouts[f"{len(layouts)}-{Path(path).stem}"] = path, words
-        runs = [train(name, *layout, folder) for name, layout in layouts.items()]
+
+        def start(name: str, file: str | None, *more: str) -> Run:
+            own = [] if file else alone or []
+            return train(name, file, [*words, *own, *more], folder)
+
+        runs = [*map(start, names, files)]
         ended = [run for run in runs if not run.error]
         if not ended:
-            return _report(runs, {}, EXACT)
+            return _report(runs, {}, {}, EXACT)
 
-        file, first = first_weights(loaded)
+        reference = ended[0]
+        model, first = first_weights(loaded)
 
         def gaps_from_reference(run: Run) -> Gaps:
             gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
-            model, other = (Path(each.path) / "model" / file for each in (run, reference))
-            return {**gaps, "weights": {args.steps: _weights_gap(model, other, first)}}
+            return {**gaps, "weights": {args.steps: _weights_gap(run, reference, model, first)}}
 
-        reference, *others = ended
-        bounds = max((bounds_of(run.plan) for run in ended), key=lambda bounds: bounds.step)
-        gaps = {run.name: gaps_from_reference(run) for run in others}
-        verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
-        unknown = {name for name in gaps if verdicts[name].sameness is Sameness.UNKNOWN}
-        nudged: list[Gaps] = []
+        bounds = max(bounds_of(run.plan) for run in ended)
+        gaps = {run.name: gaps_from_reference(run) for run in ended}
+        nudged: dict[str, Gaps] = {}
         # Weights that the config names are not nudged: the key is taken.
-        while unknown and config.weights is None and len(nudged) < args.nudges:
-            seed = len(nudged) + 1
-            weights = folder / "weights" / f"{NUDGED}{seed}"
-            write_nudged(first, weights / file, seed)
-            path, arguments = layouts[reference.name]
-            runs.append(train(f"nudged-{seed}", path, [*arguments, f"--weights={weights}"], folder))
+        nudges = args.nudges if config.weights is None else 0
+        while True:
+            verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
+            unsettled = "differs" if nudged else "unknown"
+            if len(nudged) >= nudges or all(word != unsettled for word, _ in verdicts.values()):
+                break
+            name = f"nudged-{len(nudged) + 1}"
+            weights = folder / "weights" / name
+            write_nudged(first, weights / model, seed=len(nudged))
+            file = files[runs.index(reference)]
+            runs.append(start(name, file, f"--weights={weights}"))
             if runs[-1].error:
                 break
-            nudged.append(gaps_from_reference(runs[-1]))
-            verdicts = {name: judge(own, bounds, nudged) for name, own in gaps.items()}
-            if all(verdicts[name].sameness is Sameness.ROUNDING for name in unknown):
-                break
-        return _report(runs, verdicts, bounds)
+            nudged[name] = gaps_from_reference(runs[-1])
+
+        verdicts |= {name: ("nudged", "") for name in nudged}
+        verdicts[reference.name] = "reference", ""
+        return _report(runs, gaps | nudged, verdicts, bounds)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,72 +140,75 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one_process(requests: Mapping[str, Request], config: TrainConfig) -> list[str] | None:
+def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] | None:
     """Return the settings of the run of a single process that only launch files hold.
 
     Returns:
         None if a launch file holds the optimizer or the schedule: the training config has no such
         setting.
     """
-    words: dict[str, str] = {}
-    for request in requests.values():
+    words = []
+    for request in requests:
         if request.optimizer or request.scheduler:
             return None
         for key in ("mixed_precision", "max_grad_norm"):
             found = getattr(request, key)
-            if found is not None and getattr(config, key) is None:
-                words.setdefault(key, f"--{key}={found.value}")
-    return [*words.values()]
+            if found and getattr(config, key) is None:
+                words.append(f"--{key}={found.value}")
+    return words
 
 
-def _report(runs: Sequence[Run], verdicts: Mapping[str, Verdict], bounds: Bounds) -> int:
+def _report(
+    runs: Sequence[Run],
+    gaps: Mapping[str, Gaps],
+    verdicts: Mapping[str, tuple[str, str]],
+    bounds: Bounds,
+) -> int:
     """Print the table of the runs and the verdict, and return the exit code.
 
     Args:
         runs: all runs, also those from nudged weights.
-        verdicts: those on the runs that ended, by name, without the reference.
+        gaps: the differences of each run that ended from the reference, by name.
+        verdicts: word and text on each run that ended, by name.
         bounds: the differences up to which runs are the same.
     """
     rows = [["run", "batch", "loss", "norm", "weights", "verdict"]]
+    wrong = []
     for run in runs:
-        batch, numbers, word = "", [""] * 3, "failed"
-        if not run.error:
-            keys = ("micro_batch_size", "accumulation_steps", "world_size")
-            batch = " x ".join(str(run.plan[key]) for key in keys)
-            word = "nudged" if is_nudged(run) else "reference"
-        if run.name in verdicts:
-            numbers = [f"{gap:.1e}" for gap in verdicts[run.name].largest.values()]
-            word = verdicts[run.name].sameness.value
+        if run.error:
+            wrong.append(f"{run.name}: {run.error}")
+            continue
+        batch = "{micro_batch_size} x {accumulation_steps} x {world_size}".format_map(run.plan)
+        numbers = [f"{largest(by_step):.1e}" for by_step in gaps[run.name].values()]
+        word, text = verdicts[run.name]
         rows.append([run.name, batch, *numbers, word])
+        if word in ("unknown", "differs"):
+            wrong.append(f"{run.name}: {word}: {text}")
     print("\n".join(columns(rows)))
     print("largest relative differences; weights: relative to how far they moved")
 
-    wrong = [f"{run.name}: {run.error}" for run in runs if run.error]
-    for name, verdict in verdicts.items():
-        if verdict.sameness in (Sameness.UNKNOWN, Sameness.DIFFERS):
-            wrong.append(f"{name}: {verdict}")
     within = f"within {bounds.step:g} of loss and norm, {bounds.weights:g} of the weights"
-    if any(verdict.sameness is Sameness.ROUNDING for verdict in verdicts.values()):
+    if any("rounding" in row for row in rows):
         within = f"within what rounding does to this model, not {within}"
     print("\n".join([f"{'NOT ' if wrong else ''}the same {within}", *wrong]))
     return int(bool(wrong))
 
 
-def _weights_gap(run: Path, reference: Path, initial: Mapping[str, Tensor]) -> float:
+def _weights_gap(run: Run, reference: Run, file: str, initial: Mapping[str, Tensor]) -> float:
     """Return the distance of all weights together, relative to how far the reference's moved.
 
     Args:
-        run, reference: model files.
+        file: the name of the model files.
         initial: the first weights, by name in the files.
     """
+    import torch
     from safetensors.torch import load_file
-    from torch.nn import Parameter
 
-    found, expected = load_file(run), load_file(reference)
-    distance, way = 0.0, 0.0
-    for name in expected:
-        if isinstance(initial.get(name), Parameter):
-            end = expected[name].double()
-            distance += float((found[name].double() - end).square().sum())
-            way += float((end - initial[name].detach().double()).square().sum())
-    return math.sqrt(distance / way) if way else math.nan
+    found, expected = (load_file(Path(each.path) / "model" / file) for each in (run, reference))
+    distance, way = torch.zeros(2, dtype=torch.double)
+    for name, end in expected.items():
+        first = initial[name]
+        if isinstance(first, torch.nn.Parameter):
+            distance += (found[name].double() - end).square().sum()
+            way += (first.detach().double() - end).square().sum()
+    return float((distance / way).sqrt())  # NaN if nothing moved

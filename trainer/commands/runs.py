@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
+from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
 from ..errors import ConfigError, Origin, Problem
 
@@ -51,7 +51,6 @@ class _Plan(_File):
     strategy: str
     world_size: NonNegativeInt
     run_name: str | None = None
-    mixed_precision: str = "no"
     precision: dict[str, str] = {}
     task_folder: str | None = None
     task_settings: dict[str, Any] = {}
@@ -68,9 +67,6 @@ class _Summary(_File):
     samples: NonNegativeInt = 0
 
 
-_CONFIG = TypeAdapter(dict[str, Any])
-
-
 def read_run(path: str | Path) -> Run:
     """Read the output folder of a run.
 
@@ -78,27 +74,24 @@ def read_run(path: str | Path) -> Run:
         ConfigError: the folder is not that of a run, or a file is damaged.
     """
     folder = Path(path)
+    config = read_document(folder / "config.yaml", what="config of a run").data
     file = folder / "plan.json"
+    summary = {}
     try:
         plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
-        file = folder / "config.yaml"
-        config = _CONFIG.validate_python(yaml.safe_load(file.read_bytes()))
         file = folder / "metrics.jsonl"
         rows = _read_rows(file)
         file = folder / "summary.json"
-        summary = {}
         if file.exists():
             summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
-    except OSError as error:
-        rule = f"{folder} is not the output folder of a run: {error.strerror}"
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"
-    else:
-        # Without the key all runs of a task have the same name.
-        name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
-        settings = {**DEFAULTS, **config, **plan}
-        return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
-    raise ConfigError(Problem(origin=Origin(str(file)), rule=rule))
+        raise ConfigError(Problem(origin=Origin(str(file)), rule=rule)) from None
+
+    # Without the key all runs of a task have the same name.
+    name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
+    settings = {**DEFAULTS, **config, **plan}
+    return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import usage_error
 from ..script import load_config, load_task
-
-if TYPE_CHECKING:
-    from ..config.load import Loaded
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,13 +25,24 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
-    summary = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="trainer show", description=summary)
+    parser = argparse.ArgumentParser(prog="trainer show", description=__doc__)
     parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
     args, words = parser.parse_known_args(argv)
+    loaded = load_config(words)
+
+    from ..building.data import build_data
+    from ..data.batches import Layout
+    from ..language.base import LanguageTask
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries print as well
-        task, batch = _first_batch(load_config(words))
+        task, config = load_task(loaded)
+        if not isinstance(task, LanguageTask):
+            rule = "shows tasks of trainer.language, such as trainer.language:CausalLM"
+            raise usage_error("config", config.task, rule)
+        size = config.micro_batch_size or 1
+        layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
+        _, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)
+        batch: Any = next(windows.windows(0, 1)).micros[0].batch
     for notice in task.notices():
         print(f"note: {notice}")
 
@@ -49,39 +57,28 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _first_batch(loaded: Loaded) -> tuple[Any, Any]:
-    """Build a task's data in this process, and return the task and the first micro-batch."""
-    from ..building.data import build_data
-    from ..data.batches import Layout
-    from ..language.base import LanguageTask
-
-    task, config = load_task(loaded)
-    if not isinstance(task, LanguageTask):
-        rule = "shows tasks of trainer.language, such as trainer.language:CausalLM"
-        raise usage_error("config", config.task, rule)
-
-    batch = config.micro_batch_size or 1
-    layout = Layout(rank=0, world_size=1, micro_batch_size=batch, accumulation_steps=1)
-    _, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)
-    return task, next(windows.windows(0, 1)).micros[0].batch
-
-
-def _documents(row: dict[str, Any]) -> Iterator[list[tuple[int, bool]]]:
-    """Yield the documents of a row of ``CausalLM``: tokens, and whether each is trained on.
+def _documents(row: Mapping[str, Any]) -> list[list[tuple[int, bool]]]:
+    """Return the documents of a row of ``CausalLM``: tokens, and whether each is trained on.
 
     Position i holds token i and predicts token i + 1.
     """
-    ids, labels = row["input_ids"], row["labels"]
-    starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
-    for start, end in pairwise([*starts, len(ids)]):
-        trained = [label >= 0 for label in labels[start:end]]
-        if any(trained):  # the padding at the end of a row predicts nothing
-            # The last position predicts a token that is no input.
-            document = zip([*ids[start:end], labels[end - 1]], [False, *trained], strict=True)
-            yield list(document)[: end - start + trained[-1]]
+    documents: list[list[tuple[int, bool]]] = []
+    is_predicted = False
+    columns = zip(row["input_ids"], row["labels"], row["position_ids"], strict=True)
+    for token, label, position in columns:
+        if position == 0:
+            documents.append([])
+            is_predicted = False
+        if not is_predicted:
+            documents[-1].append((token, False))
+        is_predicted = label >= 0
+        if is_predicted:
+            documents[-1].append((label, True))
+    # The padding at the end of a row predicts nothing.
+    return [tokens for tokens in documents if any(is_trained for _, is_trained in tokens)]
 
 
-def _masked(row: dict[str, Any]) -> list[tuple[int, bool]]:
+def _masked(row: Mapping[str, Any]) -> list[tuple[int, bool]]:
     """Return each token of a row, and behind each mask the hidden token, which is trained on."""
     tokens = []
     columns = zip(row["input_ids"], row["labels"], row["attention_mask"], strict=True)

@@ -45,7 +45,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(made("a"), tmp_path / "a")
     (folder / "metrics.jsonl").unlink()
     for path, said in (
-        ("nowhere", "nowhere is not the output folder of a run: No such file or directory"),
+        ("nowhere", "nowhere/config.yaml: the config of a run cannot be read: No such file"),
         (str(folder), "no step was logged"),
     ):
         assert main(["compare", path]) == 2

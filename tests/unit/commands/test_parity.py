@@ -13,7 +13,6 @@ from origins import origin, sourced
 
 from trainer import TrainConfig
 from trainer.commands import parity
-from trainer.commands.nudged import NUDGED as NUDGED_FOLDER
 from trainer.commands.parity import run
 from trainer.commands.runs import Run
 from trainer.launching.request import Request
@@ -30,11 +29,11 @@ def test_one_process_gets_the_settings_of_launch_files() -> None:
         plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3")
     )
     words = ["--mixed_precision=bf16", "--max_grad_norm=0.5"]
-    assert parity._one_process({"a.yaml": plain, "b.yaml": clips}, config) == words
+    assert parity._one_process([plain, clips], config) == words
     said = TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16")
-    assert parity._one_process({"a.yaml": plain}, said) == []
+    assert parity._one_process([plain], said) == []
     owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
-    assert parity._one_process({"a.yaml": plain, "b.yaml": owns}, config) is None
+    assert parity._one_process([plain, owns], config) is None
 
 
 @pytest.mark.parametrize(
@@ -51,29 +50,54 @@ def test_mistakes_in_the_command_line(
         run([*words, "--config", "examples/configs/digits_cnn.yaml"])
 
 
-def test_kept_runs_have_folders_of_the_layouts_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("nudges", "nudged_gaps", "code", "verdict"),
+    [
+        (0, [], 1, "1-ddp: unknown: loss 1.0e-03 apart at step 2, loss at most 3.0e-03 apart"),
+        (1, [0.0], 1, "1-ddp: differs: loss 1.0e-03 apart at step 2, loss at most 3.0e-03 apart"),
+        (3, [0.0, 1e-3], 0, "the same within what rounding does to this model, not within 1e-05"),
+        (3, [None], 1, "nudged-1: no memory"),
+    ],
+)
+def test_kept_runs_and_their_verdicts(
+    nudges: int,
+    nudged_gaps: list[float | None],
+    code: int,
+    verdict: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As ``trainer compare`` names runs by their folders; logs and nudged weights are elsewhere."""
-    started: list[str] = []
+    """Kept runs have folders of the layouts' names. Logs and nudged weights are elsewhere.
+
+    A nudged run is started only as long as a verdict is open.
+    """
     kept = tmp_path / "kept"
+    nudged = [f"nudged-{number}" for number, _ in enumerate(nudged_gaps, 1)]
+    gaps = {"0-one-process": 0.0, "1-ddp": 1e-3, "2-fsdp": 0.0}
+    gaps |= dict(zip(nudged, nudged_gaps, strict=True))
+    started: list[str] = []
 
     def write_run(name: str, launch_file: str | None, words: Sequence[str], folder: Path) -> Run:
         assert folder == kept
         started.append(name)
-        gap = 1e-3 if name == "1-ddp" else 0.0
+        gap = gaps[name]
+        if gap is None:
+            return Run(name=name, path=name, error="no memory")
         made = curve(name, *[gap * step for step in range(4)])
         plan = {**made.plan, "micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2}
         return replace(made, plan=plan)
 
     monkeypatch.setattr(parity, "train", write_run)
-    monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: 0.0)
+    monkeypatch.setattr(parity, "_weights_gap", lambda *_: 0.0)
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / "examples")
-    words = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", "--nudges", "1"]
-    assert run([*words, "--config", "examples/configs/digits_cnn.yaml", "--to", str(kept)]) == 1
-    assert started == ["0-one-process", "1-ddp", "2-fsdp", "nudged-1"]
-    assert (kept / "weights" / f"{NUDGED_FOLDER}1" / "model.safetensors").is_file()
+    words = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", f"--nudges={nudges}"]
+    words += ["--config", "examples/configs/digits_cnn.yaml", "--to", str(kept)]
+    assert run(words) == code
+    assert started == ["0-one-process", "1-ddp", "2-fsdp", *nudged]
+    for name in nudged:
+        assert (kept / "weights" / name / "model.safetensors").is_file()
     printed = capsys.readouterr().out
-    assert "NOT the same within 1e-05 of loss and norm, 0.01 of the weights" in printed
-    assert "1-ddp: differs: loss 1.0e-03 apart at step 2, loss at most 3.0e-03 apart" in printed
+    assert ("NOT the same within 1e-05 of loss and norm, 0.01 of the weights" in printed) == code
+    assert verdict in printed
