@@ -45,8 +45,8 @@ lint: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# A file's tests stay together, since they share jobs; two files at a time fill the waits of each other, jobs first.
-TESTED_AT_ONCE ?= 2
+# A file's tests stay together, since they share jobs; three files at a time fill the waits of each other, jobs first.
+TESTED_AT_ONCE ?= 3
 test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 test: lint docs

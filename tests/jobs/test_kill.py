@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import ROOT, Job, clean_environment, command, layouts, run, starter_id
+from launchers import ROOT, Job, clean_environment, command, connection, layouts, run
 from small_examples import digits
 
 from trainer.checkpoint import discover
@@ -184,7 +184,7 @@ class Killer(threading.Thread):
                 return
         time.sleep(self.seconds)
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(starter_id()).children()
+            found = psutil.Process(connection()[1]).children()
             for one in found if self.every else found[-1:]:
                 one.kill()
                 self.struck = True

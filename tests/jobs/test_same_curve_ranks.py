@@ -28,7 +28,6 @@ import torch
 from launchers import ranks, some_quick
 from rank_numbers import Images, Masked, Scored, masked_items
 from torch.utils.data import default_collate
-from torchmetrics.functional.regression import spearman_corrcoef
 
 from trainer import load_export
 from trainer.data.order import epoch_order
@@ -172,6 +171,8 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Path) -> None:
+    from torchmetrics.functional.regression import spearman_corrcoef
+
     first, second = results(strategy, folder)["objects"]
     assert repr(first["eleven"]) == repr(second["eleven"]) and repr(first["one"]) == repr(
         second["one"]

@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -26,6 +27,8 @@ STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 # Tests rehearse on the CPU, whatever machine they run on. The deepspeed launcher replaces the first
 # of these for its processes, so that they see the GPUs again; the second stays.
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+# The socket of the process that is forked for each rank, if another process has started it.
+STARTER = "RANK_STARTER"
 SHOW_GPUS = {name: os.environ.get(name) for name in HIDE_GPUS}  # as it was before, for tests/gpu
 
 
@@ -219,36 +222,52 @@ def ranks(
             "out": str(out),
             "err": str(err),
         }
-        starter = rank_starter()
-        assert starter.stdin is not None and starter.stdout is not None
-        starter.stdin.write(json.dumps(job) + "\n")
-        starter.stdin.flush()
-        code = json.loads(starter.stdout.readline())
+        starter, _ = connection()
+        starter.write(json.dumps(job) + "\n")
+        starter.flush()
+        code = json.loads(starter.readline())
         return subprocess.CompletedProcess(
             words, code, *(p.read_text() if p.exists() else "" for p in (out, err))
         )
 
 
-def starter_id() -> int | None:
-    """Return the id of the process that is forked for each rank, if there is one yet."""
-    return rank_starter().pid if rank_starter.cache_info().currsize else None
+@cache
+def connection() -> tuple[TextIO, int]:
+    """Connect to the process that is forked for each rank.
+
+    Returns:
+        Where jobs are written and exit codes are read, and the id of the ranks' parent.
+    """
+    path = os.environ.get(STARTER) or start_ranks()[0]
+    while not Path(path).exists():  # packages are imported
+        time.sleep(0.1)
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(path)
+        file = connected.makefile("rw")  # keeps the connection
+    atexit.register(file.close)
+    return file, int(file.readline())
 
 
 @cache
-def rank_starter() -> subprocess.Popen[str]:
-    """The process that is forked for each rank; it ends with this one."""
-    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py")]
-    starter = subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start_ranks() -> tuple[str, int]:
+    """Start the process that is forked for each rank, which ends with this process.
+
+    Returns:
+        The path of its socket, which is there when packages are imported, and its id.
+    """
+    folder = tempfile.TemporaryDirectory()
+    path = str(Path(folder.name) / "ranks")
+    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py"), path]
+    starter = subprocess.Popen(words, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE)
 
     def end() -> None:
         starter.communicate()
+        folder.cleanup()
 
     atexit.register(end)
-    return starter
+    return path, starter.pid
+
+
+def starter_id() -> int | None:
+    """Return the id of the process of ``start_ranks``. None if this process has not started it."""
+    return start_ranks()[1] if start_ranks.cache_info().currsize else None

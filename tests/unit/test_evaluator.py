@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from brought_tasks import Numbers, Plain
 from from_launcher import configured
 from layouts import DrawingStream, layout
@@ -215,6 +214,8 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
 def test_a_set_with_its_own_step_has_the_torchmetrics_of_the_task_that_it_names(
     tmp_path: Path,
 ) -> None:
+    import torchmetrics
+
     class Measured(Plain):
         def build_data(self) -> Data:
             own = {"mean": EvaluationSet(Numbers(3), evaluation_step=self.mean)}

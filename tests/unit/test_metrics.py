@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics
 from accelerate import Accelerator, PartialState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +93,8 @@ def accelerator() -> Iterator[Accelerator]:
 
 
 def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
+    import torchmetrics
+
     metrics = {
         "f1": torchmetrics.F1Score("multiclass", num_classes=4, average="none"),
         "auroc": torchmetrics.AUROC("binary"),
@@ -174,6 +175,8 @@ def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
 
 
 def test_torchmetrics_that_no_step_names_can_be_dropped(accelerator: Accelerator) -> None:
+    import torchmetrics
+
     sums = WeightedSums({"sum": torchmetrics.SumMetric(), "other": torchmetrics.SumMetric()})
     sums.add({"sum": torch.ones(2)}, counts=False)
     assert sums.named == {"sum"}, "a batch that does not count names it too"

@@ -20,8 +20,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import CatMetric, SpearmanCorrCoef
-from torchmetrics.classification import MulticlassAccuracy
 
 import trainer
 from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
@@ -131,6 +129,10 @@ class Scored(Images):
         return Data(train=data.train, evaluation=data.evaluation[: self.measured])
 
     def build_metrics(self) -> dict[str, Any]:
+        # An import of 4 s, which tests of other tasks do not need.
+        from torchmetrics import CatMetric, SpearmanCorrCoef
+        from torchmetrics.classification import MulticlassAccuracy
+
         return {
             "spearman": SpearmanCorrCoef(),
             "hits": MulticlassAccuracy(4, average="micro"),

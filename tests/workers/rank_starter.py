@@ -2,9 +2,12 @@
 
 That saves seconds for each rank.
 
-Reads jobs as lines of JSON and answers each with its exit code. The ranks are processes of their
-own, connected over gloo by the variables that srun or mpirun users set (RANK, WORLD_SIZE,
-MASTER_ADDR); what a launcher itself does is tested with the launchers.
+    python rank_starter.py SOCKET
+
+Listens on a Unix socket until standard input ends. Each connection has a process, whose id comes
+first. The process reads jobs as lines of JSON and answers each with the exit code. The ranks are processes of their own, connected over gloo by
+the variables that srun or mpirun users set (RANK, WORLD_SIZE, MASTER_ADDR). What a launcher itself
+does is tested with the launchers.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import importlib.util
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -41,7 +45,6 @@ PACKAGES = (
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # packages print while they are imported
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     os.environ[NVML] = "1"
@@ -54,8 +57,30 @@ def main() -> None:
             "CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr
         )
 
-    for line in sys.stdin:
-        print(json.dumps(run_job(json.loads(line), forks)), file=answers, flush=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        # Under another name first: whoever finds the socket can connect.
+        listening.bind(f"{sys.argv[1]}.new")
+        listening.listen()
+        os.rename(f"{sys.argv[1]}.new", sys.argv[1])
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes of connections that have ended
+        while True:
+            ready, _, _ = select.select([listening, sys.stdin], [], [])
+            if sys.stdin in ready:  # pytest has ended
+                return
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                answer(connection, forks)
+            connection.close()
+
+
+def answer(connection: socket.socket, forks: bool) -> NoReturn:
+    """Run the jobs of a process of pytest until the connection ends, and leave."""
+    with contextlib.suppress(OSError), connection.makefile("rw") as file:
+        print(os.getpid(), file=file, flush=True)
+        for line in file:
+            print(json.dumps(run_job(json.loads(line), forks)), file=file, flush=True)
+    os._exit(0)
 
 
 def import_packages(hidden: bool) -> None:

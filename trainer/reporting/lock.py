@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 LOCK = ".lock"
 _PREFIX = "samecurve: "  # in the lock file of a folder that a run has claimed
@@ -38,8 +38,9 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = -1  # for __del__, if os.open fails
         self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        # Close the file of the lock, and so unlock the folder.
+        self.close = finalize(self, os.close, self._file)
         self.notices: list[str] = []
         written = os.pread(self._file, 200, 0).decode(errors="replace")
         try:
@@ -63,15 +64,6 @@ class FolderLock:
         holder = f"{prefix}process {os.getpid()} on {socket.gethostname()}\n"
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, holder.encode(), 0)
-
-    def close(self) -> None:
-        """Close the file of the lock, and so unlock the folder."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 # The locks of this process, by the folder.
