@@ -91,7 +91,7 @@ def row_of(
     if config.push_to_hub is not None:
         from .callbacks.hub import HubPush
 
-        row.append(HubPush(config.push_to_hub, private=config.hub_private, best=best))
+        row.append(HubPush(best))
     if config.profile_steps is not None:
         from .callbacks.profiling import Profile
 
