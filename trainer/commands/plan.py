@@ -11,10 +11,11 @@ docs/strategies.md derives the formulas.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
@@ -55,14 +56,23 @@ def run(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({"rows": rows, "fitting": fitting}, indent=2))
         return int(not fitting)
-    print(f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; ", end="")
-    print(f"for each of {args.gpus} GPUs\n(files of accel_configs/; buffers are an upper bound):")
-    print("\n".join(columns(list(zip(rows[0], *map(_cells, rows), strict=True)))))
+    print(
+        f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; for each of "
+        f"{args.gpus} GPUs\n(files of accel_configs/; buffers are an upper bound):"
+    )
+    print("\n".join(columns([[name, *(_cell(row[name]) for row in rows)] for name in rows[0]])))
     if not fitting:
         print(f"{args.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif args.gpu:
         print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
     return int(not fitting)
+
+
+def _cell(value: str | int | None) -> str:
+    """Return a value of a row as text."""
+    if isinstance(value, str):
+        return PurePath(value).stem
+    return "?" if value is None else size(value)
 
 
 def activation_bytes(config: Any, tokens: int, width: int) -> int:
@@ -103,12 +113,6 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a column of the table."""
-    name, *counts = row.values()
-    return [PurePath(name).stem, *("?" if count is None else size(count) for count in counts)]
-
-
 def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options with the model's sizes. A training config replaces options."""
     parser = argparse.ArgumentParser(
@@ -136,11 +140,9 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
     if args.what.endswith((".yaml", ".yml")):
         task, config = load_task(load_config(["--config", args.what]))
-        batch = config.global_batch_size or 0
-        args.micro_batch = config.micro_batch_size or max(1, batch // args.gpus)
-        args.accumulates = (
-            config.accumulation_steps or 0
-        ) > 1 or batch > args.micro_batch * args.gpus
+        share = (config.global_batch_size or 0) / args.gpus
+        args.micro_batch = config.micro_batch_size or int(share) or 1
+        args.accumulates = max(config.accumulation_steps or 0, share / args.micro_batch) > 1
         args.precision = config.mixed_precision or args.precision
         args.optimizer = config.optimizer
         args.sequence = getattr(task, "sequence_length", args.sequence)
@@ -158,10 +160,9 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
     shape = getattr(model, "config", None)
     args.layers = getattr(shape, "num_hidden_layers", args.layers)
-    if hasattr(shape, "hidden_size") and hasattr(shape, "vocab_size"):
-        tokens = args.micro_batch * args.sequence
-        width = 4 if args.precision == "no" else 2
-        args.activations = activation_bytes(shape, tokens, width)
+    width = 4 if args.precision == "no" else 2
+    with contextlib.suppress(AttributeError):  # no transformer
+        args.activations = activation_bytes(shape, args.micro_batch * args.sequence, width)
     return args
 
 
@@ -172,10 +173,11 @@ def _model_in(folder: str) -> nn.Module:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError):
-        rule = (
-            "no parameter count such as 7B, no folder of a Hugging Face model, no training config"
-        )
-        raise usage_error("", folder, rule) from None
+        raise usage_error(
+            "",
+            folder,
+            "no parameter count such as 7B, no folder of a Hugging Face model, no training config",
+        ) from None
 
     name = (config.architectures or ["AutoModelForCausalLM"])[0]
     with torch.device("meta"):
