@@ -1,4 +1,4 @@
-"""Predictions of an evaluation as JSON lines, written after each batch.
+"""Predictions of an evaluation as JSON lines.
 
 Each example of a data set is a line, in the order of the data set on any number of processes. A
 batch of all ranks is in memory.
@@ -7,6 +7,7 @@ batch of all ranks is in memory.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -19,41 +20,45 @@ if TYPE_CHECKING:
     from ..evaluator import MeasuredSet
     from ..run import Run
 
-INDEX = "index"  # the place of an example in the data set
 
-
-def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
-    """Write the predictions for an evaluation set, and return the number of examples.
+def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> dict[str, int]:
+    """Write the predictions for evaluation sets, and return the number of examples of each file.
 
     Collective: call on every rank.
 
     Args:
-        path: the file that the main process writes. A file that is not complete has another name.
+        sets: by name.
+        path: FILE.jsonl. A set with a name has FILE.NAME.jsonl. A file that is not complete has
+            another name.
 
     Raises:
         DataError: ``prediction_step`` returned no value for each example.
     """
-    part = part_of(path)
-    rows: list[dict[str, Any]] = []
-    written = 0
+    counts = {}
+    for name, evaluation_set in sets.items():
+        file = path.with_suffix(f".{name}.jsonl" if name else ".jsonl")
+        part = Path(os.devnull)  # of the ranks that write nothing
+        if run.is_main:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = part_of(file)
 
-    def append() -> None:
-        part.parent.mkdir(parents=True, exist_ok=True)
+        count = 0
         # Half of an emoji becomes an escape of JSON, which reads back as the same text.
-        mode = "a" if written else "w"
-        with part.open(mode, encoding="utf-8", errors="backslashreplace") as file:
-            for index, row in enumerate(rows, written):
-                print(json.dumps({INDEX: index, **row}, ensure_ascii=False), file=file)
+        with (
+            part.open("w", encoding="utf-8", errors="backslashreplace") as lines,
+            run.evaluating(evaluation_set),
+        ):
+            for batch, examples in evaluation_set:
+                predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
+                for row in chain(*run.agreement.gather(_rows(predicted, examples))):
+                    print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
+                    count += 1
 
-    with run.evaluating(evaluation_set):
-        for batch, examples in evaluation_set:
-            predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
-            rows = list(chain(*run.agreement.gather(_rows(predicted, examples))))
-            run.agreement.run_on_main(append)
-            written += len(rows)
-
-    run.agreement.run_on_main(lambda: publish(path))
-    return written
+        if run.is_main:
+            publish(file)
+        counts[str(file)] = count
+        run.say(f"predictions: {file}, {count:,} examples")
+    return counts
 
 
 def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
@@ -67,20 +72,16 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         DataError: the result is no mapping with an entry for each example, or holds a value that
             JSON cannot hold.
     """
-    if not isinstance(predicted, Mapping) or not predicted or INDEX in predicted:
-        rule = f"must return {{name: an entry for each example}}, and no name {INDEX!r}"
-        raise DataError(f"prediction_step {rule}")
     if not examples:
         return []
-
-    # Tensors and arrays become lists, NaN and infinity None.
     try:
+        # Tensors and arrays become lists, NaN and infinity None.
         text = json.dumps(dict(predicted), default=lambda value: value.tolist())
+        columns = json.loads(text, parse_constant=lambda name: None)
+        rows = zip(range(examples), *columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for _, *row in rows]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"prediction_step: JSON cannot hold the result: {error}") from None
-    columns = json.loads(text, parse_constant=lambda name: None)
-    for name, entries in columns.items():
-        if not isinstance(entries, list) or len(entries) != examples:
-            rule = f"must have an entry for each of the {examples} examples of the batch"
-            raise DataError(f"prediction_step: {name!r} {rule}")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        raise DataError(
+            "prediction_step must return {name: an entry that JSON can hold for each of the "
+            f"{examples} examples}}: {error}"
+        ) from None

@@ -53,7 +53,6 @@ class _Plan(_File):
     run_name: str | None = None
     precision: dict[str, str] = {}
     task_folder: str | None = None
-    task_settings: dict[str, Any] = {}
 
 
 class _Row(_File):

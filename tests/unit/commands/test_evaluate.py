@@ -138,7 +138,6 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
     ("words", "error", "message"),
     [
         (["--checkpoint", "latest"], ConfigError, r"checkpoint: 'latest': unknown key"),
-        (["--weights", "x"], ConfigError, "weights: 'x': is no setting of an evaluation"),
         (["--evaluation_batchsize", "3"], ConfigError, "did you mean 'evaluation_batch_size'"),
         (["--sets", "clean"], DataError, "Data.evaluation has no set 'clean'"),
         (["--task_settings.width", "8"], CheckpointError, "does not hold this model: 0.weight has"),
@@ -173,18 +172,16 @@ def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
             evaluate([str(folder)])
 
 
-def test_a_task_that_was_built_by_a_script_with_other_settings_is_refused(tmp_path: Path) -> None:
-    """Its model would be another one, or its evaluation set, without any error."""
+def test_a_task_that_was_built_by_a_script_is_measured_with_its_own_settings(
+    tmp_path: Path,
+) -> None:
+    """With others its model would be another one, or its evaluation set, without any error."""
     task = Sign(held_out=9)
     config = TrainConfig(task="evaluated:Sign", max_steps=2, output_dir=str(tmp_path / "run"))
     Trainer(task, config).fit()
-    with pytest.raises(
-        ConfigError,
-        match=r"held_out: 23: the run was trained with 9; add --task_settings.held_out",
-    ):
-        evaluate([str(tmp_path / "run")])
-    values = evaluate([str(tmp_path / "run"), "--task_settings.held_out", "9"])
-    assert values == evaluated_at(tmp_path / "run", 2)
+    assert evaluate([str(tmp_path / "run")]) == evaluated_at(tmp_path / "run", 2)
+    evaluate([str(tmp_path / "run"), "--predictions", str(tmp_path / "p.jsonl")])
+    assert len(lines_of(tmp_path / "p.jsonl")) == 9
 
 
 def test_the_command_finds_a_task_beside_the_script_that_trained_it(
@@ -221,11 +218,11 @@ def built(folder: Path, **settings: Any) -> trainer.Run:
     return build_for_evaluation(Sign(**settings), config, None)
 
 
-def predict(run: trainer.Run, path: Path, task: Task | None = None, name: str = "") -> int:
-    """Write predictions, of another task on the same data if one is given."""
+def predict(run: trainer.Run, path: Path, task: Task | None = None) -> int:
+    """Write predictions of a run with a single set, of another task if one is given."""
     if task is not None:
         object.__setattr__(run, "task", task)
-    return write_predictions(run, run.evaluation_sets[name], path)
+    return write_predictions(run, run.evaluation_sets, path)[str(path)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -265,18 +262,23 @@ def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_pat
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("no names", "must return {name: an entry for each example}"),
-        ("index", "no name 'index'"),
-        ("one number", "'mean' must have an entry for each of the 8 examples"),
-        ("too few", "'name' must have an entry for each of the 8 examples"),
+        ("no names", "keys must be str"),
+        ("one number", "'float' object is not iterable"),
+        ("too few", "argument 4 is shorter than arguments 1-3"),
     ],
 )
 def test_predictions_that_have_not_one_entry_for_each_example(
     wrong: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    rule = "must return {name: an entry that JSON can hold for each of the 8 examples}: .*"
+    with pytest.raises(DataError, match=rule + message):
         predict(built(tmp_path, wrong=wrong), tmp_path / "p.jsonl")
     assert not (tmp_path / "p.jsonl").exists()
+
+
+def test_a_prediction_is_not_named_as_the_place_in_the_data(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'index'"):
+        predict(built(tmp_path, wrong="index"), tmp_path / "p.jsonl")
 
 
 class Values(Sign):
@@ -326,9 +328,9 @@ class Strange(Sign):
     ids=["set", "complex", "bytes", "key", "object"],
 )
 def test_a_prediction_that_json_cannot_hold_is_one_line(value: object, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^prediction_step: JSON cannot hold the result: .*$"):
+    with pytest.raises(DataError, match=r"^prediction_step must return {name: an entry that .*$"):
         predict(built(tmp_path), tmp_path / "p.jsonl", Strange(value=value))
-    assert [path for path in tmp_path.iterdir() if "jsonl" in path.name] == []
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -356,8 +358,9 @@ class Moments(Sign):
 def test_a_prediction_knows_its_set_and_the_steps_of_its_model(tmp_path: Path) -> None:
     run = built(tmp_path, named=True)
     run.position.step = 7
+    object.__setattr__(run, "task", Moments(named=True))
+    counts = write_predictions(run, run.evaluation_sets, tmp_path / "p.jsonl")
+    assert counts == {f"{tmp_path}/p.clean.jsonl": 23, f"{tmp_path}/p.first.jsonl": 7}
     for name, count in (("clean", 23), ("first", 7)):
-        path = tmp_path / f"{name}.jsonl"
-        assert predict(run, path, Moments(named=True), name) == count
         expected = [{"index": index, "set": name, "step": 7} for index in range(count)]
-        assert lines_of(path) == expected
+        assert lines_of(tmp_path / f"p.{name}.jsonl") == expected
