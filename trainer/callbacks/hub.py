@@ -45,12 +45,12 @@ class HubPush(Callback):
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Push a new best model."""
-        if self._best is not None and self._best.best_step == info.step:
+        if self._best and self._best.best_step == info.step:
             self._push(run, "best", "main")
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         """Push the last model, and wait for the uploads, for half of ``timeout_minutes``."""
-        self._push(run, "model", "main" if self._best is None else "last")
+        self._push(run, "model", "last" if self._best else "main")
         # A job that a signal ends has little time left.
         wait(
             self._uploads.values(),
@@ -58,7 +58,7 @@ class HubPush(Callback):
         )
         for command, upload in self._uploads.items():
             error = upload.exception() if upload.done() else "no answer in time"
-            if error is not None:
+            if error:
                 run.say(f"push_to_hub: {error}; upload the folder by: {command}")
 
     def _push(self, run: Run, name: str, branch: str) -> None:
@@ -66,7 +66,7 @@ class HubPush(Callback):
         if not run.is_main:
             return
         api = self._api
-        repo = str(run.config.push_to_hub)
+        repo: Any = run.config.push_to_hub
         folder = run.directory.path / name
         message = f"Step {run.step}"
 

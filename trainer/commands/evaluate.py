@@ -91,16 +91,19 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     if training.path and not out:
         out = Path(training.path, "evaluations", f"{weights.resolve().name}.json")
     if out and run.is_main:
-        record = dict(
-            run.facts,
-            evaluated=str(weights),
-            step=run.step,
-            samples=run.samples,
-            predictions=predicted,
-            values=values,
-        )
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json_text(record))
+        out.write_text(
+            json_text(
+                dict(
+                    run.facts,
+                    evaluated=str(weights),
+                    step=run.step,
+                    samples=run.samples,
+                    predictions=predicted,
+                    values=values,
+                )
+            )
+        )
         run.say(f"values: {out}")
     run.close()
     return values
@@ -160,6 +163,8 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
         say(f"note: plan.json of the run names {code}: code is imported from it")
         sys.path.append(code)
     loaded = load_config(words)
+    for key in loaded.texts.keys() & {"weights", "output_dir", "resume"}:
+        raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
     task, config = load_task(loaded)
     config = dataclasses.replace(
         config,
@@ -170,8 +175,10 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     )
     launched = launch_as(loaded, task, config)
 
+    # A task of its own for the model reads the files itself.
     own = None if training.path else task.for_model(weights)
-    folder = None if own else weights  # such a task reads the files itself
-    run = build_for_evaluation(own or task, config, folder, launched, origins=loaded.origins)
+    run = build_for_evaluation(
+        own or task, config, None if own else weights, launched, origins=loaded.origins
+    )
     run.position.step, run.position.samples = _trained(weights, training.summary)
     return run

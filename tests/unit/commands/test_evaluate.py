@@ -138,6 +138,7 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
     ("words", "error", "message"),
     [
         (["--checkpoint", "latest"], ConfigError, r"checkpoint: 'latest': unknown key"),
+        (["--weights", "x"], ConfigError, "weights: 'x': is no setting of an evaluation"),
         (["--evaluation_batchsize", "3"], ConfigError, "did you mean 'evaluation_batch_size'"),
         (["--sets", "clean"], DataError, "Data.evaluation has no set 'clean'"),
         (["--task_settings.width", "8"], CheckpointError, "does not hold this model: 0.weight has"),
