@@ -17,12 +17,14 @@ from .callbacks.progress import Progress
 from .callbacks.stopping import Stopping
 from .checks.finite import FiniteNumbers, SkippedBuffers
 from .checks.gradients import ExchangedGradients
+from .checks.mean_loss import MeanLoss
 from .checks.model import SupportedModel
 from .checks.optimizer import DivisibleOptimizer
 from .checks.parameters import EditedParameters, TrainableSet
 from .checks.same_data import SameData
 from .checks.same_model import SameModel
 from .checks.same_settings import SameSettings
+from .checks.task_state import TaskState
 from .checks.training_mode import TrainingMode
 from .config.train_config import TrainConfig, profiled_steps
 from .errors import Origin, origin_of
@@ -35,6 +37,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         return []
     # The trial comes before the check of edits in place, which reads anew what the trial gathers.
     return [
+        *([MeanLoss()] if config.sanity_evaluation else []),
         SameSettings(),
         SameData(),
         SupportedModel(),
@@ -44,6 +47,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         EditedParameters(),
         TrainableSet(),
         TrainingMode(),
+        TaskState(),
     ]
 
 

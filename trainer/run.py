@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -371,16 +370,32 @@ class Run(Setup, Folder, RunData, Prepared):
 
         Args:
             beside: the texts of further files in the folder, by name.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or gives another model when
+                users load it.
         """
+        form = self.parts.model_file
+        check: Callable[[Path], object] = bool
+        if form.load is not None:
+            from .checkpoint.same_logits import check_of
+
+            with self.evaluating():
+                check = check_of(
+                    self.model,
+                    form.load,
+                    parameters=self.parameters,
+                    rounded=self.plan.mixed_precision != "no",
+                    say=self.say,
+                )
+
+        def save_beside(folder: Path) -> None:
+            self.parts.save_beside(folder, beside)
+            check(folder)
+
         with self.meter.paused("saving"), self.average.applied():
             self.agreement.check_same(self.strategy.fingerprint)
-            export_model(
-                self.strategy,
-                self.agreement,
-                self.parts.model_file,
-                Path(directory),
-                partial(self.parts.save_beside, more=beside),
-            )
+            export_model(self.strategy, self.agreement, form, Path(directory), save_beside)
 
     # -- the job ----------------------------------------------------------------------------------
 

@@ -91,11 +91,14 @@ class SavedPart:
         file: the name of the exported file.
         names: the name of each tensor in that file, by its name in the model.
         save_config: writes the configuration files into the folder of the exported file.
+        load: returns the model of that folder as users load it. Its logits are compared with those
+            of the trained model before the folder is published.
     """
 
     file: str
     names: Mapping[str, str]
     save_config: Callable[[Path], None]
+    load: Callable[[Path], nn.Module] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ PLAIN = [
     "Stopping",
     "Log",
     "Evaluation",
+    "MeanLoss",
     "SameSettings",
     "SameData",
     "SupportedModel",
@@ -26,6 +27,7 @@ PLAIN = [
     "EditedParameters",
     "TrainableSet",
     "TrainingMode",
+    "TaskState",
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
@@ -51,7 +53,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[15:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:
@@ -72,7 +74,7 @@ def test_a_key_adds_its_hook_behind_what_a_run_writes(settings: dict[str, Any], 
 
 
 def test_without_a_sanity_evaluation_its_hooks_are_left_out() -> None:
-    without = [name for name in PLAIN if name != "SanityEvaluation"]
+    without = [name for name in PLAIN if name not in ("MeanLoss", "SanityEvaluation")]
     assert names(sanity_evaluation=False) == without
 
 

@@ -141,7 +141,7 @@ def model_of(
     frozen_modes, modes = enter_training_mode(task, module)
     source = task.pretrained(module) if is_on_meta(module) else None
     dtypes = export_dtypes(module, config.export_dtype, source)
-    model_file = ModelFile.of(task.saved_part(module), dtypes)
+    model_file = ModelFile.of(task.saved_part(module), dtypes, module)
     if trains:
         check_storable(module)
 

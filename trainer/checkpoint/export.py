@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..config.paths import not_local
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
+from ..private.transformers import loader_of
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart
@@ -61,19 +62,27 @@ class ModelFile:
             their dtypes.
         save_config: writes the configuration files into the folder. None: the configuration of the
             model is written.
+        load: loads the folder as users do, for a comparison with the trained model. None: the
+            folder has no loader beside ``load_export``.
     """
 
     file: str = MODEL_FILE
     names: Mapping[str, str] | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     save_config: Callable[[Path], None] | None = None
+    load: Callable[[Path], Any] | None = None
 
     @classmethod
     def of(
-        cls, part: SavedPart | None, dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+        cls,
+        part: SavedPart | None,
+        dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+        model: nn.Module | None = None,
     ) -> ModelFile:
-        """Return the file of a saved part, or of the whole model for None."""
-        return cls(dtypes=dtypes) if part is None else cls(**vars(part), dtypes=dtypes)
+        """Return the file of a saved part, or of the whole ``model`` for None."""
+        if part is None:
+            return cls(dtypes=dtypes, load=loader_of(model))
+        return cls(**vars(part), dtypes=dtypes)
 
     def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""

@@ -14,7 +14,6 @@ from ..errors import DataError
 from .alike import check_same_beginning
 from .augment import Items, Key
 from .batches import Layout, copied, examples_in, is_stream, parts_of_rank, sized
-from .blocks import blocks
 from .digest import digest
 from .now import current
 from .rng import seed_global_generators
@@ -98,6 +97,8 @@ class EvaluationBatches:
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         """Yield this rank's part of each block, a batch of all ranks. Collective."""
+        from .blocks import blocks  # a set with an index needs none
+
         read = blocks(self.dataset, self.layout.global_batch_size, 0)
         block = next(read, [])
         check_same_beginning(digest(block[:2]), self.name, self.gather)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
@@ -85,6 +86,7 @@ def adapter_part(model: Any) -> SavedPart:
     Raises:
         ConfigError: the file of an adapter cannot hold some trained tensor.
     """
+    from peft import PeftModel
     from peft.utils import get_peft_model_state_dict
 
     settings = model.peft_config[model.active_adapter]
@@ -133,15 +135,24 @@ def adapter_part(model: Any) -> SavedPart:
 
     base = model.get_base_model()
     source = settings.base_model_name_or_path
-    if source and not hasattr(base, "hf_quantizer"):
-        in_files = type(base.config).from_pretrained(source)
-        rows, now = (getattr(config, "vocab_size", 0) for config in (in_files, base.config))
-        if rows != now:
-            raise setting_error(
-                "adapter",
-                source,
-                f"has {rows} tokens and the model {now}, which no adapter's file holds; save the "
-                "model with all tokens first, and load that",
-            )
+    load_base = loader_of(base)
+    if load_base is None or not source or hasattr(base, "hf_quantizer"):
+        return SavedPart(file=FILE, names=names, save_config=save_config)
 
-    return SavedPart(file=FILE, names=names, save_config=save_config)
+    in_files = type(base.config).from_pretrained(source)
+    rows, now = (getattr(config, "vocab_size", 0) for config in (in_files, base.config))
+    if rows != now:
+        raise setting_error(
+            "adapter",
+            source,
+            f"has {rows} tokens and the model {now}, which no adapter's file holds; save the model "
+            "with all tokens first, and load that",
+        )
+
+    def load(folder: Path) -> Any:
+        """Return the adapter of a folder on the model of its files."""
+        return PeftModel.from_pretrained(
+            load_base(source, num_labels=base.config.num_labels), folder
+        )
+
+    return SavedPart(file=FILE, names=names, save_config=save_config, load=load)

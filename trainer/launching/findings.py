@@ -8,7 +8,6 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
-from ..config.broken_rules import broken_rules
 from ..errors import ConfigError, Origin, Problem, Sourced
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,6 +52,8 @@ class Findings:
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:
+            from ..config.broken_rules import broken_rules
+
             for key, (rule, value) in broken_rules(error, values, keys_of(model)).items():
                 self.refuse(Sourced(value, origin(key)), rule)
             raise ConfigError(self.problems) from None

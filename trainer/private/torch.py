@@ -122,67 +122,6 @@ def import_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
-# -- FSDP2 and DTensor ----------------------------------------------------------------------------
-
-
-def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
-    """List the whole parameters that an FSDP2 unit is gathered to, with their names in the model.
-
-    None before the first forward pass. A parameter stays the same object. The memory is freed after
-    each layer. Public names give the shards only. Edits of gathered parameters are lost, and have
-    to be noticed.
-    """
-    return [
-        (parameter._param_fqn, getattr(parameter, "_unsharded_param", None))
-        for group in _parameter_groups(unit)
-        for parameter in group.fsdp_params
-    ]
-
-
-def holds_gradients(unit: nn.Module) -> bool:
-    """Return whether an FSDP2 unit holds gradients of a backward pass that no exchange has taken.
-
-    ``unsharded_accumulated_grad``, and the gradients of ``_unsharded_param``.
-    """
-    return any(
-        parameter.unsharded_accumulated_grad is not None
-        or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
-        for group in _parameter_groups(unit)
-        for parameter in group.fsdp_params
-    )
-
-
-def complete_sums(unit: nn.Module) -> None:
-    """Give parameters of an FSDP2 unit that earlier micro-batches left out a sum of zeros.
-
-    In the last micro-batch a unit reduces the sums of gradients, in the reduce dtype, beside the
-    gradients of parameters without a sum, in the compute dtype. torch 2.13 then ends in an
-    AssertionError about a uniform dtype (pytorch#196996). ``unsharded_accumulated_grad``.
-    """
-    for group in _parameter_groups(unit):
-        sums = [parameter.unsharded_accumulated_grad for parameter in group.fsdp_params]
-        dtype = next((own.dtype for own in sums if own is not None), None)
-        if dtype is None:
-            continue
-        for parameter, own in zip(group.fsdp_params, sums, strict=True):
-            whole = parameter._unsharded_param
-            if own is None and whole.requires_grad:
-                parameter.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)
-
-
-def _parameter_groups(unit: Any) -> list[Any]:
-    """Return the groups of an FSDP2 unit's parameters.
-
-    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13), in 2.11 with
-    ``_fsdp_param_group``.
-    """
-    state = unit._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    group = state._fsdp_param_group
-    return [group] if group else []
-
-
 def local_of(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor.
 
@@ -193,35 +132,6 @@ def local_of(tensor: Any) -> Tensor:
     if type(part) is not Tensor and hasattr(part, "wait"):
         return part.wait()  # type: ignore[no-any-return]
     return part  # type: ignore[no-any-return]
-
-
-def set_local(tensor: Any, part: Tensor) -> None:
-    """Replace this rank's part of a DTensor by another tensor of the same shape.
-
-    ``DTensor.from_local`` would move the part to the device of the mesh, also an offloaded part.
-    FSDP2 sets ``_local_tensor`` as well. Last seen in torch 2.13.
-    """
-    tensor._local_tensor = part
-
-
-def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
-    """Wrap a module so that the backward pass recomputes the module, with the same random numbers.
-
-    Args:
-        offload: keep the inputs that the second pass needs in host memory.
-
-    torch's FSDP documentation itself uses these wrappers of
-    ``torch.distributed.algorithms._checkpoint``. Last seen in torch 2.13.
-    """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        checkpoint_wrapper,
-        offload_wrapper,
-    )
-
-    wrapped: nn.Module = checkpoint_wrapper(module)
-    if offload:
-        wrapped = offload_wrapper(wrapped)
-    return wrapped
 
 
 # -- gradients and edits --------------------------------------------------------------------------

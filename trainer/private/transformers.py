@@ -62,6 +62,24 @@ def converts_files(model: Any) -> bool:
     return bool(model._weight_conversions)
 
 
+def loader_of(model: Any) -> Callable[..., Any] | None:
+    """Return ``from_pretrained`` of the class of a model. None for a class that is not theirs.
+
+    A class of a user may need more arguments than a folder.
+    """
+    kind: Any = type(model)
+    if not kind.__module__.startswith("transformers."):
+        return None
+    from transformers import logging
+
+    logging.disable_progress_bar()
+    loader: Callable[..., Any] = kind.from_pretrained
+    return loader
+
+
+# -- chat templates -------------------------------------------------------------------------------
+
+
 def compile_template(text: str) -> Template:
     """Compile a chat template as ``apply_chat_template`` does: with tags, filters and sandbox.
 

@@ -30,7 +30,8 @@ from torch.distributed.fsdp import (
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.torch import complete_sums, gradient_hooks, holds_gradients, local_of, recomputed
+from ..private.fsdp import complete_sums, holds_gradients, recomputed
+from ..private.torch import gradient_hooks, local_of
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in

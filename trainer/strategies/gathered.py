@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..private.torch import gathered_by
+from ..private.fsdp import gathered_by
 
 
 def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None]]:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW
 
-from ..private.torch import local_of, set_local
+from ..private.fsdp import set_local
+from ..private.torch import local_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

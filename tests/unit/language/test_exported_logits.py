@@ -1,7 +1,8 @@
-"""Adapters whose file would not give the trained model again are refused before training."""
+"""An export that loads as another model is not published, and adapters that would be are refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from one_process import fit
 from tiny_language import save_model
 from torch import nn
 
-from trainer import ConfigError, Data, Task
+from trainer import CheckpointError, ConfigError, Data, Task
 from trainer.checkpoint.export import save_config
 from trainer.language import CausalLM
 from trainer.language.adapters import adapter_part
@@ -23,6 +25,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
+
+
+class OtherConfig(CausalLM):
+    """Its configuration is not the one that was trained with."""
+
+    def save_extras(self, directory: Path) -> None:
+        super().save_extras(directory)
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps({**config, "hidden_act": "relu"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +60,9 @@ class Own(Task):
             )
         if self.kind == "resized":
             base.resize_token_embeddings(323, mean_resizing=False)
+        if self.kind == "changed":
+            with torch.no_grad():
+                base.get_output_embeddings().weight.mul_(1.5)
         if self.kind == "tied twice":
             settings |= {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
         if self.kind == "tied target":
@@ -59,6 +74,33 @@ class Own(Task):
 
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch["ids"], labels=batch["ids"]).loss
+
+
+@pytest.mark.parametrize("settings", [{}, {"adapter": {"r": 2}}, {"attention": "eager"}])
+def test_an_export_has_the_logits_of_the_trained_model(
+    settings: dict[str, Any], task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    fit(tmp_path / "run", task(**settings), max_steps=2)
+    assert list((tmp_path / "run" / "model").glob("*.safetensors"))
+
+
+def test_an_export_whose_configuration_gives_another_model_is_not_published(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    given = {key: value for key, value in vars(task()).items() if key != "memory"}
+    with pytest.raises(
+        CheckpointError, match=r"a model with other logits than the trained model: they diff"
+    ):
+        fit(tmp_path / "run", OtherConfig(**given), max_steps=2)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_an_adapter_on_a_model_that_was_changed_after_it_was_loaded_is_not_published(
+    llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"a model with other logits than the trained model"):
+        fit(tmp_path / "run", Own(folder=str(llama), kind="changed"), max_steps=2)
+    fit(tmp_path / "run", Own(folder=str(llama), kind="lora"), max_steps=2, overwrite=True)
 
 
 @pytest.mark.parametrize(

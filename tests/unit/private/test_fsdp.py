@@ -1,0 +1,98 @@
+"""Private attributes of torch's FSDP2: a release that removes one is named here.
+
+Each test uses the attribute as the package does. If one fails, read the function of the same name
+in ``trainer/private/fsdp.py``: it says what the attribute is needed for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from trainer.private import fsdp as private_fsdp
+from trainer.private import torch as private_torch
+from trainer.strategies.fsdp import FSDP2
+
+TORCH = f"torch {torch.__version__}"
+
+
+def test_a_unit_lists_the_parameters_that_it_gathers(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    assert isinstance(model, FSDPModule)
+    assert hasattr(model, "_get_fsdp_state"), f"{TORCH} has no FSDPModule._get_fsdp_state"
+    state: Any = model._get_fsdp_state()
+    assert hasattr(state, "_fsdp_param_groups") or hasattr(state, "_fsdp_param_group"), (
+        f"{TORCH} has no _fsdp_param_groups in the state of an FSDPModule"
+    )
+
+    model(torch.ones(1, 2))
+    (name, weight), _ = private_fsdp.gathered_by(model)
+    assert name == "0.weight", f"{TORCH} has no FSDPParam._param_fqn"
+    assert weight is not None, f"{TORCH} has no FSDPParam._unsharded_param"
+    assert weight.shape == (3, 2)
+
+
+def test_a_sum_of_zeros_joins_the_sums_of_a_unit(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    assert isinstance(model, FSDPModule)
+    assert not private_fsdp.holds_gradients(model)
+    private_fsdp.complete_sums(model)
+    assert not private_fsdp.holds_gradients(model), "before the first pass there is no sum"
+
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert private_fsdp.holds_gradients(model), (
+        f"{TORCH} has no FSDPParam.unsharded_accumulated_grad"
+    )
+    first, *_ = private_fsdp._parameter_groups(model)[0].fsdp_params
+    first.unsharded_accumulated_grad = None
+    private_fsdp.complete_sums(model)
+    assert first.unsharded_accumulated_grad.dtype == torch.float32
+    model.set_requires_gradient_sync(True)
+    model(torch.ones(1, 2)).sum().backward()
+    assert not private_fsdp.holds_gradients(model)
+
+
+def test_a_layer_outside_of_its_unit_ends_in_an_error_that_is_known(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(RuntimeError) as found:
+        model.forward(torch.ones(1, 2))
+    assert any(part in str(found.value) for part in FSDP2.known_errors), f"{TORCH} says otherwise"
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_recomputed_module_draws_the_random_numbers_of_before(offload: bool) -> None:
+    try:
+        module = private_fsdp.recomputed(nn.Dropout(0.5), offload=offload)
+    except ImportError:
+        pytest.fail(
+            f"{TORCH} has no checkpoint_wrapper in torch.distributed.algorithms._checkpoint"
+        )
+    value = torch.ones(64, requires_grad=True)
+    output = module(value)
+    output.sum().backward()
+    assert torch.equal(value.grad, output.detach()), "the second pass dropped other elements"
+
+
+def test_the_part_of_a_distributed_tensor_is_the_tensor_within(process_group: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+    assert hasattr(tensor, "_local_tensor"), f"{TORCH} has no DTensor._local_tensor"
+    part = private_torch.local_of(tensor)
+    part.fill_(2.0)
+    assert tensor.to_local().sum() == 24, "it is not a copy"
+    gathered = tensor.redistribute(mesh, [Replicate()])
+    assert torch.equal(private_torch.local_of(gathered), part)
+    private_fsdp.set_local(tensor, torch.zeros(4, 3))
+    assert tensor.sum().item() == 0, f"{TORCH} keeps the part of a DTensor elsewhere"
+    private_fsdp.set_local(tensor, part)

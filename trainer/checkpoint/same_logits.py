@@ -1,0 +1,86 @@
+"""An exported model is loaded as users load it, and must have the logits of the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from ..strategies.tensors import unwrapped
+
+# The norm of the difference over the norm of the logits. TF32 and another order of sums change
+# less than the first, rounding to 16 bits less than the second.
+SAME_IN_32_BITS = 0.002
+SAME_IN_16_BITS = 0.1
+
+
+def logits_of(model: Any) -> Tensor:
+    """Return the logits of the batch that transformers has for such a model, on the CPU.
+
+    Collective for a sharded model.
+    """
+    device = next(model.parameters()).device
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", 8)  # tokens of 0 to 7
+    inputs = {name: value.to(device) % rows for name, value in model.dummy_inputs.items()}
+    with torch.no_grad():
+        logits: Tensor = model(**inputs)[0]
+    return logits.float().cpu()
+
+
+def check_of(
+    model: nn.Module,
+    load: Callable[[Path], Any],
+    *,
+    parameters: int,
+    rounded: bool,
+    say: Callable[[str], object],
+) -> Callable[[Path], object]:
+    """Return a function that compares an exported folder with the trained model.
+
+    Collective: call on every rank, in ``run.evaluating()``. The function is for the main process.
+    It raises ``CheckpointError`` if the folder gives another model. A model that takes no tokens,
+    or that does not fit into the free memory, is not compared.
+
+    Args:
+        model: prepared.
+        load: returns the model of a folder.
+        parameters: elements of the model.
+        rounded: whether the model computes in 16 bits.
+        say: prints a line.
+    """
+    module: Any = unwrapped(model)
+    if getattr(module, "main_input_name", "") != "input_ids":
+        return bool
+    try:
+        trained = logits_of(module)
+    except Exception as error:  # the model takes more than tokens
+        say(f"exports are not compared with the model: {error}")
+        return bool
+
+    def check(folder: Path) -> None:
+        if psutil.virtual_memory().available < 8 * parameters:
+            say(f"{folder.name}: not compared with the model: too little memory to load it")
+            return
+
+        with torch.random.fork_rng(devices=[]):
+            try:
+                loaded = load(folder).eval()
+                difference = float((logits_of(loaded) - trained).norm() / trained.norm())
+            except Exception as error:  # transformers, safetensors and further libraries
+                raise CheckpointError(f"does not load: {' '.join(str(error).split())}") from None
+
+        is_exact = not rounded and loaded.dtype == torch.float32
+        allowed = SAME_IN_32_BITS if is_exact else SAME_IN_16_BITS
+        if not difference <= allowed:
+            raise CheckpointError(
+                "the written files give a model with other logits than the trained model: they "
+                f"differ by {difference:.2g} of their norm ({allowed} is allowed); the checkpoints "
+                "hold the trained weights"
+            )
+
+    return check

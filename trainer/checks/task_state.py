@@ -1,0 +1,63 @@
+"""State that a task keeps in its attributes, which no checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..hooks import Callback, StepInfo
+from ..private.torch import edit_count
+from ..run import Run
+from ..task import Task
+from ..text import listed
+
+
+class TaskState(Callback):
+    """Tells which attributes of a task change while the task trains, if it has no ``state_dict``.
+
+    Compares after the second step, and before each checkpoint, with the end of the first step,
+    which may fill caches.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] | None = None
+        self._looks = True
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if self._looks:
+            self._looks = self._before is None
+            self.on_save(run)
+
+    def on_save(self, run: Run) -> None:
+        """Tell the attributes that have changed, once."""
+        now = {name: _trace(value) for name, value in vars(run.task).items()}
+        before = now if self._before is None else self._before
+        changed = [name for name, trace in before.items() if now.get(name) != trace]
+        self._before = {} if changed else before
+        if changed and type(run.task).state_dict is Task.state_dict:
+            run.say(
+                f"note: {type(run.task).__qualname__} changes {listed(changed)} while it trains, "
+                "which no checkpoint holds: a resumed run would train otherwise; return the values "
+                "in Task.state_dict, and set them in Task.load_state_dict"
+            )
+
+
+def _trace(value: Any) -> Any:
+    """Return something that is equal until a value changes. Only a part of a long one counts."""
+    if isinstance(value, str | int | float):
+        return repr(value)  # NaN is not equal to NaN
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state())
+    if isinstance(value, Tensor):
+        return id(value), edit_count(value)
+    if isinstance(value, nn.Module):
+        value = [*value.parameters(), *value.buffers()]
+    elif isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple | set):
+        return len(value), [_trace(part) for part in islice(value, 100)]
+    return id(value)
