@@ -71,6 +71,13 @@ class PastTheWrapper(Plain):
         return super().training_step(getattr(model, "module", model), batch)
 
 
+class Summed(Plain):
+    """A loss that is a sum over the micro-batch."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
+
+
 class Unused(Plain):
     """A layer that the loss never reaches; weight decay moves it, as it moves one of gradient zero."""
 

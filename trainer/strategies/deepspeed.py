@@ -20,7 +20,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -55,11 +55,6 @@ class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
 
     held = "flat slices of all parameters"
-    known_errors: ClassVar = {
-        "torch.cat(): expected a non-empty list of Tensors": (
-            "ZeRO-3 cannot gather a parameter without elements: leave its layer out of the model"
-        )
-    }
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
@@ -187,6 +182,11 @@ class ZeRO(Strategy):
             for parameter in module.parameters(recurse=False):
                 if private_deepspeed.is_sharded(parameter):  # a shared parameter
                     continue
+                if not parameter.numel():
+                    raise LaunchError(
+                        "ZeRO-3 cannot gather a parameter without elements: leave its layer out of "
+                        "the model"
+                    )
                 if parameter.is_floating_point():
                     parameter.data = parameter.data.to(init.dtype)
                 private_deepspeed.shard_parameter(init, parameter)
