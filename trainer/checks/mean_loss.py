@@ -21,10 +21,10 @@ from ..task import batch_size
 class MeanLoss(Callback):
     """Refuses a loss that triples if its batch is a row three times instead of once.
 
-    A mean stays as it is. Two rows of the first micro-batch must show a sum, on every rank, since
-    noise that ``forward`` draws changes the losses too. The model is in evaluation mode, and the
-    run stays as it was. A batch that has not a row for each example, or a task that fails in
-    evaluation mode, is passed over.
+    A mean stays as it is. The first row of the first micro-batch must show a sum on every rank, and
+    beside a second loss of the row, since noise and counters of a task change losses too. The model
+    is in evaluation mode, and the run stays as it was. A batch that has not a row for each example,
+    or a task that fails in evaluation mode, is passed over.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class MeanLoss(Callback):
             return
 
         with run.meter.paused("evaluation"):
-            once, thrice, again, thrice_again = _losses(run, batches)
-        is_sum = _is_triple(thrice, once) and _is_triple(thrice_again, again)
+            once, thrice, again = _losses(run, batches)
+        is_sum = all(abs(thrice - 3 * one) < 0.5 * abs(thrice - one) for one in (once, again))
         if all(run.agreement.gather(is_sum)):
             raise LaunchError(
                 f"{type(run.task).__qualname__}.training_step returns a sum over the micro-batch: "
@@ -51,27 +51,20 @@ class MeanLoss(Callback):
             )
 
 
-def _is_triple(thrice: float, once: float) -> bool:
-    return abs(thrice - 3 * once) < 0.5 * abs(thrice - once)
-
-
 def _rows(batch: Any) -> list[Any]:
-    """Return the first row of a batch once and three times, and the last. [] without two rows."""
+    """Return the first row of a batch once, three times, and once. [] without two rows."""
 
-    def repeated(value: Any, row: int, times: int) -> Any:
+    def repeated(value: Any, times: int) -> Any:
         if not isinstance(value, Tensor) or not value.ndim:
             return value
         if len(value) != size:
             raise ValueError("not a row for each example")
-        return value[[row] * times]
+        return value[[0] * times]
 
     try:
         size = batch_size(batch)
-        return [
-            recursively_apply(repeated, batch, row, times, test_type=lambda value: True)
-            for row in ((0, size - 1) if size > 1 else ())
-            for times in (1, 3)
-        ]
+        counts = (1, 3, 1) if size > 1 else ()
+        return [recursively_apply(repeated, batch, n, test_type=lambda value: True) for n in counts]
     except Exception:  # a batch of the task's own kind
         return []
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin, Problem, usage_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +73,18 @@ def read_run(path: str | Path) -> Run:
         ConfigError: the folder is not that of a run, or a file is damaged.
     """
     folder = Path(path)
-    config = read_document(folder / "config.yaml", what="config of a run").data
     file = folder / "plan.json"
     summary = {}
     try:
         plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
+        config = read_document(folder / "config.yaml", what="config of a run").data
         file = folder / "metrics.jsonl"
         rows = _read_rows(file)
         file = folder / "summary.json"
         if file.exists():
             summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
+    except FileNotFoundError:
+        raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
     except (OSError, ValueError) as error:
         rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"
         raise ConfigError(Problem(origin=Origin(str(file)), rule=rule)) from None

@@ -45,7 +45,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(made("a"), tmp_path / "a")
     (folder / "metrics.jsonl").unlink()
     for path, said in (
-        ("nowhere", "nowhere/config.yaml: the config of a run cannot be read: No such file"),
+        ("nowhere", "is no folder of a run: it has no plan.json"),
         (str(folder), "no step was logged"),
     ):
         assert main(["compare", path]) == 2

@@ -173,16 +173,18 @@ def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
             evaluate([str(folder)])
 
 
-def test_a_task_that_was_built_by_a_script_is_measured_with_its_own_settings(
-    tmp_path: Path,
-) -> None:
-    """With others its model would be another one, or its evaluation set, without any error."""
+def test_a_task_that_was_built_by_a_script_with_other_settings_is_refused(tmp_path: Path) -> None:
+    """Its model would be another one, or its evaluation set, without any error."""
     task = Sign(held_out=9)
     config = TrainConfig(task="evaluated:Sign", max_steps=2, output_dir=str(tmp_path / "run"))
     Trainer(task, config).fit()
-    assert evaluate([str(tmp_path / "run")]) == evaluated_at(tmp_path / "run", 2)
-    evaluate([str(tmp_path / "run"), "--predictions", str(tmp_path / "p.jsonl")])
-    assert len(lines_of(tmp_path / "p.jsonl")) == 9
+    with pytest.raises(
+        ConfigError,
+        match=r"held_out: 23: the run was trained with 9; add --task_settings.held_out",
+    ):
+        evaluate([str(tmp_path / "run")])
+    values = evaluate([str(tmp_path / "run"), "--task_settings.held_out", "9"])
+    assert values == evaluated_at(tmp_path / "run", 2)
 
 
 def test_the_command_finds_a_task_beside_the_script_that_trained_it(
