@@ -5,7 +5,7 @@ A save goes through three stages, and all ranks change from one to the next at t
     committing   the main process's thread writes the manifest, renames, deletes old checkpoints
     done
 At a step boundary the ranks begin to ask whether all have finished a stage. The answer is known at
-the next boundary (``AsyncMax``), so nobody waits. At most one save is in flight: the next save
+the next boundary, so nobody waits. At most one save is in flight: the next save
 waits.
 """
 
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ..config.train_config import TrainConfig
 from ..distributed.agreement import Agreement
-from ..distributed.votes import AsyncMax
 from ..errors import CheckpointError, TrainerError
 from ..text import size
 from . import store
@@ -82,7 +81,8 @@ class Saver:
         self.last_step: int | None = None
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
-        self._status = AsyncMax(agreement.all_reduce_max)
+        # Waits for the worst status of all ranks. None if they have not begun to ask.
+        self._status: Callable[[], list[int]] | None = None
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
@@ -189,13 +189,13 @@ class Saver:
         if task is None:
             return
 
-        answer = self._status.result()
-        worst = answer[0] if answer else BUSY  # of all ranks, at the last boundary
+        worst = self._status()[0] if self._status else BUSY  # of all ranks, at the last boundary
         if worst == BUSY:
-            self._status.start(task.state)
+            self._status = self.agreement.begin_max(task.state)
             return
 
-        self._task = self._snapshot = None  # nobody reads the snapshot's memory any more
+        # Nobody reads the snapshot's memory any more.
+        self._task = self._snapshot = self._status = None
         if worst == FAILED:
             task.thread.join()
             errors = self.agreement.gather(task.error)
@@ -205,7 +205,7 @@ class Saver:
             files = [fact for facts in written for fact in facts]
             commit = partial(self._commit, snapshot, files)
             self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
-            self._status.start(self._task.state)
+            self._status = self.agreement.begin_max(self._task.state)
 
     def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:
         """Publish the checkpoint, then delete old ones. In a thread of the main process."""

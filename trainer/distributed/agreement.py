@@ -47,7 +47,7 @@ class Agreement:
         self.group: Any = None
         if self.distributed:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
-        self._votes = Votes(self.all_reduce_max)
+        self._votes = Votes(self.begin_max)
         self._in_flight: list[Any] = []
         self._launcher = LauncherWatch()
 
@@ -89,23 +89,23 @@ class Agreement:
         self._step_seconds = now - self._polled
         self._polled = now
 
-        answer = self._pass_boundary("step", fingerprint)
-        return 0 if answer is None and self._all_asked else answer
+        number = self._pass_boundary("step", fingerprint)
+        return number if self._stopping else None
 
     def poll_evaluation(self) -> int:
         """Return the signal of an agreed stop after a batch of an evaluation. 0 to go on.
 
         Collective: call on every rank. Raises nothing.
         """
-        return self._pass_boundary("batch", 0) or 0
+        return self._pass_boundary("batch", 0)
 
-    def _pass_boundary(self, name: str, fingerprint: int) -> int | None:
+    def _pass_boundary(self, name: str, fingerprint: int) -> int:
         if not self._votes.request and self._launcher.is_gone():
             self.stop(signal.SIGTERM)  # nobody would end this process any more
 
         answer = self._votes.pass_boundary(name, fingerprint)
         self._stopping = self._all_asked or answer > 0
-        return answer & 0xFF if answer else None
+        return answer & 0xFF
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop. Give the handlers back afterwards.
@@ -138,19 +138,6 @@ class Agreement:
         """
         check_same(self.gather(fingerprint))
 
-    def all_reduce_max(self, number: torch.Tensor) -> Any:
-        """Begin to take the maximum over ranks, in place. Return the work to wait for.
-
-        Collective: call on every rank. A single process has nothing to wait for: None.
-        """
-        if not self.distributed:
-            return None
-        work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
-
-        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
-        self._in_flight.append(work)
-        return work
-
     def settle(self) -> None:
         """Wait for all work in flight. A rank may call this alone, since all began the same."""
         for work in self._in_flight:
@@ -165,15 +152,26 @@ class Agreement:
 
         Collective: call on every rank.
         """
-        totals = torch.tensor(values, dtype=torch.float64)
-        work = None
-        if self.distributed:
-            work = dist.all_reduce(totals, group=self.group, async_op=True)
+        return self._begin(torch.tensor(values, dtype=torch.float64), "SUM")
 
-        def result() -> list[float]:
-            if work is not None:
-                work.wait()
-            return totals.tolist()
+    def begin_max(self, *numbers: int) -> Callable[[], list[int]]:
+        """Begin to compare numbers with the other ranks'. Return a function that waits.
+
+        The function returns the largest of each. Collective: call on every rank.
+        """
+        return self._begin(torch.tensor(numbers), "MAX")
+
+    def _begin(self, values: torch.Tensor, name: str) -> Callable[[], Any]:
+        if not self.distributed:
+            return values.tolist
+        operation = getattr(dist.ReduceOp, name)
+        work = dist.all_reduce(values, operation, group=self.group, async_op=True)
+        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
+        self._in_flight.append(work)
+
+        def result() -> Any:
+            work.wait()
+            return values.tolist()
 
         return result
 

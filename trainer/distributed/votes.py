@@ -8,49 +8,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ..errors import LaunchError
 
 # Between two votes. A request waits for the next vote to begin, and is read at the vote after that.
 _MICROSECONDS = 250_000
-
-
-class AsyncMax:
-    """The largest of all ranks' numbers, requested at a boundary and known at a later boundary.
-
-    Nobody waits in between.
-
-    Args:
-        all_reduce_max: begins to take the maximum over ranks, in place. Returns the work to wait
-            for, None for a single process.
-    """
-
-    def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
-        self._all_reduce_max = all_reduce_max
-        self._pending: tuple[Any, Tensor] | None = None
-
-    def start(self, *numbers: int) -> None:
-        """Begin to compare this rank's numbers with the others'. Collective: call on every rank.
-
-        The result before them must have been read.
-        """
-        assert self._pending is None, "one at a time"
-        values = torch.tensor(numbers)
-        self._pending = self._all_reduce_max(values), values
-
-    def result(self) -> list[int] | None:
-        """Wait for the largest numbers and return them. None if none were given."""
-        if self._pending is None:
-            return None
-        work, values = self._pending
-        self._pending = None
-        if work is not None:
-            work.wait()
-        return values.tolist()
 
 
 class Pace:
@@ -85,17 +47,19 @@ class Votes:
     evaluation. A vote begins at a boundary and is read when the next vote begins.
 
     Args:
-        all_reduce_max: as for ``AsyncMax``.
+        begin_max: begins to compare numbers with the other ranks', and returns a function that
+            waits for the largest of each.
 
     Attributes:
         request: this rank's, 0 for none. The largest of all ranks is the answer.
         answer: the largest request that all ranks know of, 0 for none.
     """
 
-    def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
+    def __init__(self, begin_max: Callable[..., Callable[[], list[int]]]) -> None:
         self.request = 0
         self.answer = 0
-        self._largest = AsyncMax(all_reduce_max)
+        self._begin_max = begin_max
+        self._result: Callable[[], list[int]] | None = None
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._voted = Pace()  # the pace of the vote that is not read yet
 
@@ -116,17 +80,18 @@ class Votes:
             microseconds = pace.measure()
             self.finish()
             # The maximum of -fingerprint is the minimum: both are equal if all ranks are.
-            self._largest.start(self.request, fingerprint, -fingerprint, microseconds)
+            self._result = self._begin_max(self.request, fingerprint, -fingerprint, microseconds)
             self._voted = pace
             pace.left = pace.every
         return self.answer
 
     def finish(self) -> None:
         """Read the vote that is in flight. Raises as ``pass_boundary``."""
-        result = self._largest.result()
+        result = self._result
         if result is None:
             return
-        request, largest, negative_smallest, microseconds = result
+        self._result = None
+        request, largest, negative_smallest, microseconds = result()
         self.answer = max(self.answer, request)
         self._voted.follow(microseconds)
         check_same([largest, -negative_smallest])

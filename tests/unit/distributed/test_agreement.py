@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-import torch
 
 from trainer.distributed.agreement import Agreement
 from trainer.errors import TrainerError
@@ -19,7 +18,7 @@ def test_one_process_agrees_with_itself() -> None:
     assert (alone.rank, alone.world_size, alone.distributed) == (0, 1, False)
     assert alone.gather("a") == ["a"]
     assert alone.sum(2.5) == 2.5
-    assert alone.all_reduce_max(torch.tensor([3])) is None
+    assert alone.begin_max(3, -2)() == [3, -2]
     alone.check_same(7)
     alone.settle()
     alone.close()

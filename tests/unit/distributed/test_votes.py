@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainer.distributed import votes
-from trainer.distributed.votes import AsyncMax, Votes
+from trainer.distributed.votes import Votes
 from trainer.errors import LaunchError
 
 
@@ -31,18 +31,19 @@ class Ranks:
     """Several ranks in one process, which pass each boundary one after the other."""
 
     def __init__(self, count: int) -> None:
-        self.votes = [Votes(self.all_reduce_max) for _ in range(count)]
+        self.votes = [Votes(self.begin_max) for _ in range(count)]
         self.begun: list[Tensor] = []
         self.count = 0
 
-    def all_reduce_max(self, numbers: Tensor) -> Any:
-        self.begun.append(numbers)
+    def begin_max(self, *numbers: int) -> Callable[[], list[int]]:
+        values = torch.tensor(numbers)
+        self.begun.append(values)
         if len(self.begun) == len(self.votes):
             largest = torch.stack(self.begun).amax(0)
             for one in self.begun:
                 one.copy_(largest)
             self.begun, self.count = [], self.count + 1
-        return None
+        return values.tolist
 
     def pass_boundary(self, name: str = "step", *fingerprints: int) -> set[int]:
         given = fingerprints or (0,) * len(self.votes)
@@ -102,7 +103,7 @@ def test_an_evaluation_has_a_pace_of_its_own(clock: Clock) -> None:
 
 
 def test_one_process_does_as_several(clock: Clock) -> None:
-    one, several, known = Votes(lambda numbers: None), Ranks(2), []
+    one, several, known = Votes(lambda *numbers: lambda: list(numbers)), Ranks(2), []
     for step in range(300):
         clock.now += 0.01
         if step == 100:
@@ -126,12 +127,3 @@ def test_ranks_that_did_different_things_are_told_apart_until_the_next_vote(cloc
         LaunchError, match="ranks used different parameters in one of the last steps"
     ):
         go_on()
-
-
-def test_the_largest_numbers_are_asked_one_at_a_time() -> None:
-    asked = AsyncMax(lambda numbers: None)
-    assert asked.result() is None
-    asked.start(3, -2)
-    with pytest.raises(AssertionError, match="one at a time"):
-        asked.start(1)
-    assert asked.result() == [3, -2] and asked.result() is None
