@@ -132,10 +132,16 @@ def end_at_once() -> NoReturn:
     The exit code is 0 if everything of the run is written, and 1 otherwise.
     """
     # The last work of callbacks may wait for a network.
-    saving = threading.Thread(target=_do_last_work, daemon=True)
-    saving.start()
-    saving.join(_PATIENCE_SECONDS)
+    briefly(_do_last_work, _PATIENCE_SECONDS)
     _flush_and_exit(0 if _is_written else 1)
+
+
+def briefly(work: Callable[[], object], seconds: float) -> threading.Thread:
+    """Do work in a thread, and leave the thread behind after some seconds. Return the thread."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return thread
 
 
 def _flush_and_exit(code: int) -> NoReturn:
@@ -270,7 +276,5 @@ def claim_first_error(store: Any = None) -> bool | None:
 
     # If a machine is cut off no answer comes, and the store's own time-out does not end the call: a
     # thread is left behind.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_STORE_SECONDS)
+    briefly(ask, _STORE_SECONDS)
     return answers[0] if answers else None

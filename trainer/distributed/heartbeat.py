@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 from ..errors import TrainerError
 from .exit import (
     at_the_end,
+    briefly,
     claim_first_error,
     end_at_once,
     is_lost_peer,
@@ -118,13 +119,13 @@ class Row(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return ``stopped``, ``traced`` by a debugger, ``gone``, ``alive``, or "" if unknown."""
+        """Return ``stopped``, ``traced`` by a debugger, ``gone``, or "" if alive or unknown."""
         if self.machine != _machine():
             return ""
         fields = _stat(self.pid)
         if fields[19:20] != [self.started]:
             return "gone"
-        return _STATES.get(fields[0], "alive")
+        return _STATES.get(fields[0], "")
 
 
 def _machine() -> str:
@@ -269,11 +270,7 @@ class Heartbeat:
                 # A machine with too much to do may answer the next question.
                 self._store_is_gone = "timeout" not in str(error).lower()
 
-        asking = threading.Thread(target=ask, daemon=True)
-        if not self._store_is_gone:
-            asking.start()
-            asking.join(LOOK_SECONDS)
-        return asking
+        return threading.Thread() if self._store_is_gone else briefly(ask, LOOK_SECONDS)
 
     # -- the judgement ----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import psutil
 
 from .names import Name
 
-# Programs whose first argument is a command.
+# Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
     **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
@@ -117,7 +117,7 @@ def launcher_processes() -> list[psutil.Process]:
     found = []
     for process, line in _parents():
         program, _ = _program(line)
-        if program not in (*_PROGRAMS, *_WITH_COMMANDS):
+        if program not in _PROGRAMS:
             break
         found.append(process)
     return found
@@ -151,8 +151,6 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
     """Return the launcher nearest to this process, and the arguments of ``accelerate launch``."""
     for line in lines:
         program, arguments = _program(line)
-        if program in _WITH_COMMANDS and arguments[:1] == ["launch"]:
-            return "accelerate", arguments[1:]
         name = _PROGRAMS.get(program)
         if name:
             return name, arguments if name == "accelerate" else ()
@@ -176,13 +174,14 @@ def _program(line: Sequence[str]) -> tuple[str, list[str]]:
                 return "", []
             if option in ("-W", "-X"):
                 del words[:1]
-    if not words:
-        return "", []
-    path = PurePath(words[0])
+    path = PurePath(*words[:1])
+    program = path.name
     if path.suffix == ".py":
-        return ".".join(path.with_suffix("").parts[-3:]), words[1:]
-    return path.name, words[1:]
+        program = ".".join(path.with_suffix("").parts[-3:])
+    if program in _WITH_COMMANDS and words[1:2] == ["launch"]:
+        return "accelerate-launch", words[2:]
+    return program, words[1:]
 
 
 def _is_python(line: Sequence[str]) -> bool:
-    return bool(line) and PurePath(line[0]).name.startswith("python")
+    return PurePath(*line[:1]).name.startswith("python")

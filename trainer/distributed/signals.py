@@ -88,7 +88,8 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
             behind the number. The pipe ends when nobody listens any more.
         allowed_seconds, waits_in: as of ``signals_watched``.
     """
-    requests: list[tuple[int, float]] = []  # each signal, and when it came
+    first = 0  # signal
+    came = 0.0  # when the first signal came
     unanswered_since: float | None = None
     while True:
         timeout = None if unanswered_since is None else _LOOK_SECONDS
@@ -102,16 +103,17 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
             if byte == _ANSWER:
                 unanswered_since = None
             elif number in (signal.SIGTERM, signal.SIGINT):
-                requests.append((number, now))
+                first = first or number
+                came = came or now
                 unanswered_since = unanswered_since or now
-                if number == signal.SIGTERM and now - requests[0][1] > _ECHO_SECONDS:
+                if number == signal.SIGTERM and now - came > _ECHO_SECONDS:
                     os._exit(128 + number)
 
         if unanswered_since is not None:
             if _comes_back(waits_in):
                 unanswered_since = now
             if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):
-                os._exit(128 + requests[0][0])
+                os._exit(128 + first)
 
 
 def frame_of_main_thread() -> FrameType:

@@ -55,10 +55,10 @@ def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
             break
 
     told = {key: {**ranks, **env}.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    rank, world_size = told["RANK"], told["WORLD_SIZE"]
+    rank, world_size, address = told.values()
     is_rank = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
     is_one = rank in ("", "0") and world_size in ("", "1")
-    if not (is_rank and told["MASTER_ADDR"]) and not (is_one and (told["RANK"] or not is_started)):
+    if not (is_rank and address) and not (is_one and (rank or not is_started)):
         found = ", ".join(f"{key}={value!r}" for key, value in told.items())
         raise LaunchError(
             f"several processes (by: {name}) do not know each other: {found}; set all of them, "

@@ -62,7 +62,7 @@ class World:
         monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(heartbeat, "print_error", self._end)
         monkeypatch.setattr(heartbeat, "claim_first_error", lambda store: True)
-        monkeypatch.setattr(Row, "state", property(lambda row: self.states.get(row.rank, "alive")))
+        monkeypatch.setattr(Row, "state", property(lambda row: self.states.get(row.rank, "")))
         self.moves = [0, 0, 0]
         for rank, watch in enumerate(self.ranks):
             watch.process = (rank, f"rank {rank} (process {rank} on host)", "here", rank, "0")
@@ -114,7 +114,7 @@ def test_a_process_that_is_continued_or_traced_is_let_alone(world: World) -> Non
     for _ in range(5):
         world.states[1] = "stopped"
         world.run(4, silent=(1,))
-        world.states[1] = "alive"
+        world.states[1] = ""
         world.run(2)
     world.states[1] = "traced"
     world.run(900, silent=(1,))
@@ -227,6 +227,6 @@ def test_states_of_processes_are_read_from_the_system() -> None:
     watch = Heartbeat(0, 2, Store(), timeout=600.0)
     watch._send()
     own = watch.rows[0]
-    assert own.state == "alive"
+    assert own.state == ""
     assert own._replace(started=f"{own.started}0").state == "gone"
     assert own._replace(machine="another").state == ""
