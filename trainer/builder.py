@@ -42,14 +42,14 @@ from .hooks import Callback, Hooks, Unfinished
 from .launching import Launched, launch
 from .optim.ema import Average
 from .position import Position
-from .reporting.banner import banner, facts
+from .reporting.banner import banner
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
 from .row import checks_of
 from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
 from .task import Task, own_optimizer
-from .text import hidden
+from .text import hidden, versions
 
 
 def build(
@@ -360,7 +360,13 @@ def _prepare(
         settings=hidden(settings),
         config=hidden(asdict(config)),
         plan=planned,
-        about=facts(setup.plan, **optimizer_facts, run_name=folder.name, machine=setup.machine),
+        about={
+            **planned,
+            **optimizer_facts,
+            "run_name": folder.name,
+            "machine": setup.machine,
+            "versions": versions(),
+        },
     )
     saver = Saver(
         folder.directory.path / "checkpoints",

@@ -44,14 +44,15 @@ class Progress(Callback):
             print_by(print)
 
     def _show_metrics(self, run: Run, at: str, metrics: Mapping[str, float]) -> None:
-        loss, left = f"loss {metrics['loss']:.4f}", f"eta {clock(metrics['eta_seconds'])}"
-        unit = "tokens" if "tokens_per_second" in metrics else "samples"
-        speed = f"{metrics[f'{unit}_per_second']:.0f} {unit}/s"
+        loss, left = "loss {loss:.4f}", f"eta {clock(metrics['eta_seconds'])}"
+        speed = "{samples_per_second:.0f} samples/s"
+        if "tokens_per_second" in metrics:
+            speed = "{tokens_per_second:.0f} tokens/s"
+        rate = "lr {lr:.2e}  norm {grad_norm:.3f}"
         memory = size(metrics["peak_memory_bytes"])
-        rate = f"lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3f}"
-        line = f"{at}  {loss}  {rate}  {speed}  {left}  {memory}"
+        line = "  ".join([at, loss, rate, speed, left, memory]).format_map(metrics)
         if self.bar is None:
             run.say(line)
         else:
-            self.bar.set_postfix_str(f"{loss}, {speed}, {left}")
+            self.bar.set_postfix_str(", ".join([loss, speed, left]).format_map(metrics))
             run.directory.line(line)

@@ -128,9 +128,9 @@ def configuration(run: Run, tracker: str) -> dict[str, Any]:
     Only W&B takes nested values. Other trackers get texts.
     """
     values = hidden({**fingerprint(vars(run.config)), **run.facts})
-    plain = (bool, str, float, int, type(None))
+    takes_all = tracker == "wandb"
     return {
-        key: value if tracker == "wandb" or isinstance(value, plain) else str(value)
+        key: value if takes_all or isinstance(value, str | float | int | None) else str(value)
         for key, value in values.items()
         if key not in _LEFT_OUT
     }

@@ -68,12 +68,13 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         import wandb
 
         training = self._training
+        is_online = self.init_kwargs["mode"] == "online"
         try:
-            if self.init_kwargs["mode"] == "online" and not wandb.api.api_key:
+            if is_online and not wandb.api.api_key:
                 raise ConnectionError("no API key: wandb login stores one")
             super().start()
         except Exception as error:  # the client raises many kinds
-            if self.init_kwargs["mode"] != "online":
+            if not is_online:
                 raise
             wandb.teardown()  # wandb's service still holds the run's id
             self.init_kwargs["mode"] = "offline"

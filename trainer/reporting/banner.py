@@ -1,28 +1,28 @@
-"""The banner: the table of a run, before the first step. And the same facts for plan.json."""
+"""The banner: the table of a run, before the first step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ..optim.groups import group_texts
-from ..plan import Plan
-from ..text import listed, size, table, versions
+from ..text import listed, size, table
 from .machine import machine_text
 
 Row = tuple[str, str]  # a name and its value
 
 
-def facts(plan: Plan, **more: Any) -> dict[str, Any]:
-    """Return everything that plan.json holds."""
-    return plan.as_dict() | more | {"versions": versions()}
-
-
 def banner(facts: Mapping[str, Any]) -> str:
-    """Return the table for people: the plan, and the parts that were built from it."""
+    """Return the table for people: the plan, and the parts that were built from it.
+
+    Args:
+        facts: the content of plan.json.
+    """
     planned = dict(plan_rows(facts))
-    processes = f"{planned.pop('world size')} x {planned.pop('device')} by {facts['launcher']}"
-    planned["strategy"] += f" ({facts['model_class']}), {processes}"
+    processes = " ({model_class}), {world_size} x {device} by {launcher}"
+    planned["strategy"] += processes.format_map({**facts, "device": planned.pop("device")})
+    del planned["world size"]
     clipping = planned.pop("clipping")
     if clipping != "none":
         planned["optimizer"] += f", clipped at {clipping}"
@@ -62,31 +62,29 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
     # Not at the top: `--version` imports this file, and none of the packages that launching needs.
     from ..launching.details import details
 
-    device = plan["device"]
+    rows = {
+        "strategy": "{strategy}",
+        "world size": "{world_size}",
+        "device": "{device}",
+        "precision": ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items()),
+        "batch": "{micro_batch_size} x {accumulation_steps} x {world_size} = {global_batch_size} "
+        "(micro x accumulation x world = global)",
+        "optimizer": "{optimizer}, lr {lr:g}, {told}",
+        "clipping": "none",
+    }
     if plan["rehearsal"]:
-        device += " (rehearsal over gloo)"
-
-    precision = ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items())
+        rows["device"] += " (rehearsal over gloo)"
     if len(set(plan["precision"].values())) == 1:
-        precision = plan["precision"]["compute"]
-
-    batch = "{micro_batch_size} x {accumulation_steps} x {world_size} = {global_batch_size}"
-    rate = "{lr:g}"
+        rows["precision"] = "{precision[compute]}"
     if plan["lr_scaling"] != "none":
-        rate = "{lr_reference:g} at batch {reference_batch_size} -> {lr:g}"
-        rate += " at batch {global_batch_size} ({lr_scaling})"
-    clipping = "none" if plan["max_grad_norm"] is None else "global norm {max_grad_norm:g}"
-
-    return [
-        ("strategy", plan["strategy"]),
-        ("world size", str(plan["world_size"])),
-        ("device", device),
-        ("precision", precision),
-        ("batch", f"{batch} (micro x accumulation x world = global)".format_map(plan)),
-        ("optimizer", f"{plan['optimizer']}, lr {rate.format_map(plan)}, {_schedule(plan)}"),
-        ("clipping", clipping.format_map(plan)),
-        *details(plan),
-    ]
+        rows["optimizer"] = (
+            "{optimizer}, lr {lr_reference:g} at batch {reference_batch_size} -> {lr:g} "
+            "at batch {global_batch_size} ({lr_scaling}), {told}"
+        )
+    if plan["max_grad_norm"] is not None:
+        rows["clipping"] = "global norm {max_grad_norm:g}"
+    values = {**plan, "told": _schedule(plan)}
+    return [(name, text.format_map(values)) for name, text in rows.items()] + details(plan)
 
 
 def _schedule(plan: Mapping[str, Any]) -> str:
@@ -105,11 +103,10 @@ def _schedule(plan: Mapping[str, Any]) -> str:
 
 def _steps(facts: Mapping[str, Any]) -> str:
     """Return the length of a run, and its earlier end by ``stop_at``."""
-    text = f"{facts['total_steps']:,} steps, {_count(facts['steps_per_epoch'])} an epoch"
-    stop_at = facts.get("stop_at")
-    if stop_at is None or stop_at >= facts["total_steps"]:
-        return text
-    return f"{text}, of which stop_at ends this run at {stop_at:,}"
+    text = "{total_steps:,} steps, " + _count(facts["steps_per_epoch"]) + " an epoch"
+    if (facts["stop_at"] or math.inf) < facts["total_steps"]:
+        text += ", of which stop_at ends this run at {stop_at:,}"
+    return text.format_map(facts)
 
 
 def _count(number: int | None) -> str:

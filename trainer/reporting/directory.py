@@ -142,8 +142,7 @@ class RunDirectory:
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl. A number that is not finite becomes null."""
         if self.main:
-            text = json.dumps(with_nulls(values), allow_nan=False)
-            self._write("metrics.jsonl", "ab", text + "\n")
+            self._write("metrics.jsonl", "ab", json.dumps(_plain(values)) + "\n")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``.
@@ -173,18 +172,16 @@ class RunDirectory:
 
 def json_text(value: object) -> str:
     """Return a value as JSON for a file. See ``RunDirectory.write_json``."""
-    return json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
+    return json.dumps(_plain(value, default=_as_json), indent=2) + "\n"
 
 
-def with_nulls(value: Any) -> Any:
-    """Return a value with null for its numbers that are not finite: JSON has none of them."""
-    if isinstance(value, Mapping):
-        return {key: with_nulls(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [with_nulls(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _plain(value: object, **settings: Any) -> Any:
+    """Return a value as JSON has it, with null for the numbers that are not finite."""
+    return json.loads(json.dumps(value, **settings), parse_constant=lambda name: None)
+
+
+def _as_json(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _step_of(row: bytes) -> float:

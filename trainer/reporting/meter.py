@@ -194,24 +194,26 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
         summary: the content of summary.json.
         model: the folder of the exported model.
     """
-    end = f"done: {summary['steps']} steps"
+    end = "done: {steps} steps"
     if summary["steps"] < summary["total_steps"]:
-        end = f"stopped at step {summary['steps']} of {summary['total_steps']}"
+        end = "stopped at step {steps} of {total_steps}"
         if summary.get("stopped_by"):
-            end += f" ({summary['stopped_by']})"
+            end += " ({stopped_by})"
+    end = end.format_map(summary)
     first = ", ".join(filter(None, [end, metrics_text(summary["evaluation"])]))
     if len(first) > _COLUMNS:  # a metric that does not fit is left out
         first = f"{first[: _COLUMNS - 4].rpartition('  ')[0] or end} ..."
 
-    speeds = [f"{summary['seconds']['wall']:.1f} s"]
-    unit = "tokens" if "tokens_per_second" in summary else "samples"
-    if f"{unit}_per_second" in summary:
-        speeds.append(f"{summary[f'{unit}_per_second']:,.0f} {unit}/s")
+    more = "\n{seconds[wall]:.1f} s"
+    if "tokens_per_second" in summary:
+        more += ", {tokens_per_second:,.0f} tokens/s"
+    elif "samples_per_second" in summary:
+        more += ", {samples_per_second:,.0f} samples/s"
     if "mfu" in summary:
-        speeds.append(f"MFU {summary['mfu']:.1%}")
-    speeds.append(f"peak memory {size(max(summary['peak_memory_bytes']))}")
-
-    last = f"model: {model}"
+        more += ", MFU {mfu:.1%}"
+    more += ", peak memory {peak}\n"
     if summary.get("best"):
-        last = "best {metric} {value:.4f} at step {step}; ".format_map(summary["best"]) + last
-    return "\n".join([first, ", ".join(speeds), last])
+        more += "best {best[metric]} {best[value]:.4f} at step {best[step]}; "
+    more += "model: {model}"
+    peak = size(max(summary["peak_memory_bytes"]))
+    return first + more.format_map({**summary, "peak": peak, "model": model})
