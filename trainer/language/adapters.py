@@ -40,7 +40,7 @@ class Adapter:
     quantize: Literal["nf4"] | None = None
 
 
-def add_adapter(model: Any, adapter: Adapter, task_type: str | None = "CAUSAL_LM") -> Any:
+def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     """Return the model with adapters. All other weights are frozen.
 
     Args:
@@ -89,6 +89,7 @@ def adapter_part(model: Any) -> SavedPart:
     from peft import PeftModel
     from peft.utils import get_peft_model_state_dict
 
+    base = model.get_base_model()
     settings = model.peft_config[model.active_adapter]
     tensors = dict(canonical_state(model))
     # Checkpoints hold a shared tensor under the first of its names.
@@ -101,8 +102,7 @@ def adapter_part(model: Any) -> SavedPart:
         adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )
-    names = {first_name.get(id(tensor), ""): name for name, tensor in in_file.items()}
-    names.pop("", "")
+    names = {first_name[id(t)]: name for name, t in in_file.items() if id(t) in first_name}
     trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
     lost = sorted([*(trained - names.keys()), *(in_file.keys() - names.values())])
@@ -129,18 +129,17 @@ def adapter_part(model: Any) -> SavedPart:
         config = copy.copy(settings)
         config.inference_mode = True
         config.save_pretrained(str(directory))
-        generation_config = getattr(model.get_base_model(), "generation_config", None)
+        generation_config = getattr(base, "generation_config", None)
         if generation_config is not None:
             generation_config.save_pretrained(directory)
 
-    base = model.get_base_model()
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
     if load_base is None or not source or hasattr(base, "hf_quantizer"):
         return SavedPart(file=FILE, names=names, save_config=save_config)
 
-    in_files = type(base.config).from_pretrained(source)
-    rows, now = (getattr(config, "vocab_size", 0) for config in (in_files, base.config))
+    rows = getattr(type(base.config).from_pretrained(source), "vocab_size", 0)
+    now = getattr(base.config, "vocab_size", 0)
     if rows != now:
         raise setting_error(
             "adapter",

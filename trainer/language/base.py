@@ -179,14 +179,13 @@ class LanguageTask(Task):
         scratch: dict[str, Any] = {"config": None} if hasattr(self, "config") else {}
         return replace(self, model=str(folder), adapter=None, **scratch)
 
-    def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        layer: Any = module
-        if not hasattr(layer, "reset_lora_parameters"):
+    def initialize(self, model: nn.Module, module: Any) -> None:
+        if not hasattr(module, "reset_lora_parameters"):
             super().initialize(model, module)
             return
-        for adapter in layer.lora_A:
+        for adapter in module.lora_A:
             # True: the second matrix is zero, so that a new adapter changes no output.
-            layer.reset_lora_parameters(adapter, True)
+            module.reset_lora_parameters(adapter, True)
 
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer. The configurations are written with the model."""

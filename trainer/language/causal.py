@@ -21,7 +21,7 @@ from .columns import USUAL, Columns, Kind
 from .ends import end_with
 from .loss import FusedHead, why_not_fusible
 from .meta_model import CAUSAL, small_copy
-from .packing import Collate, LongDocuments, Packing, Rows
+from .packing import LongDocuments, Packing, Rows, collate
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
@@ -108,11 +108,12 @@ class CausalLM(TokenTask):
             ),
         )
         tokenizer = self.load_tokenizer()
-        collate = Collate(
+        batch = partial(
+            collate,
             length=None if self.packing == "none" else self.sequence_length,
             padding=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
         )
-        return Data(train=train, evaluation=evaluation, collate=collate, version=train.version)
+        return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
     def encoder(self, row: Row) -> Encoder:
         usual: list[tuple[Kind, tuple[str, ...]]] = [("text", (self.text_column,)), *USUAL]
@@ -178,13 +179,13 @@ class CausalLM(TokenTask):
         reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
         if not reason and type(head) is not nn.Linear:
             reason = "the last layer has an adapter"
-        if reason and self.loss == "fused":
-            raise setting_error("loss", "fused", f"{reason}; set plain")
-        if reason:
-            self.note(f"loss: all logits at once, since {reason}")
-        else:
+        if not reason:
             head.__class__ = FusedHead
             head.always = self.loss == "fused"
+        elif self.loss == "fused":
+            raise setting_error("loss", "fused", f"{reason}; set plain")
+        else:
+            self.note(f"loss: all logits at once, since {reason}")
         return adapted  # type: ignore[no-any-return]
 
     def load_model(self, vocabulary: int) -> Any:

@@ -25,11 +25,16 @@ from .rendering import NOBODY, Watch, compile_watched
 WORDS = "forty two words"
 QUESTION: Message = {"role": "user", "content": WORDS}
 ANSWER: Message = {"role": "assistant", "content": WORDS}
-FUNCTION = {"name": "f_one", "arguments": {"x_one": "y_one"}}
 CALL: Message = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [{"id": "abcdefghi", "type": "function", "function": FUNCTION}],
+    "tool_calls": [
+        {
+            "id": "abcdefghi",
+            "type": "function",
+            "function": {"name": "f_one", "arguments": {"x_one": "y_one"}},
+        }
+    ],
 }
 RESULT: Message = {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi", "content": "z"}
 
@@ -99,7 +104,7 @@ class ChatWriter:
             words = [said, *map(_name_of, message.get("tool_calls") or ())]
             is_right = all(word in written for word in words)
             if message["role"] == "tool":  # a part of the tool may hold the answer as JSON
-                has_part = self.has_marks or any(part.message == number for part in parts)
+                has_part = self.has_marks or number in {part.message for part in parts}
                 is_right = has_part or not said or not any(said in words for words in trained)
             if not is_right:
                 raise setting_error(
@@ -178,8 +183,8 @@ class ChatWriter:
             parts.append(Part(writer, start, end))
         if self.has_marks:
             # NOBODY writes the end of the whole text (Phi-3). If marked, the last message has it.
-            whose = [writer % len(messages) for writer in writers]
-            parts = [Part(whose[start], start, end) for start, end in marks if start < end]
+            count = len(messages)
+            parts = [Part(writers[at] % count, at, end) for at, end in marks if at < end]
         return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:

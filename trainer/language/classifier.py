@@ -23,8 +23,6 @@ from .sources import find_sources
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Example = tuple[str, str]  # a text and its label
-
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassifier(LanguageTask):
@@ -64,7 +62,7 @@ class SequenceClassifier(LanguageTask):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return tokenizer
 
-    def _examples(self, key: str, names: str | list[str]) -> list[Example]:
+    def _examples(self, key: str, names: str | list[str]) -> list[tuple[str, str]]:
         """Return the text and the label of each row that the setting ``key`` names."""
         examples = []
         for source in find_sources(names, key):
@@ -87,7 +85,7 @@ class SequenceClassifier(LanguageTask):
             raise setting_error(key, names, "has a single class; a classifier needs two")
         return examples
 
-    def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+    def _collate(self, examples: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest text, with the number of each label."""
         coded = self.load_tokenizer()(
             [text for text, _ in examples],

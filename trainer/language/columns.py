@@ -79,10 +79,9 @@ class Columns:
         if any(map(row.get, MEDIA)):
             raise setting_error("data", origin, "has images or other media; only text is supported")
 
-        tools = row.get("tools") or []
-        if isinstance(tools, str):
-            with suppress(ValueError):
-                tools = json.loads(tools) or []
+        tools: Any = row.get("tools") or []
+        with suppress(TypeError, ValueError):  # a list already, or text that is no JSON
+            tools = json.loads(tools) or []
         if not isinstance(tools, list):
             raise setting_error("data", origin, "tools: must be a list, or the JSON text of a list")
         settings = {**self.settings, **(row.get("chat_template_kwargs") or {})}
@@ -110,8 +109,8 @@ class Columns:
         ]
 
 
-def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of a row that holds tokens, and 1 for each target, else 0.
+def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a row that holds tokens, and whether each is a target.
 
     A token is a target if its label is not -100. Without labels all tokens are targets.
 
@@ -121,12 +120,14 @@ def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[
     """
     ids = take(row, origin, column, "data", list)
     labels = ids if row.get("labels") is None else row["labels"]
-    pairs = zip(ids, labels, strict=False)
-    are_right = all(id in range(vocabulary) and label in (-100, id) for id, label in pairs)
-    if not are_right or len(labels) != len(ids):
+    are_right = len(labels) == len(ids) and all(
+        id in range(vocabulary) and label in (-100, id)
+        for id, label in zip(ids, labels, strict=True)
+    )
+    if not are_right:
         raise setting_error(
             "data",
             origin,
             f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token",
         )
-    return ids, [int(label != -100) for label in labels]
+    return ids, [label != -100 for label in labels]

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ..strategies.compiled import compiled_as
 from .packing import IGNORED
+from .quantized import dtype_of_products
 from .separation import probing
 
 # Logits of a micro-batch up to this size, in bytes of float32, are computed all at once.
@@ -26,8 +27,6 @@ FIT = 1 << 29
 # its tokens. Each chunk reads and writes the gradient of the weight once, which takes longer than
 # the products of fewer tokens. The matrix products of a GPU work on tiles of 128 rows.
 ON_CPU, ON_GPU = (1 << 26, 256, 1), (1 << 30, 1024, 128)
-
-Inputs = Mapping[str, Tensor]
 
 
 class FusedHead(nn.Linear):
@@ -50,11 +49,9 @@ class FusedHead(nn.Linear):
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
             return loss_of_logits(super().forward(hidden), targets)
 
-        device = hidden.device.type
-        rows = rows_of_chunk(len(targets), self.out_features, device)
+        rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        dtype = dtype_of_products(hidden)
         hidden = hidden.flatten(0, -2)
         return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
             hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
@@ -127,9 +124,11 @@ class ChunkedLoss(torch.autograd.Function):
             gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
             gradient = gradient.mul_(counted).to(dtype)
             torch.mm(gradient, matrix, out=hidden_gradient[chunk])
-            if weight_gradient is not None and dtype == torch.float32:
+            if weight_gradient is None:
+                continue
+            if dtype == torch.float32:
                 weight_gradient.addmm_(gradient.t(), inputs)
-            elif weight_gradient is not None:
+            else:
                 weight_gradient += gradient.t() @ inputs
 
         count = has_loss.sum()
@@ -147,13 +146,13 @@ class ChunkedLoss(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def why_not_fusible(model: Any, inputs: Inputs) -> str:
+def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
     """Return why the model's last layer cannot compute the loss. Empty if the layer can.
 
     Some models scale or bound their logits behind the last layer.
 
     Args:
-        model: with values.
+        model: a small copy, with values. A hook stays on the last layer.
         inputs: of a small batch to try.
     """
     name = type(model).__name__
@@ -162,33 +161,30 @@ def why_not_fusible(model: Any, inputs: Inputs) -> str:
         return f"the last layer of {name} is no plain Linear without a bias"
 
     outputs: list[Tensor] = []
-    hook = head.register_forward_hook(lambda module, given, output: outputs.append(output))
-    try:
-        with torch.no_grad(), probing(model):
-            logits = model(**inputs, use_cache=False).logits
-    finally:
-        hook.remove()
+    head.register_forward_hook(lambda module, given, output: outputs.append(output))
+    with torch.no_grad(), probing(model):
+        logits = model(**inputs, use_cache=False).logits
     if len(outputs) == 1 and torch.equal(logits, outputs[0]):
         return ""
     return f"{name} changes the logits behind its last layer"
 
 
-def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
+def mean_loss(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
     """Return the mean cross entropy over the positions of ``labels`` that are not ``IGNORED``.
 
     Args:
         labels: the token to predict at each position, so shifted already.
     """
-    head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
-    if head is None:
-        logits = model(**inputs, use_cache=False).logits
-        return compiled_as(model, loss_of_logits)(logits, labels)
+    for head in model.modules():
+        if isinstance(head, FusedHead):
+            head.targets = labels
+            try:
+                return model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
+            finally:
+                head.targets = None
 
-    head.targets = labels
-    try:
-        return model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
-    finally:
-        head.targets = None
+    logits = model(**inputs, use_cache=False).logits
+    return compiled_as(model, loss_of_logits)(logits, labels)
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:

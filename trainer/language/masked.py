@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from ..data.seeds import generator_of
 from ..task import Data
@@ -19,7 +17,7 @@ from .base import TokenTask
 from .card import model_card
 from .packing import IGNORED
 from .problems import setting_error
-from .tokens import TARGET, Corpus, Int64Array, vocabulary_of
+from .tokens import Corpus, Int64Array, vocabulary_of, words_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -77,7 +75,7 @@ class MaskedLM(TokenTask):
         return model_card(self, run, "fill-mask", "Masked language model")
 
 
-class Pieces(Dataset[Any]):
+class Pieces:
     """Documents as tokens, each cut into pieces of at most ``length``.
 
     Args:
@@ -100,7 +98,7 @@ class Pieces(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         start, end = self.spans[index]
-        ids = torch.from_numpy((self.tokens[start:end] & ~TARGET).astype(np.int64))
+        ids = torch.from_numpy(words_of(self.tokens[start:end]))
         return self.mask(ids, generator_of(index)) if self.mask else ids
 
 

@@ -112,14 +112,12 @@ def _read_message(given: Any) -> Message:
 
 def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form that a template takes."""
-    formed = []
-    for given in messages:
-        message = dict(given)
+    formed = [{**message} for message in messages]
+    for message in formed:
         if form.in_parts:
             message["content"] = [{"type": "text", "text": message["content"]}]
         if message.get("tool_calls"):
             message["tool_calls"] = [_call_in_form(form, call) for call in message["tool_calls"]]
-        formed.append(message)
     return formed
 
 
@@ -129,10 +127,9 @@ def _call_in_form(form: Form, call: Any) -> Any:
         return {**call, "function": _call_in_form(form, call["function"])}
 
     arguments = call.get("arguments")
-    if isinstance(arguments, str) == form.arguments_as_text:
-        return {**call, "arguments": arguments}
-    if form.arguments_as_text:
-        return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    with suppress(ValueError):
-        arguments = json.loads(arguments)
+    if form.arguments_as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not form.arguments_as_text:
+        with suppress(TypeError, ValueError):  # a mapping already, or text that is no JSON
+            arguments = json.loads(arguments)
     return {**call, "arguments": arguments}

@@ -32,7 +32,6 @@ from .quantized import follow_autocast, placement_in_4_bits
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-Stored = Callable[[Any], Pretrained]  # of a model: the tensors that are in the files
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
 
@@ -65,8 +64,10 @@ def build_on_meta(
     ignored: str | Sequence[str] = (),
     quantize: str | None = None,
     **options: Any,
-) -> tuple[Any, Stored | None]:
+) -> tuple[Any, Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
+
+    The files are returned as a function of the model, to which adapters may be added first.
 
     Args:
         name: a folder of safetensors or a name on the Hub.
@@ -129,17 +130,17 @@ def build_on_meta(
         raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
 
 
-def _stored_in(folder: Path, model: Any, missing: set[str]) -> Stored:
+def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], Pretrained]:
     """Find the tensors of a model in a folder, by their names in the model.
 
     Raises:
         ConfigError: the files hold different values for a tensor that has two names in the model.
     """
     ranges, shapes = of_model_folder(folder)
-    names = {name for name, _ in canonical_state(model)} & shapes.keys() - missing
+    names = dict(canonical_state(model)).keys() & shapes.keys() - missing
     for pair in model.all_tied_weights_keys.items():
-        is_twice = names.issuperset(pair)
-        if is_twice and not torch.equal(*(ranges.whole("parameter", name) for name in pair)):
+        values = (ranges.whole("parameter", name) for name in pair)
+        if names.issuperset(pair) and not torch.equal(*values):
             raise setting_error(
                 "model",
                 str(folder),
@@ -153,11 +154,11 @@ def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of the files."""
     ranges, shapes = of_model_folder(folder)
     tensors = dict(canonical_state(model))
-    for name in shapes:
-        dtype = tensors.get(name, model).dtype
-        if torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype:
-            return True
-    return False
+    dtypes = {name: tensors.get(name, model).dtype for name in shapes}
+    return any(
+        torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype
+        for name, dtype in dtypes.items()
+    )
 
 
 def _new_tensors(

@@ -10,19 +10,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data import default_collate, default_convert
 
 from ..data.cache import prepare_once
 from .problems import setting_error
-from .tokens import TARGET, Corpus, Int64Array, UInt32Array
+from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
@@ -30,7 +28,7 @@ Packing = Literal["best_fit", "none"]
 LongDocuments = Literal["split", "cut", "refuse"]
 
 
-class Rows(Dataset[dict[str, Tensor]]):
+class Rows:
     """Rows of a corpus, each with a document or several pieces of documents.
 
     ``version`` is a hash of the documents' tokens and targets, and of nothing else.
@@ -99,41 +97,35 @@ class Rows(Dataset[dict[str, Tensor]]):
 
         # Position i holds token i and predicts token i + 1.
         predicted = self.tokens[places + 1]
-        words = (predicted & ~TARGET).astype(np.int64)
         row = {
-            "input_ids": (self.tokens[places] & ~TARGET).astype(np.int64),
-            "labels": np.where(predicted & TARGET, words, IGNORED),
+            "input_ids": words_of(self.tokens[places]),
+            "labels": np.where(predicted & TARGET, words_of(predicted), IGNORED),
             "position_ids": places - np.repeat(*pieces.T),
         }
         return default_convert(row)  # type: ignore[no-any-return,no-untyped-call]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collate:
-    """A function that makes a batch of rows.
+def collate(
+    rows: Sequence[dict[str, Tensor]], *, length: int | None, padding: int
+) -> dict[str, Tensor]:
+    """Return a batch of rows: input_ids, labels and position_ids, each (rows, positions).
 
     Args:
         length: of a padded row. None: the length of the longest row of the batch.
         padding: token of padded positions, which have no loss.
     """
-
-    length: int | None
-    padding: int = 0
-
-    def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return input_ids, labels and position_ids, each (rows, positions)."""
-        width = self.length or max(len(row["labels"]) for row in rows)
-        padded = []
-        for row in rows:
-            # The positions of padding begin at 0: a document, which no other document attends to.
-            positions = torch.arange(width - len(row["labels"]))
-            padding = {
-                "input_ids": torch.full_like(positions, self.padding),
-                "labels": torch.full_like(positions, IGNORED),
-                "position_ids": positions,
-            }
-            padded.append({name: torch.cat([row[name], padding[name]]) for name in padding})
-        return default_collate(padded)  # type: ignore[no-any-return]
+    width = length or max(len(row["labels"]) for row in rows)
+    padded = []
+    for row in rows:
+        # The positions of padding begin at 0: a document, which no other document attends to.
+        positions = torch.arange(width - len(row["labels"]))
+        added = {
+            "input_ids": torch.full_like(positions, padding),
+            "labels": torch.full_like(positions, IGNORED),
+            "position_ids": positions,
+        }
+        padded.append({name: torch.cat([row[name], added[name]]) for name in added})
+    return default_collate(padded)  # type: ignore[no-any-return]
 
 
 def cut_documents(
@@ -174,20 +166,19 @@ def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array
         the number of pieces behind.
     """
     by_size = np.argsort(-lengths, kind="stable")
-    rows_by_free: defaultdict[int, list[int]] = defaultdict(list)
+    rows_by_free = defaultdict(list, {capacity: list(range(len(lengths)))[::-1]})
     amounts = [capacity]  # free positions of some row, the smallest first
-    new_rows = count()
     belongs = []  # the row of each piece
     for size in lengths[by_size].tolist():
         place = bisect_left(amounts, size)
         free = amounts[place]
-        row = next(new_rows) if free == capacity else rows_by_free[free].pop()
-        if free < capacity and not rows_by_free[free]:
+        row = rows_by_free[free].pop()
+        if not rows_by_free[free]:
             del amounts[place]
 
         belongs.append(row)
         free -= size
-        if free and not rows_by_free[free]:
+        if not rows_by_free[free]:
             insort(amounts, free)
         rows_by_free[free].append(row)
 

@@ -54,9 +54,8 @@ def checkpoint_activations(model: Any, every: int) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed the method of 5.17, and warns if the old name is used.
-    name = "activation_checkpointing_enable"
-    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % every == 0

@@ -53,7 +53,12 @@ def training_device() -> torch.device:
     return PartialState().device if is_connected() else torch.device("cpu")
 
 
-def _set_compute_dtype(layer: Any, inputs: tuple[torch.Tensor]) -> None:
-    device = inputs[0].device.type
+def dtype_of_products(inputs: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a linear layer computes: that of autocast, or else of its input."""
+    device = inputs.device.type
     autocast = torch.is_autocast_enabled(device)
-    layer.compute_dtype = torch.get_autocast_dtype(device) if autocast else inputs[0].dtype
+    return torch.get_autocast_dtype(device) if autocast else inputs.dtype
+
+
+def _set_compute_dtype(layer: Any, inputs: tuple[torch.Tensor]) -> None:
+    layer.compute_dtype = dtype_of_products(*inputs)

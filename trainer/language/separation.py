@@ -27,8 +27,6 @@ from .problems import first_line, setting_error
 POSITIONS = ([*range(5), *range(6)], [*range(7), *range(3), 0])
 SECOND = (0, slice(5, None))  # the second document of the first row
 
-Inputs = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-
 
 def small_batch(model: Any) -> dict[str, Tensor]:
     """Return a batch of random tokens: two packed rows, with several documents each."""
@@ -42,59 +40,50 @@ def small_batch(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def probing(model: Any) -> Iterator[None]:
-    """Put a model into training mode, in bfloat16 on a GPU. Restore mode and random state after.
+    """Compute in bfloat16 on a GPU, and restore the random state after.
 
     Args:
         model: with values.
     """
-    was_training = model.training
     on_gpu = model.device.type == "cuda"
     # By default fork_rng takes all devices, which wakes each GPU of the machine.
     devices = [torch.cuda.current_device()] if on_gpu else []
     autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=on_gpu)
-
-    model.train()
     with torch.random.fork_rng(devices), autocast:
         yield
-    model.train(was_training)
 
 
-def check_separation(model: Any, inputs: Inputs) -> None:
+def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
     """Refuse a model in which a token of one packed document influences another document.
 
     Args:
-        model: with values. A small copy will do.
+        model: a small copy, with values. A hook stays on the embedding.
         inputs: returns the arguments of the model for a batch.
 
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
+    name = type(model).__name__
     try:
         reached = _tokens_that_reach_second_document(model, inputs)
     except Exception as error:  # models raise any error
-        name = type(model).__name__
-        raise setting_error(
-            "packing",
-            "best_fit",
-            f"{name} cannot be trained on packed rows: {first_line(error)}; set packing: none",
-        ) from None
-
-    # All tokens of the document must have a gradient (or the gradient would prove nothing), and no
-    # other token.
-    expected = torch.zeros_like(reached)
-    expected[SECOND] = True
-    if not torch.equal(reached, expected):
-        name = type(model).__name__
+        problem = f"{name} cannot be trained on packed rows: {first_line(error)}"
+    else:
+        # All tokens of the document must have a gradient (or the gradient would prove nothing), and
+        # no other token.
+        expected = torch.zeros_like(reached)
+        expected[SECOND] = True
+        if torch.equal(reached, expected):
+            return
         if any(isinstance(module, nn.Conv1d) for module in model.modules()):
             name += " (its convolution reads tokens of the document before)"
-        raise setting_error(
-            "packing",
-            "best_fit",
-            f"documents of one row reach each other in {name}; set packing: none",
-        )
+        problem = f"documents of one row reach each other in {name}"
+    raise setting_error("packing", "best_fit", f"{problem}; set packing: none")
 
 
-def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
+def _tokens_that_reach_second_document(
+    model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]
+) -> Tensor:
     """Return which tokens of a small batch influence the second document of the first row.
 
     Returns:
@@ -109,14 +98,10 @@ def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
         embeddings.append(output.detach().requires_grad_())
         return embeddings[-1]
 
-    hook = model.get_input_embeddings().register_forward_hook(keep_embedding)
-    try:
-        with probing(model):
-            output = model(**inputs(batch), use_cache=False)
-            logits = output.logits.reshape(*shape, -1)
-            probed = logits[SECOND].float().square().sum()
-            [gradient] = torch.autograd.grad(probed, embeddings)
-    finally:
-        hook.remove()
-
+    model.get_input_embeddings().register_forward_hook(keep_embedding)
+    with probing(model):
+        output = model(**inputs(batch), use_cache=False)
+        logits = output.logits.reshape(*shape, -1)
+        probed = logits[SECOND].float().square().sum()
+        [gradient] = torch.autograd.grad(probed, embeddings)
     return gradient.reshape(*shape, -1).abs().sum(-1) != 0

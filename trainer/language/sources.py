@@ -24,13 +24,11 @@ from ..private.datasets import fingerprint
 from .problems import first_line, setting_error
 
 Row = Mapping[str, Any]
-Rows = Iterator[tuple[str, Row]]  # each with the origin of the row, for messages
 
 # By suffix: the builder of load_dataset, and its options.
-AS_JSON = ("json", {"parse_agent_traces": False})
 AS_TEXT = ("text", {"sample_by": "document"})
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), AS_JSON),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("json", {"parse_agent_traces": False})),
     ".csv": ("csv", {"keep_default_na": False}),  # the text "NA" is a text
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
@@ -55,8 +53,8 @@ class Source:
     digest: str
     dataset: Any
 
-    def read(self) -> Rows:
-        """Yield each row with the origin of the row.
+    def read(self) -> Iterator[tuple[str, Row]]:
+        """Yield each row, behind the origin of the row for messages.
 
         Raises:
             ConfigError: a file has another content than the suffix says.

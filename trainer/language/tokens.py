@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
@@ -28,9 +29,8 @@ FORMAT = 5  # raised when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 
-Encoded = tuple[list[int], Any]  # tokens, and 1 for each that is a target, else 0
-Int64Array = np.ndarray[Any, np.dtype[np.int64]]
-UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
+Int64Array = NDArray[np.int64]
+UInt32Array = NDArray[np.uint32]
 BadRows = Literal["leave_out"] | None
 
 
@@ -79,8 +79,8 @@ class Encoder:
     bad_rows: BadRows = None
     bad: list[ConfigError] = field(default_factory=list)
 
-    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[Encoded]:
-        """Yield the tokens of each document of some rows, in order.
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
+        """Yield the tokens of each document of some rows, in order, and 1 for each target, else 0.
 
         Args:
             rows: each with an origin, for messages.
@@ -130,7 +130,7 @@ class Encoder:
         whole = text + take(row, origin, columns.names[1], "completion_column", str)
         return [(whole, [(len(text), len(whole))])]
 
-    def _with_ends(self, ids: list[int], targets: Any) -> Encoded:
+    def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
         """Append the EOS token if missing, as a target, and drop a second BOS token.
 
         There are two BOS tokens if the row has the token that the tokenizer adds.
@@ -144,6 +144,11 @@ class Encoder:
                 ids, targets = [*ids, end], np.append(targets, 0)
             targets[-1] = 1
         return ids, targets
+
+
+def words_of(tokens: UInt32Array) -> Int64Array:
+    """Return the tokens of a corpus without the bit ``TARGET``."""
+    return (tokens & ~TARGET).astype(np.int64)
 
 
 def tokens_in_spans(
@@ -222,7 +227,7 @@ class Corpus:
     @property
     def starts(self) -> Int64Array:
         """Return the first token of each document, by number."""
-        return np.concatenate([[0], self.ends[:-1]])
+        return np.append(0, self.ends[:-1])
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -233,7 +238,7 @@ class Corpus:
         Args:
             chosen: documents by number.
         """
-        return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.astype(np.int64).tobytes())
+        return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.tobytes())
 
 
 def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder]) -> None:
@@ -245,11 +250,9 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
     content = xxhash.xxh3_128()
     with open(folder / "tokens.bin", "wb") as file:
         for source, encoder in zip(sources, encoders, strict=True):
-            rows = source.read()
-            progress = iter(
-                tqdm(rows, desc=f"tokenising {source.name}", unit=" rows", disable=None)
-            )
-            while batch := list(islice(progress, ROWS)):
+            name = f"tokenising {source.name}"
+            rows = iter(tqdm(source.read(), desc=name, unit=" rows", disable=None))
+            while batch := list(islice(rows, ROWS)):
                 for ids, targets in encoder.encode(batch):
                     if not np.any(targets[1:]):  # nothing predicts the first token of a document
                         left_out += 1

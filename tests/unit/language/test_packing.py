@@ -20,7 +20,7 @@ from tiny_language import (
 
 from trainer import ConfigError
 from trainer.language import CausalLM
-from trainer.language.packing import IGNORED, Collate, Rows, best_fit
+from trainer.language.packing import IGNORED, Rows, best_fit, collate
 from trainer.language.tokens import TARGET, Corpus
 
 
@@ -70,11 +70,11 @@ def test_the_plan_of_the_rows_is_memory_mapped(tmp_path: Path) -> None:
 
 def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -> None:
     rows = rows_of(corpus([1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
-    batch = Collate(length=8, padding=9)([rows[0]])
+    batch = collate([rows[0]], length=8, padding=9)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
-    assert Collate(length=None)([rows[0]])["input_ids"].shape == (1, 5), (
+    assert collate([rows[0]], length=None, padding=0)["input_ids"].shape == (1, 5), (
         "to the longest of the batch"
     )
 
