@@ -15,7 +15,7 @@ KNOWN: dict[str, list[float | None]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text()
 )
 # Such a word after a chip's name stands for another chip, or for a part of the chip.
-_OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}
+_OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "MIG"}
 
 
 def memory_of(text: str) -> float:
@@ -43,7 +43,8 @@ def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
         total_bytes: the device's memory, which tells variants of a chip apart.
         precision: that of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
-    one_word = re.sub(r"RTX (?=\d)", "RTX", device_name.upper())  # "RTX 4090" is RTX4090 here
+    # "RTX 4090" is RTX4090 in the table, and "RTX PRO 6000" RTXPRO6000.
+    one_word = re.sub(r"RTX (PRO )?(?=\d)", r"RTX\1", device_name.upper()).replace("PRO ", "PRO")
     words = set(re.split(r"[^A-Z0-9]+", one_word))
     for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
         chip, _, variant = name.upper().partition("-")
