@@ -18,7 +18,7 @@ from trainer.commands.curves import LOW
 ENGINE = ["zero1", "zero2", "zero3"] if installed("deepspeed") else []
 STRATEGIES = ["replicas", "fsdp", *ENGINE]
 IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") else []
-COMPILED = ["replicas", "fsdp", *ENGINE[2:]]
+COMPILED = ["replicas", "fsdp", *ENGINE[1:2]]
 OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
 # Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is
 # left.

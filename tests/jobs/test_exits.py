@@ -289,7 +289,8 @@ def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
             "max_steps": draw.randint(2, 7),
             "save_in_background": draw.choice(["true", "false"]),
             "workers": draw.choice([0, 0, 0, 1]),
-            "compile": "true" if number % 50 == 11 else "false",  # on another layout each time
+            # On another layout each time. ZeRO-3 refuses to compile.
+            "compile": "true" if number % 50 == 11 and strategy != "zero3" else "false",
         }
         words = [*commands[strategy, world], *SHORT, "--micro_batch_size", str(48 // world)]
         words += [word for key, value in drawn.items() for word in (f"--{key}", str(value))]

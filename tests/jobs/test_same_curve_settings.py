@@ -4,7 +4,7 @@
 |---|---|---|
 | An optimizer by its class has the curve of one process, or is refused in one line | all on 2 (nightly) | test_classes_have_the_curve_of_one_process_or_are_refused_before_training |
 | Compiling, recomputing, adapters and 4 bits have the curve without them | all on 2, ZeRO-3 with offload (nightly) | test_keys_that_save_memory_or_time_leave_the_curve_of_one_process |
-| A compiled CNN differs by rounding alone | DDP, FSDP2, ZeRO-3 on 2 (nightly) | test_compiling_changes_nothing_but_rounding |
+| A compiled CNN differs by rounding alone | DDP, FSDP2, ZeRO-2 on 2 (nightly) | test_compiling_changes_nothing_but_rounding |
 | Early stop keeps the best model | ZeRO-3 on 2 | test_early_stop_keeps_the_best_model |
 | A loop written by the user has the trainer's numbers and checkpoints | ZeRO-2, then FSDP2, ZeRO-3, DDP on 2, one process | test_a_loop_of_ones_own |
 """
@@ -124,6 +124,12 @@ SAVINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def savings_under(how: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """ZeRO-3 refuses ``compile: true``."""
+    refused = {"compile": True} if how.startswith("zero3") else None
+    return {name: case for name, case in SAVINGS.items() if case[1] != refused}
+
+
 @cache
 def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
     place = folder / "savings"
@@ -137,7 +143,8 @@ def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
         "sequence_length": 64,
         "cache_dir": str(place / "cache"),
     }
-    cases = {name: ({**task, **own}, more) for name, (own, more) in SAVINGS.items()}
+    savings = savings_under(how)
+    cases = {name: ({**task, **own}, more) for name, (own, more) in savings.items()}
     words = [
         "tests/workers/saving.py",
         f"accel_configs/{how}.yaml",
@@ -146,7 +153,7 @@ def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
     ]
     done = ranks(words, 0 if how == "single" else 2, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return {name: json.loads((place / how / f"{name}.json").read_text()) for name in SAVINGS}
+    return {name: json.loads((place / how / f"{name}.json").read_text()) for name in savings}
 
 
 @pytest.mark.slow
@@ -155,7 +162,7 @@ def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(
     how: str, folder: Path
 ) -> None:
     alone, found = trained_with_savings("single", folder), trained_with_savings(how, folder)
-    for name in SAVINGS:
+    for name in savings_under(how):
         adapter = SAVINGS[name][0].get("adapter", {})
         reference = alone["4 bits" if "quantize" in adapter else "adapter" if adapter else "plain"]
         assert found[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5), name
@@ -202,7 +209,7 @@ def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
 def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -> None:
     words = [*command("torchrun", strategy), *DIGITS, "--max_steps", "4"]
     plain = run(words, tmp_path / "plain").ok()

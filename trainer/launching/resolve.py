@@ -57,8 +57,7 @@ def resolve(
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
 
-    compiler = Sourced(True, request.origins["dynamo"]) if request.dynamo else None
-    has_compiler = both.agree("compile", compiler)
+    has_compiler = _compiles(request, strategy, both)
     precision, micro, global_batch, steps, clip = (
         both.agree(key, getattr(request, key)) for key in _IN_BOTH
     )
@@ -195,6 +194,19 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
             f"visible; launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
         )
     return "cuda"
+
+
+def _compiles(request: Request, strategy: str, both: Reconciler) -> bool:
+    """Return whether the model is compiled. Record a problem if ZeRO-3 would have to."""
+    compiler = Sourced(True, request.origins["dynamo"]) if request.dynamo else None
+    compiles: bool = both.agree("compile", compiler)
+    if compiles and strategy == "zero3":
+        rule = (
+            "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
+            "fragments; take FSDP2, or leave it out"
+        )
+        both.refuse(compiler or both.configured("compile"), rule)
+    return compiles
 
 
 def _check_reduction(strategy: str, precision: str, accumulation: int, both: Reconciler) -> None:

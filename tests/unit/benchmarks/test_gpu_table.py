@@ -30,20 +30,20 @@ ROW = {
 
 def test_the_most_wanted_rows_come_first() -> None:
     wanted = cases(["124M", "1B"], LOOPS, [True, False])
-    assert len(wanted) == 28
+    assert len(wanted) == 26, "ZeRO-3 refuses to compile"
     assert [str(case) for case in wanted[:3]] == [
         "124M hand compiled",
         "124M single compiled",
         "124M ddp compiled",
     ]
-    assert wanted[7] == Case("1B", "hand", True) and wanted[14] == Case("124M", "hand", False)
+    assert wanted[6] == Case("1B", "hand", True) and wanted[12] == Case("124M", "hand", False)
 
 
 def test_rows_about_the_exchange_come_once_behind_the_first_models_others() -> None:
     wanted = cases(["124M", "1B"], LOOPS, [True, False], EXCHANGES)
-    assert len(wanted) == 31
-    assert [case.loop for case in wanted[7:10]] == list(EXCHANGES)
-    assert wanted[7] == Case("124M", "zero2-late", True) and wanted[10].model == "1B"
+    assert len(wanted) == 29
+    assert [case.loop for case in wanted[6:9]] == list(EXCHANGES)
+    assert wanted[6] == Case("124M", "zero2-late", True) and wanted[9].model == "1B"
 
 
 def test_overlap_is_off_in_the_file_of_its_row_alone() -> None:

@@ -153,6 +153,15 @@ def test_groups_that_do_not_divide_the_processes() -> None:
     assert refusal(lambda: plan(asks, world=3)) == said
 
 
+def test_zero_3_does_not_compile() -> None:
+    config = TrainConfig(task="m:T", max_steps=10, compile=True)
+    said = refusal(
+        lambda: resolve(config, request("zero3"), launched(2), CPU, {"compile": origin(SAID)})
+    )
+    assert said.startswith("train.yaml:7: compile: true: ZeRO-3 gathers layers by hooks inside of")
+    assert resolve(config, request("zero2"), launched(2), CPU, {}).compile
+
+
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
     origins = {"dynamo": origin("a.yaml:4 (dynamo_backend)")}
     asks = request("ddp", dynamo={"backend": "inductor"}, origins=origins)
