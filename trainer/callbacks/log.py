@@ -27,7 +27,7 @@ class Log(Callback):
 
     def measure(self, run: Run, info: StepInfo) -> dict[str, float]:
         """Return the global values of a step. Collective: call on every rank."""
-        reported = WeightedSums() if info.reported is None else info.reported
+        reported = info.reported or WeightedSums()
 
         # The sum of the ranks' losses, and of the ranks that report other names than at the last
         # exchange of names.

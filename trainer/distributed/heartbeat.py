@@ -312,7 +312,7 @@ class Heartbeat:
         if state == "gone" and self.job is _NO_JOB and not is_written():
             state = ""  # a rank that is gone keeps nobody waiting
         patience, text = _PATIENCE.get(state, (math.inf, ""))
-        if self._seconds(("state", row.rank), state) >= patience:
+        if self._seconds(row.name, state) >= patience:
             self._end(f"{row.name} {text}")
 
         silent = self._silent[row.rank]

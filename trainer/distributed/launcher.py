@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -50,36 +50,25 @@ class Launcher:
     num_machines: int = 1
 
 
-def detect(
-    environment: Mapping[str, str] | None = None, ancestors: Sequence[Sequence[str]] | None = None
-) -> Launcher:
+def detect() -> Launcher:
     """Read the launcher from the environment and the parents' command lines.
 
     Ranks that are given in another way than torchrun's are written to this process's environment as
     torchrun's, which Accelerate and DeepSpeed read.
 
-    Args:
-        environment: variables. None: those of this process.
-        ancestors: command lines, the parent's first. None: those above this process.
-
     Raises:
         LaunchError: several processes were started, and their variables do not say how they
             find each other.
     """
-    env = dict(os.environ if environment is None else environment)
-    if ancestors is None:
-        ancestors = [line for _, line in _parents()]
-    name, arguments = _nearest(ancestors)
+    name, arguments = _nearest()
     if name == "python":
         from .starters import by_starter  # a plain run needs no other starters
 
-        name, ranks = by_starter(env)
-        env = {**ranks, **env}
-        if environment is None:
-            os.environ.update(env)
+        name, ranks = by_starter(os.environ)
+        os.environ.update({**ranks, **os.environ})
 
     def number(variable: str) -> int:
-        return int(env.get(variable) or 0)
+        return int(os.environ.get(variable) or 0)
 
     world_size = number("WORLD_SIZE") or 1
     local_world_size = 1
@@ -90,7 +79,7 @@ def detect(
         num_machines = math.ceil(world_size / local_world_size)
     return Launcher(
         name=name,
-        arguments=tuple(arguments),
+        arguments=arguments,
         world_size=world_size,
         rank=number("RANK"),
         local_rank=number("LOCAL_RANK"),
@@ -147,13 +136,13 @@ class LauncherWatch:
         return not all(is_alive(process) for process in self._processes)
 
 
-def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
+def _nearest() -> tuple[Name, tuple[str, ...]]:
     """Return the launcher nearest to this process, and the arguments of ``accelerate launch``."""
-    for line in lines:
+    for _, line in _parents():
         program, arguments = _program(line)
         name = _PROGRAMS.get(program)
         if name:
-            return name, arguments if name == "accelerate" else ()
+            return name, tuple(arguments) if name == "accelerate" else ()
         if program and _is_python(line):
             # Somebody's own program started this process: the programs above it do not count.
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -11,12 +12,10 @@ def is_main() -> bool:
     True in a plain process. Before a launch the rank from the launcher's variables counts. A
     process that loads data is never the main process.
     """
-    from .starters import rank_of_process
+    from .starters import by_starter
 
-    return not _loads_data() and rank_of_process() == 0
-
-
-def _loads_data() -> bool:
-    """Return whether this is a process of a DataLoader."""
     data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
+    if data is not None and data.get_worker_info() is not None:
+        return False  # a process of a DataLoader
+    rank = os.environ.get("RANK") or by_starter(os.environ)[1].get("RANK", "0")
+    return int(rank) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -28,12 +27,6 @@ _STARTERS: tuple[tuple[Name, tuple[str, ...]], ...] = (
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
     ),
 )
-
-
-def rank_of_process() -> int:
-    """Return the rank that a launcher gave this process. 0 without a launcher."""
-    rank = os.environ.get("RANK") or by_starter(os.environ)[1].get("RANK", "0")
-    return int(rank)
 
 
 def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:

@@ -11,13 +11,21 @@ import psutil
 import pytest
 
 from trainer.distributed import launcher
-from trainer.distributed.launcher import Launcher, LauncherWatch, detect
+from trainer.distributed.launcher import Launcher, LauncherWatch
 from trainer.errors import LaunchError
 
 PYTHON = "/home/me/.venv/bin/python3.11"
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 FLAGS = ("--config_file", "zero3.yaml", "train.py", "--lr", "1e-3")
 SHELL = ["/bin/bash"]
+
+
+def detect(environment: dict[str, str], ancestors: list[list[str]]) -> Launcher:
+    """Detect the launcher of a process with these variables and these command lines above."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", {**environment})
+        patch.setattr(launcher, "_parents", lambda: [(None, line) for line in ancestors])
+        return launcher.detect()
 
 
 @pytest.mark.parametrize(
@@ -270,8 +278,9 @@ def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", {**os.environ, **environment})
-    detect(ancestors=[])
-    assert detect(ancestors=[]) == detect(environment | HEAD, []), (
+    monkeypatch.setattr(launcher, "_parents", list)
+    launcher.detect()
+    assert launcher.detect() == detect(environment | HEAD, []), (
         "the second launch finds what the first did"
     )
     return {name: os.environ[name] for name in names}
