@@ -105,7 +105,7 @@ def adapter_part(model: Any) -> SavedPart:
     names = {first_name[id(t)]: name for name, t in in_file.items() if id(t) in first_name}
     trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
-    lost = sorted([*(trained - names.keys()), *(in_file.keys() - names.values())])
+    lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
     if lost:
         raise setting_error(
             "adapter",

@@ -137,18 +137,17 @@ class CausalLM(TokenTask):
         )
 
         tokenizer = self.load_tokenizer()
-        if not columns.are_chats(row):
-            end = tokenizer.eos_token_id
-            self.memory.setdefault("ends", [] if end is None else [end])
-            return Encoder(tokenizer, columns, bad_rows=self.bad_rows)
-
-        # Conversations beside texts decide the end of a text.
-        text, name = read_template(tokenizer, self.template)
-        self.note(f"template: {name}")
-        writer = ChatWriter(tokenizer, text)
-        self.memory["ends"] = writer.turn_ends()
-        if not self.memory["ends"]:
-            self.note("template: no token ends a turn of the assistant")
+        end = tokenizer.eos_token_id
+        self.memory.setdefault("ends", [] if end is None else [end])
+        writer = None
+        if columns.are_chats(row):
+            text, name = read_template(tokenizer, self.template)
+            self.note(f"template: {name}")
+            writer = ChatWriter(tokenizer, text)
+            # Conversations beside texts decide the end of a text.
+            self.memory["ends"] = writer.turn_ends()
+            if not self.memory["ends"]:
+                self.note("template: no token ends a turn of the assistant")
         return Encoder(tokenizer, columns, writer, self.bad_rows)
 
     # -- model ------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ class CausalLM(TokenTask):
         model = self.load_model(vocabulary_of(tokenizer))
         self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
         if self.activation_checkpointing:
-            checkpoint_activations(model, int(self.activation_checkpointing))
+            checkpoint_activations(model, self.activation_checkpointing)
 
         # The model has no values yet. A small copy with random values is tried.
         probe = small_copy(model).to("cpu" if self.attention in DENSE else training_device())

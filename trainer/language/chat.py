@@ -131,9 +131,9 @@ class ChatWriter:
         found = []
         special = self.tokenizer.added_tokens_decoder
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
-            chat = Chat(messages=[QUESTION, turn], trained=[False, True], settings={})
             with suppress(ConfigError):
-                behind = self.write("", chat)[0].rpartition(word)[-1]
+                text, _ = self.write("", Chat([QUESTION, turn], [False, True], {}))
+                behind = text.rpartition(word)[-1]
                 tokens = self.tokenizer(behind, add_special_tokens=False)["input_ids"]
                 found += [token for token in tokens if token in special][-1:]
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .messages import Chat, read_chat
@@ -67,8 +67,9 @@ class Columns:
 
     def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""
-        has_messages = self.kind == "prompt" and isinstance(row.get(self.names[0]), list)
-        return has_messages or self.kind in ("messages", "instruction")
+        if self.kind == "prompt":
+            return isinstance(row.get(self.names[0]), list)
+        return self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
         """Return the conversations of a row to train on: the whole, or one for each turn.
@@ -103,7 +104,7 @@ class Columns:
         if not self.each_turn:
             return [chat]
         return [
-            replace(chat, messages=chat.messages[: number + 1], trained=[False] * number + [True])
+            Chat(chat.messages[: number + 1], [False] * number + [True], settings)
             for number, is_trained in enumerate(chat.trained)
             if is_trained
         ]

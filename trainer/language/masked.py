@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,14 +52,19 @@ class MaskedLM(TokenTask):
                 "has no token that hides other tokens; give an encoder's",
             )
 
-        mask = Mask(tokenizer, vocabulary_of(tokenizer), self.mask_probability)
+        mask = partial(
+            hide_tokens,
+            tokenizer=tokenizer,
+            vocabulary=vocabulary_of(tokenizer),
+            probability=self.mask_probability,
+        )
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
         train, evaluation = self.parts(self.tokenized, pieces)
         train.mask = None  # drawn anew in each epoch, by ``augment``
         return Data(
             train=train,
             evaluation=evaluation,
-            collate=mask.collate,
+            collate=partial(collate, padding=tokenizer.pad_token_id or 0),
             augment=mask,
             version=train.version,
         )
@@ -83,7 +88,13 @@ class Pieces:
             plain tokens.
     """
 
-    def __init__(self, corpus: Corpus, chosen: Int64Array, length: int, mask: Mask | None) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        chosen: Int64Array,
+        length: int,
+        mask: Callable[[Tensor, Generator], dict[str, Tensor]] | None,
+    ) -> None:
         self.tokens = corpus.tokens
         self.mask = mask
         self.version = corpus.version(chosen)
@@ -102,52 +113,43 @@ class Pieces:
         return self.mask(ids, generator_of(index)) if self.mask else ids
 
 
-@dataclass(frozen=True)
-class Mask:
-    """Hides some tokens of a row, and makes a batch of such rows.
+def hide_tokens(
+    ids: Tensor, generator: Generator, *, tokenizer: Any, vocabulary: int, probability: float
+) -> dict[str, Tensor]:
+    """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
+
+    A label is the token to predict, or ``IGNORED``.
 
     Args:
+        ids: (tokens,).
         tokenizer: has the special tokens, which are predicted only if a row has no other tokens.
         vocabulary: number of tokens.
         probability: share of the tokens that are to be predicted, at least 1 of each row.
     """
+    special = torch.tensor(tokenizer.all_special_ids)
+    eligible = torch.isin(ids, special, invert=True).nonzero().flatten()
+    if not len(eligible):
+        eligible = torch.arange(len(ids))
 
-    tokenizer: Any
-    vocabulary: int
-    probability: float
+    # The order of the three draws decides the numbers of a seed.
+    count = max(1, round(probability * len(eligible)))
+    chosen = eligible[torch.randperm(len(eligible), generator=generator)[:count]]
+    draw = torch.rand(count, generator=generator)
+    others = torch.randint(vocabulary, (count,), generator=generator)
 
-    def __call__(self, ids: Tensor, generator: Generator) -> dict[str, Tensor]:
-        """Return input_ids with hidden tokens, labels, and an attention_mask of 1.
+    values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
+    values = torch.where(draw < HIDDEN_SHARE, tokenizer.mask_token_id, values)
+    return {
+        "input_ids": ids.scatter(0, chosen, values),
+        "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),
+        "attention_mask": torch.ones_like(ids),
+    }
 
-        Each is (tokens,). A label is the token to predict, or ``IGNORED``.
 
-        Args:
-            ids: (tokens,).
-        """
-        special = torch.tensor(self.tokenizer.all_special_ids)
-        eligible = torch.isin(ids, special, invert=True).nonzero().flatten()
-        if not len(eligible):
-            eligible = torch.arange(len(ids))
-
-        # The order of the three draws decides the numbers of a seed.
-        count = max(1, round(self.probability * len(eligible)))
-        chosen = eligible[torch.randperm(len(eligible), generator=generator)[:count]]
-        draw = torch.rand(count, generator=generator)
-        others = torch.randint(self.vocabulary, (count,), generator=generator)
-
-        values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-        values = torch.where(draw < HIDDEN_SHARE, self.tokenizer.mask_token_id, values)
-        return {
-            "input_ids": ids.scatter(0, chosen, values),
-            "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),
-            "attention_mask": torch.ones_like(ids),
-        }
-
-    def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""
-        padding = self.tokenizer.pad_token_id or 0
-        fillers = {"input_ids": padding, "labels": IGNORED, "attention_mask": 0}
-        return {
-            name: pad_sequence([row[name] for row in rows], True, filler)
-            for name, filler in fillers.items()
-        }
+def collate(rows: Sequence[dict[str, Tensor]], *, padding: int) -> dict[str, Tensor]:
+    """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""
+    fillers = {"input_ids": padding, "labels": IGNORED, "attention_mask": 0}
+    return {
+        name: pad_sequence([row[name] for row in rows], True, filler)
+        for name, filler in fillers.items()
+    }

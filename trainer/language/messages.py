@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .problems import setting_error
@@ -22,8 +21,7 @@ ROLES = {  # of ShareGPT and its relatives
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chat:
+class Chat(NamedTuple):
     """A conversation to train on.
 
     Args:
@@ -77,7 +75,7 @@ def read_chat(
     if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
 
-    chat = Chat(messages=[], trained=[], settings=settings)
+    chat = Chat([], [], settings)
     for number, given in enumerate([*prompt, *messages]):
         try:
             message = _read_message(given)

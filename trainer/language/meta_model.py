@@ -154,11 +154,11 @@ def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of the files."""
     ranges, shapes = of_model_folder(folder)
     tensors = dict(canonical_state(model))
-    dtypes = {name: tensors.get(name, model).dtype for name in shapes}
-    return any(
-        torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype
-        for name, dtype in dtypes.items()
-    )
+    for name in shapes:
+        dtype = tensors.get(name, model).dtype
+        if torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype:
+            return True
+    return False
 
 
 def _new_tensors(
