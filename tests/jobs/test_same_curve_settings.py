@@ -95,9 +95,7 @@ def test_classes_have_the_curve_of_one_process_or_are_refused_before_training(
             assert line.startswith(
                 f"TrainConfig: optimizer: {OPTIMIZERS[name]['optimizer']!r}: each process holds "
             )
-            assert line.endswith(
-                "run it on replicas (DDP) or in one process, or take another optimizer"
-            )
+            assert line.endswith("run it on replicas (DDP) or in one process, or take another one")
             assert not (folder / "optimizers" / strategy / name / "metrics.jsonl").exists()
     for name in SAVED:
         if "losses" in found[name]:

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ..data.batches import Window
 from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
-from ..private.torch import edit_count, gradient_hooks
+from ..private.torch import edit_count, gradient_hooks, own_parameters
 from ..run import Run
 from ..strategies.tensors import changed_trainable, unwrapped
 from ..text import listed
@@ -142,7 +142,10 @@ def refuse_replacement(model: nn.Module) -> Any:
             paths[module] = path
 
     def refuse(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if module in paths:
+        # bitsandbytes gives the same memory its own class again in each forward pass.
+        before = own_parameters(module).get(name)
+        is_same = before is not None and before.data_ptr() == parameter.data_ptr()
+        if module in paths and not is_same:
             raise LaunchError(changed_trainable([f"{paths[module]}.{name}".lstrip(".")]))
 
     return register_module_parameter_registration_hook(refuse)

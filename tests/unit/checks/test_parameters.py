@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer import LaunchError
 from trainer.checkpoint.export import ModelFile
-from trainer.checks.parameters import EditedParameters, TrainableSet
+from trainer.checks.parameters import EditedParameters, TrainableSet, refuse_replacement
 
 WINDOW: Any = None
 STEP = step_info()
@@ -171,3 +171,16 @@ def test_a_hook_on_the_gradient_of_a_divided_parameter_is_refused() -> None:
         LaunchError, match=r"^0\.weight: a hook on its gradient would not be called"
     ):
         trained(add_hook)
+
+
+def test_a_replaced_parameter_is_refused_unless_its_memory_is_the_same() -> None:
+    """bitsandbytes gives a weight in 4 bits its own class again in each forward pass."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    weight = model[0].weight
+    watch = refuse_replacement(model)
+    try:
+        model[0].weight = nn.Parameter(weight.detach(), requires_grad=False)
+        with pytest.raises(LaunchError, match=r"^0\.weight: frozen, thawed or replaced"):
+            model[0].weight = nn.Parameter(weight.detach().clone())
+    finally:
+        watch.remove()
