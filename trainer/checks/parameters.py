@@ -142,7 +142,7 @@ def refuse_replacement(model: nn.Module) -> Any:
             paths[module] = path
 
     def refuse(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        # bitsandbytes gives the same memory its own class again in each forward pass.
+        # A library may give the same memory a class of its own again in each forward pass.
         before = own_parameters(module).get(name)
         is_same = before is not None and before.data_ptr() == parameter.data_ptr()
         if module in paths and not is_same:
