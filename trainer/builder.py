@@ -23,7 +23,11 @@ from .building.data import build_data, sample_data
 from .building.length import last_step, most_checkpoints, stop_step
 from .building.model import Model, count_parameters, model_of, operations_per_token
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
-from .checkpoint import OptimizerForm, Parts, Saver, Start, store
+from .checkpoint import store
+from .checkpoint.optimizer_state import OptimizerForm
+from .checkpoint.parts import Parts
+from .checkpoint.saver import Saver
+from .checkpoint.start import Start
 from .checks.finite import refuse_to_save
 from .checks.names import refuse_uncalled
 from .config.documents import to_yaml
@@ -36,7 +40,7 @@ from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
 from .distributed.restarts import restarts
-from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
+from .errors import DEFAULT, Origin, origin_of
 from .evaluator import UNNAMED, Evaluator, measured_sets, sizes_of
 from .hooks import Callback, Hooks, Unfinished
 from .launching import Launched, launch
@@ -78,8 +82,9 @@ def build(
     origins = origins or {}
     if callbacks is None:
         if config.callbacks:
-            rule = "has no effect: Trainer's loop calls callbacks. Remove the key"
-            raise ConfigError(Problem(origin=origin_of(origins, "callbacks"), rule=rule))
+            raise origin_of(origins, "callbacks").error(
+                "has no effect: Trainer's loop calls callbacks. Remove the key"
+            )
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 
@@ -242,8 +247,10 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
             origin=origins.get("resume", DEFAULT),
         )
     directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
-    folder = Folder(name=names.run_name, directory=directory, start=start)
-    return dataclasses.replace(setup, config=config), folder
+    return (
+        dataclasses.replace(setup, config=config),
+        Folder(name=names.run_name, directory=directory, start=start),
+    )
 
 
 def _read_data(setup: Setup, folder: Folder) -> RunData:
@@ -350,7 +357,7 @@ def _prepare(
         spent=setup.meter.until_now,
         strategy=strategy,
         optimizer_form=form,
-        averages=list(zip(averaged, average.average, strict=True)) if config.ema_decay else None,
+        averages=list(zip(averaged, average.average, strict=True)),
         schedule=schedule,
         data=data.train_data,
         sampled=data.sampled,
@@ -460,7 +467,7 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
     return dict(
         prepared.parts.about,
         model_class=type(setup.strategy.model).__name__,
-        distributed_type=str(setup.strategy.accelerator.distributed_type).rsplit(".", 1)[-1],
+        distributed_type=setup.strategy.accelerator.distributed_type.value,
         seed=setup.config.seed,
         callbacks=hidden(setup.config.callbacks),
         **setup.task_facts,

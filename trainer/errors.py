@@ -84,6 +84,10 @@ class Origin:
         """Return the same place under another key."""
         return dataclasses.replace(self, key=key)
 
+    def error(self, rule: str, value: object = None) -> ConfigError:
+        """Return the error of a single mistake at this place, as of a ``Problem``."""
+        return ConfigError(Problem(origin=self, rule=rule, value=value))
+
     def __str__(self) -> str:
         return f"{self.place} ({self.key})" if self.key else self.place
 
@@ -113,10 +117,6 @@ class Sourced(Generic[T]):
 
     value: T
     origin: Origin
-
-    def problem(self, rule: str) -> Problem:
-        """Return the problem that this value breaks a rule."""
-        return Problem(origin=self.origin, value=self.value, rule=rule)
 
     def meaning(self, value: U) -> Sourced[U]:
         """Return another value at the same origin: the meaning of the user's value."""
@@ -172,7 +172,7 @@ def usage_error(key: str, value: object, rule: str) -> ConfigError:
         value: the word.
         rule: the requirement and the change to make.
     """
-    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))
+    return Origin(COMMAND_LINE, key=key).error(rule, value)
 
 
 def _shown(value: object) -> str:

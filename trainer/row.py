@@ -26,7 +26,8 @@ from .checks.same_model import SameModel
 from .checks.same_settings import SameSettings
 from .checks.task_state import TaskState
 from .checks.training_mode import TrainingMode
-from .config.train_config import TrainConfig, profiled_steps
+from .config.rules import profiled_steps
+from .config.train_config import TrainConfig
 from .errors import Origin, origin_of
 from .hooks import Callback
 

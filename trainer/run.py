@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
-from .checkpoint import Parts, Saver, Start, StatefulCallback
 from .checkpoint.export import export_model
-from .checkpoint.start import how_to_resume
+from .checkpoint.parts import Parts, StatefulCallback
+from .checkpoint.saver import Saver
+from .checkpoint.start import Start, how_to_resume
 from .data.now import Now, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
 from .reporting.say import print_line

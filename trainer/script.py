@@ -12,7 +12,8 @@ from .config.load import Loaded, check_settings, print_config
 from .config.load import load_config as read_config
 from .config.named_class import find_class
 from .config.plain import plain
-from .config.train_config import WARMUPS, TrainConfig
+from .config.rules import WARMUPS
+from .config.train_config import TrainConfig
 from .distributed.exit import run_and_exit
 from .errors import Origin, origin_of
 

@@ -13,7 +13,6 @@ from trainer.errors import (
     ConfigError,
     Origin,
     Problem,
-    Sourced,
     origin_of,
     writing,
 )
@@ -40,7 +39,7 @@ def test_an_error_of_the_main_process_is_the_same_on_the_others() -> None:
 )
 def test_a_problem_is_one_line(origin: Origin, value: object, line: str) -> None:
     assert str(Problem(origin=origin, value=value, rule="must be positive")) == line
-    assert str(Sourced(value, origin).problem("must be positive")) == line
+    assert str(origin.error("must be positive", value)) == line
 
 
 def test_origins_print_their_place_and_key() -> None:

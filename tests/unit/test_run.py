@@ -163,14 +163,14 @@ def test_a_checkpoint_is_made_of_the_counters_and_the_position(tmp_path: Path) -
     parts = run.parts
     assert parts.step == 4 and parts.counters["samples"] == 32
     assert set(parts.counters) == {*COUNTERS, "spent"}
-    assert parts.averages is None, "without ema_decay there is nothing to keep"
+    assert not parts.averages, "without ema_decay there is nothing to keep"
     assert parts.callbacks is run.callbacks
 
 
 def test_parts_have_the_average_that_is_kept(tmp_path: Path) -> None:
     run = run_in(tmp_path, keep_last=0, ema_decay=0.5)
     averages = run.parts.averages
-    assert averages is not None
+    assert averages
     shapes = [shard.tensor.shape for shard, _ in averages]
     assert shapes == [average.shape for _, average in averages]
     assert sum(average.numel() for _, average in averages) == run.trainable

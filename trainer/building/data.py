@@ -49,7 +49,7 @@ def build_data(
         check_stream_settings(config, origins)
         kind = StreamData
 
-    windows = kind(
+    return data, kind(
         data.train,
         layout,
         seed=config.seed,
@@ -60,7 +60,6 @@ def build_data(
         workers=config.workers,
         pin_memory=pin_memory,
     )
-    return data, windows
 
 
 def sample_data(
@@ -79,8 +78,7 @@ def sample_data(
         SampledSet(name="Data.train", items=train.items, version=data.version, **how),
     ]
     if agreement.distributed:
-        evaluation_sets = sets_of(data) or {UNNAMED: EvaluationSet(None)}
-        for name, chosen in evaluation_sets.items():
+        for name, chosen in (sets_of(data) or {UNNAMED: EvaluationSet(None)}).items():
             if chosen.items is not data.train:
                 how["collate"] = chosen.collate or train.collate
                 items = Items(chosen.items, seed=config.seed, augment=None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from ..checkpoint import Start
+from ..checkpoint.start import Start
 from ..config.interval import Interval
 from ..config.train_config import TrainConfig
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
-from ..errors import ConfigError, Origin, Problem
+from ..errors import Origin
 
 
 def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
@@ -47,9 +47,11 @@ def stop_step(config: TrainConfig, until: Interval | None, start: Start) -> int 
 
 def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None) -> None:
     if start.found is not None and start.step > end:
-        there = f"{start.found.path} is at step {start.step} already"
-        rule = f"ends the run at step {end}, and {there}. Raise the value"
-        raise ConfigError(Problem(origin=Origin("resume", key=key), value=value, rule=rule))
+        raise Origin("resume", key=key).error(
+            f"ends the run at step {end}, and {start.found.path} is at step {start.step} already. "
+            "Raise the value",
+            value,
+        )
 
 
 def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_steps: int) -> int:

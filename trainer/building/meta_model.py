@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from ..checkpoint import Parts
 from ..checkpoint.checksums import check_dtypes
+from ..checkpoint.parts import Parts
 from ..distributed.agreement import Agreement
 from ..strategies.initial_values import InitialValues
 from ..strategies.tensors import canonical_state
@@ -48,8 +48,9 @@ class MetaModel:
         if source is not None:
             check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))
 
-        stored = resumes or source is not None
-        initial_values = InitialValues(model, task.initialize, seed, stored=stored)
+        initial_values = InitialValues(
+            model, task.initialize, seed, stored=resumes or source is not None
+        )
         if resumes:
             return None
         return cls(initial_values=initial_values, source=source)
@@ -64,13 +65,16 @@ class MetaModel:
             CheckpointError: the pretrained folder does not hold this model.
             LaunchError: nothing gives a parameter its values.
         """
-        tensors = parts.strategy.named_tensors()
-        names = {name for name, _, _, tensor in tensors if isinstance(tensor, nn.Parameter)}
+        names = {
+            name
+            for name, _, _, tensor in parts.strategy.named_tensors()
+            if isinstance(tensor, nn.Parameter)
+        }
         if self.source is not None:
             names = names.intersection(self.source.new)
 
         parts.strategy.fill(self.initial_values.draw(names))
-        for shard, average in parts.averages or ():
+        for shard, average in parts.averages:
             average.copy_(shard.tensor)
 
         if self.source is None:

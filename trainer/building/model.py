@@ -85,7 +85,7 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
 
 def count_parameters(model: nn.Module) -> int:
     """Count the elements of all parameters. Of quantized parameters, the elements before that."""
-    return sum(_elements(parameter) for parameter in model.parameters())
+    return sum(map(_elements, model.parameters()))
 
 
 def _elements(parameter: nn.Parameter) -> int:
@@ -149,21 +149,21 @@ def model_of(
     is_read = resumes or config.weights is not None
     has_all = model_file.names is None and (resumes if trains else is_read)
     if source is not None and source.new and not trains and not is_read:
-        names = listed(sorted(source.new))
-        raise CheckpointError(f"{source.folder}: does not hold this model: it lacks {names}")
+        raise CheckpointError(
+            f"{source.folder}: does not hold this model: it lacks {listed(sorted(source.new))}"
+        )
     meta_model = None
     if is_on_meta(module):
         from .meta_model import MetaModel
 
         meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
-    model = Model(
+    return Model(
         module=module,
         meta_model=meta_model,
         model_file=model_file,
         frozen_modes=frozen_modes,
         reads_weights_later=model_file.names is None and is_read,
-    )
-    return model, [*changes, *modes]
+    ), [*changes, *modes]
 
 
 def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], list[str]]:
@@ -176,8 +176,11 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
         LaunchError: ``Task.held_in_evaluation`` did not return modules of the model.
     """
     # from_pretrained leaves all modules in evaluation mode. Here the mode makes a difference.
-    kinds = BatchNormBase | DropoutBase
-    left = [n for n, m in model.named_modules() if isinstance(m, kinds) and not m.training]
+    left = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, BatchNormBase | DropoutBase) and not module.training
+    ]
     held = list(task.held_in_evaluation(model))
     for module in held:
         if module not in {*model.modules()}:

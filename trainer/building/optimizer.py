@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from ..config.plain import plain
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, LaunchError, Problem, origin_of
+from ..errors import LaunchError, origin_of
 from ..optim.groups import OF_GROUPS, describe_groups
 from ..optim.schedule import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
@@ -38,8 +38,7 @@ def build_optimizer(
             a parameter which is not the model's: its gradient would not be exchanged.
             Or an optimizer that needs another loop.
     """
-    built = task.build_optimizer(model, plan)
-    optimizer = returned(built, Optimizer, task, "build_optimizer")
+    optimizer = returned(task.build_optimizer(model, plan), Optimizer, task, "build_optimizer")
     # SAM takes two gradients a step. A schedule-free optimizer computes the weights to save.
     for method in ("first_step", "eval"):
         if hasattr(optimizer, method):
@@ -80,7 +79,7 @@ def build_optimizer(
         unused = _unused(config, kind, described)
         if unused:
             rule = f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
-            raise ConfigError(Problem(origin=origin_of(plan.origins, unused[0]), rule=rule))
+            raise origin_of(plan.origins, unused[0]).error(rule)
     return optimizer, reported, notices
 
 
@@ -141,9 +140,9 @@ def build_schedule(
     if built_by is not None:
         origin = plan.origin("schedule")
         if config.schedule is not None or origin.source in plan.files:
-            rule = f"{built_by} builds the schedule already. Remove one of the two"
-            named = origin.named("schedule")
-            raise ConfigError(Problem(origin=named, value=plan.schedule, rule=rule))
+            raise origin.named("schedule").error(
+                f"{built_by} builds the schedule already. Remove one of the two", plan.schedule
+            )
         reported["schedule"] = f"{type(schedule).__name__} of {built_by}"
         reported["schedule_settings"] = {}
         # The task may have used the config's warm-up or not.

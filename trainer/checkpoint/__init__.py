@@ -29,18 +29,3 @@ Loading
 Models
     export.py, load_export.py   model files
 """
-
-from __future__ import annotations
-
-from .optimizer_state import OptimizerForm
-from .parts import Parts, StatefulCallback
-from .saver import Saver
-from .start import Start
-
-__all__ = [
-    "OptimizerForm",
-    "Parts",
-    "Saver",
-    "Start",
-    "StatefulCallback",
-]

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
+from ..strategies.tensors import DTYPES
 from .parts import Parts, assign_writers
 from .ranges import of_model_folder
 from .safetensors_io import dtype_name
@@ -31,11 +32,11 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
     Raises:
         CheckpointError: reading the files would round values, or they are no safetensors files.
     """
-    ranges, _ = of_model_folder(folder, names)
-    for name in ranges.names("parameter"):
+    _, entries = of_model_folder(folder, names)
+    for name, entry in entries.items():
         if name not in tensors or not tensors[name].is_floating_point():
             continue
-        own, stored = tensors[name].dtype, ranges.dtype("parameter", name)
+        own, stored = tensors[name].dtype, entry.dtype
         if torch.promote_types(own, stored) != own:
             raise CheckpointError(
                 f"{folder}: {name} is stored in {dtype_name(stored)}, and the model has "
@@ -49,8 +50,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
 
     The checksum is the same on every layout of a precision. Collective: call on every rank.
     """
-    by_precision = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = by_precision.get(parts.strategy.plan.mixed_precision, torch.float32)
+    dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard, low, high in assign_writers(parts.strategy.shards(trainable=False)):
         checksum = content_sum(shard.tensor[low:high], shard.start + low, dtype)

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .safetensors_io import can_hold
+from .safetensors_io import CODES
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
@@ -44,7 +44,7 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Mapping) and all(map(_can_be_key, value)):
         return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
 
-    if isinstance(value, Tensor) and can_hold(value.dtype):
+    if isinstance(value, Tensor) and value.dtype in CODES:
         tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
         return {"$tensor": [path, list(value.shape)]}
 

@@ -62,8 +62,9 @@ def _with_joined_groups(facts: Mapping[str, Any], rates: Sequence[float]) -> dic
     joined: dict[str, dict[str, Any]] = {}
     for group, rate in zip_longest(facts["optimizer_groups"], rates):
         settings = {"lr": rate, **group["settings"]}
-        text = json.dumps(settings, sort_keys=True)
-        same = joined.setdefault(text, {"names": [], "settings": settings})
+        same = joined.setdefault(
+            json.dumps(settings, sort_keys=True), {"names": [], "settings": settings}
+        )
         same["names"] = sorted([*same["names"], *group["names"]])
     groups = {str(number): group for number, group in enumerate(joined.values())}
     return {**facts, "optimizer_groups": groups}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,25 +29,9 @@ from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart
 from .disk import delete, part_of, publish, write_file
-from .safetensors_io import METADATA, can_hold, dtype_name, header, raw, read_header
+from .safetensors_io import CODES, METADATA, dtype_name, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
-
-
-class Stateful(Protocol):
-    """An object with a state, which checkpoints hold."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class StatefulTask(Stateful, Protocol):
-    """A task: an object with a state, which writes files beside the model."""
-
-    def save_extras(self, directory: Path) -> None: ...
-
-    def model_card(self, run: Mapping[str, Any]) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +189,7 @@ def check_storable(model: nn.Module) -> None:
     for name, (_, dtype) in canonical_names(model).items():
         if name == METADATA:
             raise CheckpointError(f"{name}: safetensors reserves this name; rename the tensor")
-        if not can_hold(dtype):
+        if dtype not in CODES:
             raise CheckpointError(
                 f"{name}: safetensors has no {dtype_name(dtype)}; take another dtype, or register "
                 "a buffer with persistent=False"
@@ -236,12 +220,15 @@ def export_dtypes(
     from .ranges import of_model_folder
 
     try:
-        ranges, _ = of_model_folder(Path(source.folder), source.names)
+        _, entries = of_model_folder(Path(source.folder), source.names)
     except CheckpointError:  # a run that resumes does not need these files
         return {}
-    dtypes = {name: ranges.dtype("parameter", name) for name in ranges.names("parameter")}
     halves = (torch.bfloat16, torch.float16)
-    return {name: dtype for name, dtype in dtypes.items() if name in own and dtype in halves}
+    return {
+        name: entry.dtype
+        for name, entry in entries.items()
+        if name in own and entry.dtype in halves
+    }
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:

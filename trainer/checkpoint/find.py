@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
-from ..errors import CheckpointError, ConfigError, LaunchError, Origin, Problem
+from ..errors import CheckpointError, LaunchError, Origin
 from .discover import CheckpointInfo, verify_together
 from .start import Start
 from .store import named, step_of
@@ -52,7 +52,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
             f"{folder} continues to {own[0].name}; give another output_dir to branch off, or "
             "delete the newer ones"
         )
-        raise ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
+        raise origin.named("resume").error(rule, str(path))
     return Start(found=info, continues=continues or again)
 
 

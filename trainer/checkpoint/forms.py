@@ -98,5 +98,6 @@ def check_form(text: bytes, form: TypeAdapter[Any], file: str) -> None:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in found["loc"])
-        value = str(found["input"])[:60]
-        raise CheckpointError(f"{file}: {key}: {value!r}: {found['msg']}") from None
+        raise CheckpointError(
+            f"{file}: {key}: {str(found['input'])[:60]!r}: {found['msg']}"
+        ) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..config.plain import plain
 from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.first_step import stepped_copy
 from ..strategies.tensors import canonical_state, local
-from .safetensors_io import can_hold
+from .safetensors_io import CODES
 
 PREFIX = "optimizer."
 # Of a parameter group: its parameters, and the learning rate, which is the schedule's.
@@ -49,7 +50,7 @@ class OptimizerForm:
     ranges: Mapping[str, torch.dtype]
     values: Mapping[str, bool]
     together: Collection[frozenset[str]]
-    groups: tuple[dict[str, Any], ...]
+    groups: Sequence[dict[str, Any]]
 
     @classmethod
     def of(
@@ -66,7 +67,7 @@ class OptimizerForm:
         Raises:
             CheckpointError: the state cannot be saved, or a step on small parameters fails.
         """
-        kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        kind = plain(type(optimizer), compared=True)
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         together: set[frozenset[str]] = set()
@@ -74,7 +75,7 @@ class OptimizerForm:
             together.add(frozenset(key for key, value in state.items() if value is not None))
             for key, value in state.items():
                 is_tensor = isinstance(value, Tensor)
-                holds = is_tensor and can_hold(value.dtype)
+                holds = is_tensor and value.dtype in CODES
                 if holds and value.shape == parameter.shape:
                     # If parameters differ in this, the dtype that holds the values of both.
                     ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
@@ -93,9 +94,13 @@ class OptimizerForm:
             names.setdefault(id(tensor), name)  # the first name of a shared tensor
         groups = []
         for group in optimizer.param_groups:
-            of_group = [names[id(p)] for p in group["params"] if id(p) in names]
-            groups.append({"names": of_group, "settings": settings(group)})
-        return cls(kind=kind, ranges=ranges, values=values, together=together, groups=tuple(groups))
+            groups.append(
+                {
+                    "names": [names[id(p)] for p in group["params"] if id(p) in names],
+                    "settings": settings(group),
+                }
+            )
+        return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
 
 
 def _state_after_step(
@@ -144,13 +149,11 @@ def state_of(
     """
     state_key = shard.state_key
     assert state_key is not None
-    begin = shard.state_offset
-    end = begin + shard.tensor.numel()
-
+    own = slice(shard.state_offset, shard.state_offset + shard.tensor.numel())
     for key, value in optimizer.state.get(state_key, {}).items():
         has_shape = isinstance(value, Tensor) and value.shape == state_key.shape
         if key in form.ranges and has_shape:
-            yield PREFIX + key, local(value).detach().reshape(-1)[begin:end]
+            yield PREFIX + key, local(value).detach().reshape(-1)[own]
         elif key in form.values:
             yield PREFIX + key, torch.as_tensor(value).detach()
         elif value is not None:

@@ -18,13 +18,18 @@ from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..position import Position
 from ..strategies import Shard, Strategy
-from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
+from ..task import Task
+from .export import ModelFile, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
 from .pieces import Key
 
 
-class StatefulCallback(Stateful, Protocol):
+class StatefulCallback(Protocol):
     """An object with a state, which may also keep the checkpoints of some steps."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def pinned_steps(self) -> Collection[int]: ...
 
@@ -36,7 +41,7 @@ class Parts:
     Args:
         position: the step of the run, and the counters that ``state.json`` keeps.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
-        averages: the moving averages of the shards that this rank owns. None without averages.
+        averages: the moving averages of the shards that this rank owns, if a decay is set.
         sampled: the content of some samples of the training set.
         settings: all facts of the run by key. The fingerprint takes the facts that decide the
             numbers.
@@ -48,11 +53,11 @@ class Parts:
     spent: Callable[[], Mapping[str, float]]
     strategy: Strategy
     optimizer_form: OptimizerForm
-    averages: Sequence[tuple[Shard, Tensor]] | None
+    averages: Sequence[tuple[Shard, Tensor]]
     schedule: LRScheduler
     data: TrainData
     sampled: Sampled
-    task: StatefulTask
+    task: Task
     callbacks: Sequence[StatefulCallback]
     model_file: ModelFile
     settings: Mapping[str, Any]
@@ -122,12 +127,14 @@ class Parts:
         if problem:
             raise CheckpointError(problem)
 
-        averages = {shard.name: average for shard, average in self.averages or ()}
+        averages = {shard.name: average for shard, average in self.averages}
         for shard, low, high in self._written():
             tensors = [("frozen", shard.tensor)]
             if shard.state_key is not None:
-                state = state_of(self.strategy.optimizer, shard, self.optimizer_form)
-                tensors = [("parameter", shard.tensor), *state]
+                tensors = [
+                    ("parameter", shard.tensor),
+                    *state_of(self.strategy.optimizer, shard, self.optimizer_form),
+                ]
             if shard.name in averages:
                 tensors.append(("average", averages[shard.name]))
 

@@ -31,5 +31,5 @@ class Key(NamedTuple):
 
 def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> FileFact:
     """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
-    head = header((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
-    return write_file(path, [head, *(raw(tensor) for _, tensor in pieces)])
+    entries = ((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
+    return write_file(path, [header(entries), *(raw(tensor) for _, tensor in pieces)])

@@ -153,7 +153,7 @@ class Ranges:
         whole = self.whole(kind, name)
         if whole.numel() != 1:
             raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of 1")
-        return whole[0].clone()
+        return whole[0]
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
@@ -175,14 +175,14 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
 
 def of_model_folder(
     folder: Path, names: Mapping[str, str] | None = None
-) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
+) -> tuple[Ranges, dict[str, Entry]]:
     """Open a folder of whole tensors: an exported model, or a model of the Hugging Face hub.
 
     Args:
         names: the name of a tensor in the model, by the name in the files. By default the same.
 
     Returns:
-        The tensors, all of the kind ``parameter``, and the shape of each.
+        The tensors, all of the kind ``parameter``, and the entry of each in its file.
 
     Raises:
         CheckpointError: the folder has no safetensors file, or two files hold a tensor of the same
@@ -203,6 +203,5 @@ def of_model_folder(
                 )
             pieces[name] = Piece(0, path, entry)
 
-    shapes = {name: piece.entry.shape for name, piece in pieces.items()}
     ranges = Ranges(("parameter", name, piece) for name, piece in pieces.items())
-    return ranges, shapes
+    return ranges, {name: piece.entry for name, piece in pieces.items()}

@@ -16,7 +16,7 @@ from accelerate.utils import set_seed
 from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
-from ..errors import CheckpointError, ConfigError, Origin, Problem
+from ..errors import CheckpointError, Origin
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
@@ -61,10 +61,20 @@ def load(
     contents = info.open()
     state, ranges = contents.state, contents.ranges
     with trusting_no_value(info.path):
-        samples, notices = _load_parts(parts, info, contents, allow_change=allow_change)
-        tensor_of = partial(ranges.whole, "user")
-        of_task, of_callbacks = (decode(state[key], tensor_of) for key in ("task", "callbacks"))
+        notices = _load_parts(parts, info, contents, allow_change=allow_change)
+        of_task, of_callbacks, position = (
+            decode(state[key], partial(ranges.whole, "user"))
+            for key in ("task", "callbacks", "data")
+        )
         counters = {name: decode(state[name]) for name in parts.counters if name in state}
+        if ("stream" in position) != ("stream" in parts.data.state()):
+            raise CheckpointError(
+                f"{info.path}: the training data is a stream in one of the two runs and a data set "
+                "in the other; start a new run with weights: instead of resume:"
+            )
+        if allow_change and "began" in position:
+            position["began"] = 0  # the stream may begin with any sample
+        samples = parts.data.restore(position)
 
     parts.task.load_state_dict(of_task)
     for name, callback in parts.named_callbacks().items():
@@ -77,12 +87,8 @@ def load(
 
 def _load_parts(
     parts: Parts, info: CheckpointInfo, contents: Contents, *, allow_change: bool
-) -> tuple[int, list[str]]:
-    """Load everything but the state of task, callbacks and random number generators.
-
-    Returns:
-        The position in the data, and notices.
-    """
+) -> list[str]:
+    """Load tensors, optimizer and schedule, if the settings allow that. Return notices."""
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
 
@@ -107,9 +113,11 @@ def _load_parts(
             "values, or set allow_config_change: true to continue with the new ones: "
             f"{'; '.join(changes)}"
         )
-        raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
-    callbacks = state.get("config", {}).get("callbacks", [])
-    changes += differences({"callbacks": callbacks}, {"callbacks": parts.config["callbacks"]})
+        raise Origin("resume", key="allow_config_change").error(rule)
+    changes += differences(
+        {"callbacks": state.get("config", {}).get("callbacks", [])},
+        {"callbacks": parts.config["callbacks"]},
+    )
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
     same_optimizer = before["optimizer"] == now["optimizer"]
@@ -120,21 +128,12 @@ def _load_parts(
         if same_optimizer:
             check_states(parts.optimizer_form, ranges)
         # A callback may have changed settings during the run.
-        groups = parts.strategy.optimizer.param_groups
-        for group, saved in zip(groups, state["group_settings"], strict=False):
+        for group, saved in zip(
+            parts.strategy.optimizer.param_groups, state["group_settings"], strict=False
+        ):
             restore_settings(group, saved)
     parts.strategy.load_scaler_state(state["scaler"])
-    notices += restore_schedule(parts.schedule, state["schedule"])
-
-    position = decode(state["data"], partial(ranges.whole, "user"))
-    if ("stream" in position) != ("stream" in parts.data.state()):
-        raise CheckpointError(
-            f"{info.path}: the training data is a stream in one of the two runs and a data set in "
-            "the other; start a new run with weights: instead of resume:"
-        )
-    if allow_change and "began" in position:
-        position["began"] = 0  # the stream may begin with any sample
-    return parts.data.restore(position), notices
+    return notices + restore_schedule(parts.schedule, state["schedule"])
 
 
 def load_weights(
@@ -167,7 +166,8 @@ def load_weights(
         if os.path.lexists(path / parts.model_file.file):
             part = parts.model_file.names or {}
         names = names or {name_in_file: name for name, name_in_file in part.items()}
-        ranges, shapes = of_model_folder(path, names)
+        ranges, entries = of_model_folder(path, names)
+        shapes = {name: entry.shape for name, entry in entries.items()}
 
     kinds = ("average", *WEIGHTS)
     places, unused = _find(parts, ranges, kinds, shapes, path, only=part, without=without)
@@ -217,8 +217,12 @@ def _find(
         if name in without:
             continue
         names = names_of[id(handle)]
-        known = [other for other in ([name] if strict else names) if other in shapes]
-        stored = [(kind, other) for kind in kinds for other in known if ranges.holds(kind, other)]
+        stored = [
+            (kind, other)
+            for kind in kinds
+            for other in ([name] if strict else names)
+            if other in shapes and ranges.holds(kind, other)
+        ]
         if stored:
             places[name] = stored[0]
             found = shapes[stored[0][1]]
@@ -263,12 +267,12 @@ def _load_tensors(
         if name in places:
             buffer.copy_(ranges.whole(*places[name]).view_as(buffer))
 
-    for shard, average in parts.averages or ():
+    for shard, average in parts.averages:
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    if parts.averages is not None and not ranges.names("average"):
+    if parts.averages and not ranges.names("average"):
         notices.append("the checkpoint holds no moving average, which starts with the weights")
     return notices
 
@@ -278,13 +282,18 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     before = len(ranges.names("rng.torch"))  # the number of ranks that wrote the checkpoint
     if before == parts.world_size:
         rank = str(parts.rank)
-        stored = [name for name in rng.read() if ranges.holds(f"rng.{name}", rank)]
-        rng.write({name: ranges.whole(f"rng.{name}", rank) for name in stored})
+        rng.write(
+            {
+                name: ranges.whole(f"rng.{name}", rank)
+                for name in rng.read()
+                if ranges.holds(f"rng.{name}", rank)
+            }
+        )
         return []
 
     # Another number of ranks cannot take over the generators. The new generators must not repeat
     # the numbers that were drawn before.
-    set_seed(seed_of(int(parts.config["seed"]), step, parts.rank))
+    set_seed(seed_of(parts.config["seed"], step, parts.rank))
     return [
         f"{before} processes before, {parts.world_size} now: random numbers of the model "
         "(dropout) are drawn from new streams; the order of the data stays as it was"

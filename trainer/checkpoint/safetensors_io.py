@@ -37,7 +37,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 METADATA = "__metadata__"  # the key of a header that is no tensor
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -60,11 +60,6 @@ class Entry(NamedTuple):
         return math.prod(self.shape)
 
 
-def can_hold(dtype: torch.dtype) -> bool:
-    """Return whether the format has this dtype."""
-    return dtype in _CODES
-
-
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """Return the first bytes of a file whose tensors follow in the order of ``entries``.
 
@@ -75,7 +70,7 @@ def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes
     offset = 0
     for name, shape, dtype in entries:
         end = offset + math.prod(shape) * dtype.itemsize
-        fields[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        fields[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
 
     text = json.dumps(fields, separators=(",", ":")).encode()

@@ -116,8 +116,11 @@ class Saver:
         """Check that the disk has room for the checkpoints to come."""
         store.clean(self.folder)
         missing = max(1, saves - len(store.named(self.folder)))
-        room = f"room for {missing} checkpoints of {size(self.bytes)}"
-        check_free(self.folder, missing * self.bytes, room)
+        check_free(
+            self.folder,
+            missing * self.bytes,
+            f"room for {missing} checkpoints of {size(self.bytes)}",
+        )
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step. ``finish`` waits until the checkpoint is complete.
@@ -148,8 +151,9 @@ class Saver:
         self._snapshot = take(
             parts, pieces, files, user_tensors, copied=self.config.save_in_background
         )
-        folder = store.temporary_of(self.folder, parts.step)
-        self._task = BackgroundTask(partial(self._snapshot.write, folder))
+        self._task = BackgroundTask(
+            partial(self._snapshot.write, store.temporary_of(self.folder, parts.step))
+        )
         if not self.config.save_in_background:
             self.finish()
 
@@ -224,7 +228,7 @@ class Saver:
     def _fail(self, errors: list[str]) -> None:
         """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
-        reasons = dict.fromkeys(error for error in errors if error)
+        reasons = dict.fromkeys(filter(None, errors))
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
         if self.config.on_save_error == "stop":
             raise CheckpointError(f"{text}; set on_save_error: continue to train without it")

@@ -34,6 +34,6 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = [_plain(item) for item in value]
         elif not isinstance(value, dict):
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                text = json.dumps(value, default=Tensor.item)  # rates may be tensors
-                plain[key] = json.loads(text)
+                # Rates may be tensors.
+                plain[key] = json.loads(json.dumps(value, default=Tensor.item))
     return plain

@@ -84,14 +84,17 @@ def take(
     taken += [(Key(f"rng.{name}", str(parts.rank)), state) for name, state in rng.read().items()]
     taken += [(Key("user", name), tensor) for name, tensor in user_tensors.items()]
 
-    facts = {
-        "samples": parts.position.samples,
-        "strategy": parts.strategy.plan.strategy,
-        "world_size": parts.world_size,
-    }
-    pinned = set().union(*(callback.pinned_steps() for callback in parts.callbacks))
     return Snapshot(
-        step=parts.step, rank=parts.rank, facts=facts, pieces=taken, files=files, pinned=pinned
+        step=parts.step,
+        rank=parts.rank,
+        facts={
+            "samples": parts.position.samples,
+            "strategy": parts.strategy.plan.strategy,
+            "world_size": parts.world_size,
+        },
+        pieces=taken,
+        files=files,
+        pinned=set().union(*(callback.pinned_steps() for callback in parts.callbacks)),
     )
 
 
@@ -113,7 +116,6 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     strategy, form = parts.strategy, parts.model_file
     tensors: dict[str, Tensor] = {}
     states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}
-    groups = [settings(group) for group in strategy.optimizer.param_groups]
     state = {
         "step": parts.step,
         **encode(parts.counters, tensors, "counters"),
@@ -121,7 +123,9 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         "data": encode(parts.data.state(), tensors, "data"),
         "content": parts.sampled.state(),
         "scaler": strategy.scaler_state(),
-        "group_settings": encode(groups, tensors, "group_settings"),
+        "group_settings": encode(
+            list(map(settings, strategy.optimizer.param_groups)), tensors, "group_settings"
+        ),
         "task": encode(parts.task.state_dict(), tensors, "task"),
         "callbacks": {name: encode(kept, tensors, name) for name, kept in states.items() if kept},
         "model": [
@@ -142,12 +146,14 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
 def fingerprint(parts: Parts) -> dict[str, Any]:
     """Return the settings that decide the numbers of the run, as JSON reads them back."""
     form = parts.optimizer_form
-    built = {
-        "optimizer": form.kind,
-        "optimizer_groups": list(form.groups),
-        "schedule_class": type(parts.schedule).__name__,
-    }
-    found = of_settings({**parts.settings, **built})
+    found = of_settings(
+        {
+            **parts.settings,
+            "optimizer": form.kind,
+            "optimizer_groups": form.groups,
+            "schedule_class": type(parts.schedule).__name__,
+        }
+    )
     # The groups hold these settings, and a checkpoint has weights of its own.
     del found["optimizer_settings"], found["weights"]
     return encode_plain(found, "mathematics")  # type: ignore[no-any-return]

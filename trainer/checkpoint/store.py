@@ -88,9 +88,9 @@ def begin(folder: Path, step: int) -> None:
 
 def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
     """Give a temporary folder, whose ``files`` are on the disk, the name of its step."""
-    listed = {fact.name: {"bytes": fact.bytes, "xxh3": fact.xxh3} for fact in sorted(files)}
-    manifest = {"format": FORMAT, "version": VERSION, "step": step, **facts, "files": listed}
-    write_file(temporary_of(folder, step) / MANIFEST, [sealed(manifest).encode()])
+    listed = {fact.name: {"bytes": fact.bytes, "xxh3": fact.xxh3} for fact in files}
+    text = sealed({"format": FORMAT, "version": VERSION, "step": step, **facts, "files": listed})
+    write_file(temporary_of(folder, step) / MANIFEST, [text.encode()])
     publish(folder / name_of(step))
 
 

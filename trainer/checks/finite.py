@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import Parts
+from ..checkpoint.parts import Parts
 from ..checkpoint.pieces import Key
 from ..data.batches import TrainData, Window, parts_of_rank
 from ..data.indexed import IndexedData

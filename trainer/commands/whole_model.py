@@ -40,7 +40,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
         tensors[name].data.copy_(value)
 
     if source is not None:
-        store, shapes = of_model_folder(Path(source.folder), source.names)
-        for name in shapes.keys() & tensors.keys() - set(source.new):
+        store, entries = of_model_folder(Path(source.folder), source.names)
+        for name in entries.keys() & tensors.keys() - set(source.new):
             store.read("parameter", name, 0, tensors[name].data.view(-1))
     return model

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, Origin, Problem, origin_of
+from ..errors import ConfigError, Origin, origin_of
 from ..text import did_you_mean
 from .paths import not_local
 
@@ -74,11 +74,10 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
             rule += f"; {did_you_mean(name, map(str, Path(name).parent.glob('*.*')))}"
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
-        raise ConfigError(Problem(origin=Origin(name, line), rule=rule)) from None
+        raise Origin(name, line).error(rule) from None
 
     if not isinstance(data, dict):
-        rule = f"the {what} must be a mapping of keys to values"
-        raise ConfigError(Problem(origin=Origin(name), rule=rule))
+        raise Origin(name).error(f"the {what} must be a mapping of keys to values")
     return Document(path=name, data=data, origins=origins)
 
 
@@ -158,6 +157,6 @@ def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) ->
         elif len(origins) > _MOST_VALUES:
             rule = "too many values: do aliases (*name) repeat each other?"
         if rule:
-            raise ConfigError(Problem(origin=origin, rule=rule))
+            raise origin.error(rule)
         origins[key] = origin
         _walk(value, path, f"{key}.", origins)

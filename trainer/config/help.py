@@ -25,6 +25,6 @@ def help_text() -> str:
             lines += ["", GROUPS[key]]
         default = json.dumps(DEFAULTS[key]) if key in DEFAULTS else "required"
         notes = [getattr(note, "description", None) for note in annotation.__metadata__]
-        choices = re.findall(r"Literal(\[.*?\])", str(annotation))
-        lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes), *choices]))
+        notes += re.findall(r"Literal(\[.*?\])", str(annotation))
+        lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes)]))
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import Origin
 
 FORMS = "steps such as 100, or epochs such as '2 epochs' or '1/4 epoch'"
 _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
@@ -86,7 +86,7 @@ def checked_interval(
     try:
         return interval_of(value, steps_per_epoch)
     except ValueError as error:
-        raise ConfigError(Problem(origin=origin, value=value, rule=str(error))) from None
+        raise origin.error(str(error), value) from None
 
 
 def _epochs(text: str) -> Fraction:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, origin_of, usage_error
+from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of, usage_error
 from ..text import HIDDEN, hidden
 from .arguments import FILES, launch_option, split_command_line
 from .documents import Document, read_document, to_yaml
@@ -82,13 +82,12 @@ def load_config(argv: Sequence[str]) -> Loaded:
         option = launch_option(document.data)
         if option:
             rule = f"is a launch file, and no training config: give --{option} {document.path}"
-            raise ConfigError(Problem(origin=Origin(document.path), rule=rule))
+            raise Origin(document.path).error(rule)
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):
         if HIDDEN in str(value):
             rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
-            origin = origin_of(origins, key)
-            raise ConfigError(Problem(origin=origin, value=value, rule=rule))
+            raise origin_of(origins, key).error(rule, value)
     return Loaded(
         config=config,
         origins=origins,
@@ -127,8 +126,9 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
         for key, text in loaded.texts.items()
         if key.startswith(prefix)
     }
-    otherwise = loaded.config_file or "TrainConfig"
-    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise))
+    check = Validator(
+        partial(origin_of, loaded.origins, otherwise=loaded.config_file or "TrainConfig")
+    )
     task = check.build(cls, settings, _TASK_SETTINGS, texts)
     if task is None:
         raise ConfigError(check.problems)

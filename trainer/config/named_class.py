@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import TypeVar
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import Origin
 from ..text import did_you_mean
 
 T = TypeVar("T")
@@ -40,4 +40,4 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
             if cls is not None:
                 package = base.__module__.partition(".")[0]
                 rule = f"does not name a subclass of {package}.{base.__name__}"
-    raise ConfigError(Problem(origin=origin, value=named, rule=rule))
+    raise origin.error(rule, named)

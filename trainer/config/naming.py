@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, Origin, Problem, origin_of
+from ..errors import Origin, origin_of
 from ..plan import Plan
 from ..text import did_you_mean, hidden
 from .plain import dotted
@@ -58,8 +58,7 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         try:
             values[key] = _Names(path=key == "output_dir").vformat(template, (), values)
         except (ValueError, TypeError) as error:
-            origin = origin_of(origins, key)
-            raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
+            raise origin_of(origins, key).error(str(error), template) from None
     return Names(run_name=values["run_name"], output_dir=values["output_dir"])
 
 
@@ -90,8 +89,10 @@ class _Names(Formatter):
 
     def get_field(self, name: str, args: object, values: Mapping[str, Any]) -> tuple[Any, str]:
         if name not in values:
-            known = did_you_mean(name, values)
-            raise ValueError(f"{{{name}}}: no such placeholder (double a literal brace); {known}")
+            raise ValueError(
+                f"{{{name}}}: no such placeholder (double a literal brace); "
+                f"{did_you_mean(name, values)}"
+            )
         return values[name], name
 
     def format_field(self, value: Any, form: str) -> str:

@@ -34,8 +34,11 @@ def plain(value: object, *, compared: bool = False) -> Any:
         return str(value)
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init or compared]
-        return {name: nested(getattr(value, name)) for name in fields}
+        return {
+            field.name: nested(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.init or compared
+        }
     if isinstance(value, Mapping):
         return {str(key): nested(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -61,5 +61,5 @@ def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any])
     if schedule in SCHEDULES:
         check.build(SCHEDULES[schedule], settings, "schedule_settings")
     elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
-        known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
-        check.record("schedule", f"unknown schedule; {known}", schedule)
+        known = [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"]
+        check.record("schedule", f"unknown schedule; {did_you_mean(schedule, known)}", schedule)

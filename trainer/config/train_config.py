@@ -21,13 +21,9 @@ from .annotations import defaults_of
 from .interval import FORMS, Every
 from .named_class import CLASS
 from .paths import local_path
-from .rules import OPTIMIZERS, WARMUPS, check_rules, profiled_steps
+from .rules import OPTIMIZERS, check_rules
 from .schedules import SCHEDULES, TO_FINAL
 from .validate import Validator
-
-__all__ = [
-    "DEFAULTS", "GROUPS", "OPTIMIZERS", "WARMUPS", "TrainConfig", "profiled_steps",
-]  # fmt: skip
 
 Precision = Literal["no", "bf16", "fp16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]

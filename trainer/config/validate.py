@@ -77,8 +77,10 @@ class Validator:
         try:
             return cls(**fitting)
         except ConfigError as error:
-            for problem in error.problems:
-                self.problems.append(replace(problem, origin=self.origin(problem.origin.key)))
+            self.problems += [
+                replace(problem, origin=self.origin(problem.origin.key))
+                for problem in error.problems
+            ]
         except ValueError as error:
             self.record(prefix, str(error))
         return None

@@ -45,18 +45,17 @@ class Items:
         if moment is not None:
             set_now(moment)  # for collate as well, which follows
 
-        indices = [index for _, index, _ in keys]
-        # datasets.Dataset and others read a whole list at once.
-        read_many = getattr(self.dataset, "__getitems__", None)
-        if read_many is None:
-            items = [self.dataset[index] for index in indices]
-        else:
-            items = read_many(indices)
-
+        items = self.read([index for _, index, _ in keys])
         return [
             self.augmented(item, epoch, index)
             for item, (epoch, index, _) in zip(items, keys, strict=True)
         ]
+
+    def read(self, indices: Sequence[int]) -> Sequence[Any]:
+        """Return items as they are in the data set."""
+        if hasattr(self.dataset, "__getitems__"):  # datasets.Dataset and others read a list at once
+            return self.dataset.__getitems__(indices)  # type: ignore[no-any-return]
+        return [self.dataset[index] for index in indices]
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
         """Return the item, augmented for this epoch."""
@@ -64,5 +63,5 @@ class Items:
             return item
         generator = generator_of(self.seed, epoch, index)
         moment = current()
-        with at(moment and Now(*moment[:-1], of_sample=generator)):
+        with at(moment and moment._replace(of_sample=generator)):
             return self.augment(item, generator)

@@ -188,9 +188,7 @@ class TrainData(ABC):
             examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
-        weight = 0.0
-        if examples:
-            weight = self._weigh(batch, examples)
+        weight = self._weigh(batch, examples) if examples else 0.0
         if weight == 0:
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
@@ -227,10 +225,6 @@ class TrainData(ABC):
         Args:
             done: optimizer steps before these.
         """
-
-    def total_steps(self, done: int, steps: int) -> int:
-        """Return the steps of the whole run, which ``stop_at`` may end earlier."""
-        return max(self.items.total_steps, done + steps)
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
@@ -302,8 +296,11 @@ def is_stream(dataset: Any) -> bool:
 
     if isinstance(dataset, IterableDataset):
         return True
-    has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    return hasattr(dataset, "__iter__") and not has_index
+    return hasattr(dataset, "__iter__") and not _has_index(dataset)
+
+
+def _has_index(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def sized(dataset: Any, name: str) -> int:
@@ -315,7 +312,7 @@ def sized(dataset: Any, name: str) -> int:
     Raises:
         DataError: the data set has no length or no indexing, or is empty.
     """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if not _has_index(dataset):
         raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
         raise DataError(f"{name} is empty")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+from .order import Indices
+
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 

@@ -69,8 +69,10 @@ class IndexedData(TrainData):
                 taken = range(start, min(start + batch, self.size))
                 if len(taken) < batch and self.drop_last:
                     break
-                parts = parts_of_rank(taken, self.layout)
-                indices = [order[part.start : part.stop].tolist() for part in parts]
+                indices = [
+                    order[part.start : part.stop].tolist()
+                    for part in parts_of_rank(taken, self.layout)
+                ]
                 yield Step(epoch, indices, len(taken), epoch * self.size + taken.stop)
             position = (epoch + 1) * self.size
 
@@ -90,7 +92,7 @@ class IndexedData(TrainData):
 
     def _moments(self, position: int, steps: int, done: int) -> Iterator[tuple[Step, Now]]:
         """Yield the next steps, each with its moment of the run."""
-        total_steps = self.total_steps(done, steps)
+        total_steps = self.items.total_steps
         for number, step in enumerate(islice(self.steps(position), steps), done + 1):
             begin = step.end - step.samples
             yield step, Now(number, begin / self.size, begin, total_steps, None, self.seed)
@@ -104,8 +106,9 @@ class IndexedData(TrainData):
             if indices
         )
         if self.workers or self.pin_memory:
-            loader = self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
-            return iter(loader)
+            return iter(
+                self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
+            )
         # Without workers the loader would do no more, and cost 30 microseconds a batch.
         return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
 
@@ -145,5 +148,5 @@ class IndexedData(TrainData):
             raise CheckpointError(
                 f"state.json: {self.order!r} is no order of the data. Known: {', '.join(ORDERS)}"
             )
-        self.position = int(state["samples"])
+        self.position = state["samples"]
         return self.position

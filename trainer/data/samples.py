@@ -83,8 +83,7 @@ class SampledSet:
         items = self.items
         name = f"sample {index} of {self.name}"
         with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
-            plain = Items(items.dataset, seed=items.seed, augment=None)
-            [sample] = plain.__getitems__([(0, index, None)])
+            [sample] = items.read([index])
             content = f"{digest(sample):08x}"
             # A copy: an augmentation may change in place an item that the data set keeps.
             batch = self.collate([items.augmented(copied(sample), 0, index)])

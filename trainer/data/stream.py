@@ -15,12 +15,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..errors import ConfigError, DataError, Origin, Problem, origin_of
+from ..config.validate import Validator
+from ..errors import ConfigError, DataError, Origin, origin_of
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, MicroBatch, TrainData, Window, copied, parts_of_rank
 from .blocks import blocks
@@ -54,7 +56,7 @@ class StreamData(TrainData):
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state["samples"], "restore() moves a stream, not a position"
-        reader = _Reader(self, self._state, done, self.total_steps(done, steps))
+        reader = _Reader(self, self._state, done)
         loader = self.loader(reader, position, batch_size=None, collate_fn=_unchanged)
         for read in islice(loader, steps):
             if isinstance(read, DataError):
@@ -76,7 +78,7 @@ class StreamData(TrainData):
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Continue after the window that ``state`` was taken after, and return the position."""
-        self._state = {key: copy.deepcopy(state[key]) for key in self._state}
+        self._state = {key: state[key] for key in self._state}
         return int(state["samples"])
 
     def samples_to_read_over(self) -> int:
@@ -92,13 +94,11 @@ class _Reader(IterableDataset[Any]):
         data: the stream and its settings.
         start: the state after which to continue.
         step: optimizer steps before ``start``.
-        total_steps: of the run.
     """
 
     data: StreamData
     start: State
     step: int
-    total_steps: int
 
     def __iter__(self) -> Iterator[tuple[Window, State] | DataError]:
         try:
@@ -155,7 +155,8 @@ class _Reader(IterableDataset[Any]):
                 return
 
             self.step += 1
-            moment = Now(self.step, float(epoch), samples, self.total_steps, None, data.seed)
+            total_steps = data.items.total_steps
+            moment = Now(self.step, float(epoch), samples, total_steps, None, data.seed)
             set_now(moment)
             checksum = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
             samples += len(block)
@@ -200,15 +201,11 @@ def _unchanged(item: Any) -> Any:
 
 def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
-    rules = {}
+    check = Validator(partial(origin_of, origins))
     if config.epochs is not None:
-        rules["epochs"] = "a stream has no known length. Use max_steps"
+        check.record("epochs", "a stream has no known length. Use max_steps", config.epochs)
     if config.workers > 1:
-        rules["workers"] = "a stream is read in order, by one process a rank. Use 0 or 1"
-    if rules:
-        raise ConfigError(
-            [
-                Problem(origin=origin_of(origins, key), value=getattr(config, key), rule=rule)
-                for key, rule in rules.items()
-            ]
-        )
+        rule = "a stream is read in order, by one process a rank. Use 0 or 1"
+        check.record("workers", rule, config.workers)
+    if check.problems:
+        raise ConfigError(check.problems)

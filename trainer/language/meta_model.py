@@ -136,8 +136,8 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
     Raises:
         ConfigError: the files hold different values for a tensor that has two names in the model.
     """
-    ranges, shapes = of_model_folder(folder)
-    names = dict(canonical_state(model)).keys() & shapes.keys() - missing
+    ranges, entries = of_model_folder(folder)
+    names = dict(canonical_state(model)).keys() & entries.keys() - missing
     for pair in model.all_tied_weights_keys.items():
         values = (ranges.whole("parameter", name) for name in pair)
         if names.issuperset(pair) and not torch.equal(*values):
@@ -152,11 +152,11 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
 
 def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of the files."""
-    ranges, shapes = of_model_folder(folder)
+    _, entries = of_model_folder(folder)
     tensors = dict(canonical_state(model))
-    for name in shapes:
+    for name, entry in entries.items():
         dtype = tensors.get(name, model).dtype
-        if torch.promote_types(ranges.dtype("parameter", name), dtype) != dtype:
+        if torch.promote_types(entry.dtype, dtype) != dtype:
             return True
     return False
 

@@ -10,7 +10,6 @@ details.py        rows of the plan's table
 
 from __future__ import annotations
 
-from ..plan import Plan
 from .start import Launched, launch
 
-__all__ = ["Launched", "Plan", "launch"]
+__all__ = ["Launched", "launch"]

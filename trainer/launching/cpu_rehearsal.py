@@ -29,13 +29,13 @@ def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, 
     Returns:
         The request, the precision, and a line for each setting that runs otherwise than on GPUs.
     """
-    if request.fsdp:
-        return replace(request, fsdp={**request.fsdp, "cpu_offload": False}), precision.value, []
-    if not request.deepspeed:
-        return request, precision.value, []
-
-    lines = []
+    lines: list[str] = []
     runs = precision.value
+    if request.fsdp:
+        request = replace(request, fsdp={**request.fsdp, "cpu_offload": False})
+    if not request.deepspeed:
+        return request, runs, lines
+
     if runs == "fp16":
         runs = "bf16"
         lines.append(f"{precision.origin}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16")

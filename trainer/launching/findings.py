@@ -23,7 +23,7 @@ class Findings:
     def refuse(self, found: Sourced[Any], rule: str) -> None:
         """Record a problem. Only the first problem of a value counts."""
         if all(problem.origin != found.origin for problem in self.problems):
-            self.problems.append(found.problem(rule))
+            self.problems.append(Problem(origin=found.origin, value=found.value, rule=rule))
 
     def end(self) -> None:
         """Raise ConfigError if there are problems."""

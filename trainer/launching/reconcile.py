@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.train_config import DEFAULTS, OPTIMIZERS, TrainConfig
+from ..config.rules import OPTIMIZERS
+from ..config.train_config import DEFAULTS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
 from .findings import Findings
 from .request import Request, Section
@@ -24,7 +25,7 @@ class Reconciler(Findings):
         self.config = config
         # A config that was made in code has no origins. There a changed default counts as given.
         changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
-        self.origins = {key: Origin("TrainConfig", key=key) for key in changed} | dict(origins)
+        self.origins = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
 
     def is_given(self, key: str) -> bool:
         """Return whether the training config gives a value, and not a default."""
@@ -46,8 +47,9 @@ class Reconciler(Findings):
         if origin.is_default:
             if key in self.origins or requested.value == configured:
                 return configured
-            default = f"DeepSpeed's default holds, {requested.value}"
-            self.notices.append(f"{origin.place}: {origin.key}: {default}")
+            self.notices.append(
+                f"{origin.place}: {origin.key}: DeepSpeed's default holds, {requested.value}"
+            )
         if not self.is_given(key):
             self.origins[key] = origin
         elif configured not in (None, requested.value):
@@ -73,8 +75,9 @@ def choose_optimizer(
         values.update(section.values)
         name = both.agree("optimizer", section.name)
         if built_by is not None:
-            rule = f"{built_by} builds the optimizer already; remove one of the two"
-            both.refuse(section.name, rule)
+            both.refuse(
+                section.name, f"{built_by} builds the optimizer already; remove one of the two"
+            )
 
     peak = request.scheduler and request.scheduler.values.get("lr")
     if peak:
@@ -86,16 +89,21 @@ def choose_optimizer(
     def of(key: str) -> Any:
         return both.agree(key, values.get(key))
 
-    lr, decay = float(of("lr")), of("weight_decay")
+    lr, decay = of("lr"), of("weight_decay")
     if name in OPTIMIZERS:
         keys = ("momentum",) if name == "sgd" else ("betas", "eps")
         return name, {**{key: of(key) for key in keys}, "weight_decay": decay}, lr
 
     from ..optim.optimizers import check_class
 
-    given = both.is_given("weight_decay")
-    chosen = both.config.optimizer_settings
-    settings = check_class(name, chosen, both.origins, lr=lr, decay=decay, decay_given=given)
+    settings = check_class(
+        name,
+        both.config.optimizer_settings,
+        both.origins,
+        lr=lr,
+        decay=decay,
+        decay_given=both.is_given("weight_decay"),
+    )
     return name, settings, lr
 
 
@@ -105,11 +113,12 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
     They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
     """
     config = both.config
-    as_configured = ("warmup_steps", "warmup_fraction", "final_lr_ratio")
     chosen: dict[str, Any] = {
         "schedule": config.schedule or "constant",
         "schedule_settings": dict(config.schedule_settings),
-        **{key: getattr(config, key) for key in as_configured},
+        "warmup_steps": config.warmup_steps,
+        "warmup_fraction": config.warmup_fraction,
+        "final_lr_ratio": config.final_lr_ratio,
     }
     if section is None:
         return chosen
@@ -129,8 +138,7 @@ def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]
     if not in_samples and chosen["warmup_fraction"] is None:
         has_warmup = chosen["warmup_steps"] = both.agree("warmup_steps", steps)
     elif steps is not None and not steps.origin.is_default:
-        other = "warmup_samples" if in_samples else "warmup_fraction"
-        both.disagree(both.configured(other), steps)
+        both.disagree(both.configured("warmup_samples" if in_samples else "warmup_fraction"), steps)
     if has_warmup and both.agree("warmup_type", values.get("warmup_type")) == "log":
         chosen["schedule_settings"]["warmup_type"] = "log"
     if section.name.value == "cosine":

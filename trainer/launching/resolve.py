@@ -19,14 +19,14 @@ from .request import Request, Strategy
 
 # Keys of the training config that a launch file may give, too.
 _IN_BOTH = (
-    *("mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps"),
+    "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
     "max_grad_norm",
-)
+)  # fmt: skip
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
-    *("lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch"),
-    *("float32", "bucket_cap_mb"),
-)
+    "lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch", "float32",
+    "bucket_cap_mb",
+)  # fmt: skip
 
 
 def resolve(
@@ -51,8 +51,10 @@ def resolve(
     """
     world = launcher.world_size
     if request is None:  # several processes are replicas
-        origin = Origin("the number of processes")
-        request = Request(strategy="ddp" if world > 1 else "single", strategy_origin=origin)
+        request = Request(
+            strategy="ddp" if world > 1 else "single",
+            strategy_origin=Origin("the number of processes"),
+        )
     both = Reconciler(config, origins)
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
@@ -90,13 +92,14 @@ def resolve(
     notices = [*request.notices, *both.notices]
     rehearsal = device == "cpu" and strategy != "single"
     if rehearsal:
-        asked = Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
-        request, precision, lines = rehearsed(request, asked)
+        request, precision, lines = rehearsed(
+            request, Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
+        )
         notices += lines
     deepspeed = request.deepspeed
     if deepspeed and config.reduce_dtype:
-        names = {"float32": "fp32", "bf16": "bf16"}
-        deepspeed = {**deepspeed, "communication_data_type": names[config.reduce_dtype]}
+        dtype = "bf16" if config.reduce_dtype == "bf16" else "fp32"
+        deepspeed = {**deepspeed, "communication_data_type": dtype}
 
     plan = Plan(
         strategy=strategy,

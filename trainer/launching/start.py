@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..distributed import heartbeat
 from ..distributed.launcher import Launcher, detect
 from ..distributed.names import RANKS
-from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
+from ..errors import LaunchError, Origin, usage_error
 from ..plan import Plan
 from ..private.accelerate import forget_states
 from ..strategies import Strategy, strategy_class
@@ -94,8 +94,11 @@ def launch(
     with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):
         accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
-    strategy = strategy_class(plan.strategy)(plan, accelerator)
-    return Launched(plan=plan, accelerator=accelerator, strategy=strategy)
+    return Launched(
+        plan=plan,
+        accelerator=accelerator,
+        strategy=strategy_class(plan.strategy)(plan, accelerator),
+    )
 
 
 def read_request_of(
@@ -108,12 +111,10 @@ def read_request_of(
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
     if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
-        named = Sourced(
-            file, Origin(COMMAND_LINE, key="accel_config" if accel_config else "deepspeed")
-        )
-        raise ConfigError(named.problem("another file describes this job already; remove this one"))
+        key = "accel_config" if accel_config else "deepspeed"
+        raise usage_error(key, file, "another file describes this job already; remove this one")
     if launcher.name == "accelerate":
-        own_file, flags = read_launch_flags(list(launcher.arguments))
+        own_file, flags = read_launch_flags(launcher.arguments)
         return read_accelerate_file(own_file, overrides=flags)
     if accel_config:
         return read_accelerate_file(accel_config)
@@ -178,14 +179,13 @@ def _accelerator(plan: Plan) -> Accelerator:
     hidden = {}
     if plan.strategy == "single":
         hidden = {name: os.environ.pop(name) for name in RANKS if name in os.environ}
-    arguments = strategy_class(plan.strategy).accelerator_arguments(plan)
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
         # The schedule advances once per optimizer step here. Accelerate's wrapper would advance
         # the schedule world-size times.
         step_scheduler_with_optimizer=False,
-        **arguments,
+        **strategy_class(plan.strategy).accelerator_arguments(plan),
     )
     os.environ.update(hidden)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn, optim
 
 from ..config.named_class import find_class
-from ..config.train_config import OPTIMIZERS
-from ..errors import ConfigError, Origin, Sourced, origin_of
+from ..config.rules import OPTIMIZERS
+from ..errors import Origin, origin_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -41,10 +41,9 @@ def check_class(
     """
     cls: Any = find_class(name, optim.Optimizer, origin_of(origins, "optimizer"))
     if "weight_decay" in settings:
-        found = Sourced(
-            settings["weight_decay"], origin_of(origins, "optimizer_settings.weight_decay")
+        raise origin_of(origins, "optimizer_settings.weight_decay").error(
+            "is the config's weight_decay; remove it", settings["weight_decay"]
         )
-        raise ConfigError(found.problem("is the config's weight_decay; remove it"))
 
     complete = dict(settings)
     if decay_given or "weight_decay" in inspect.signature(cls).parameters:
@@ -53,8 +52,9 @@ def check_class(
     try:
         cls([nn.Parameter(torch.zeros(2))], lr=lr, **arguments)
     except Exception as error:  # classes raise any error for settings
-        taken = Sourced({"lr": lr, **complete}, origin_of(origins, "optimizer_settings"))
-        raise ConfigError(taken.problem(f"{name} does not take these: {error}")) from None
+        raise origin_of(origins, "optimizer_settings").error(
+            f"{name} does not take these: {error}", {"lr": lr, **complete}
+        ) from None
     return complete
 
 

@@ -183,7 +183,7 @@ class RuinsOne(Ruins):
         model: Any = trainer.model
         if self.what == "average scale":
             return next(
-                average for shard, average in trainer.parts.averages or () if shard.name == "scale"
+                average for shard, average in trainer.parts.averages if shard.name == "scale"
             )
         if self.what == "optimizer.exp_avg scale":
             return trainer.strategy.optimizer.state[model.scale]["exp_avg"]

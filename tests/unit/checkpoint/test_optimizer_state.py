@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Plan
-from trainer.checkpoint import OptimizerForm, store
+from trainer.checkpoint import store
+from trainer.checkpoint.optimizer_state import OptimizerForm
 from trainer.strategies import strategy_class
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

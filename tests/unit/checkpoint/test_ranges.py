@@ -60,7 +60,8 @@ def test_a_model_folder_is_read_by_range_as_well(tmp_path: Path) -> None:
     weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
     save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
-    folder, shapes = of_model_folder(tmp_path)
+    folder, entries = of_model_folder(tmp_path)
+    shapes = {name: entry.shape for name, entry in entries.items()}
     assert shapes == {"a.weight": (4, 3), "b": (5,)}
     out = torch.empty(5)
     folder.read("parameter", "a.weight", 4, out)

@@ -6,6 +6,7 @@ That is the strategy, the processes, the precision and the compiler.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -119,7 +120,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     return replace(request, dynamo=dynamo, origins=origins)
 
 
-def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
+def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
     """Split the words after ``accelerate launch`` into its config file and the typed flags.
 
     Without ``--config_file`` the default file of ``accelerate config`` counts if that exists, as
@@ -136,7 +137,7 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
     }
     file = parsed.config_file
     if file is None and os.path.isfile(default_config_file) and not parsed.cpu:
-        file = str(default_config_file)
+        file = default_config_file
     return file, flags
 
 
@@ -147,12 +148,13 @@ def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -
     if typed:
         kind = typed[0]
     elif doc is not None:
-        absent = Sourced(None, doc.origin("distributed_type"))
-        kind = entries.get("distributed_type", absent)
+        kind = entries.get("distributed_type", Sourced(None, doc.origin("distributed_type")))
     else:
         # Without a request accelerate launch starts DDP on a machine with several GPUs.
-        launch = Origin(COMMAND_LINE, key="accelerate launch")
-        kind = Sourced("MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO", launch)
+        kind = Sourced(
+            "MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO",
+            Origin(COMMAND_LINE, key="accelerate launch"),
+        )
     if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
         return kind.meaning("NO")
     if kind.value not in (*_TYPES, "DEEPSPEED"):
@@ -167,8 +169,10 @@ def _processes(
     if number == -1:
         return kind.meaning(1) if kind.value == "NO" else None
     if kind.value == "NO" and number > 1:
-        rule = f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there"
-        check.refuse(entries["num_processes"], rule)
+        check.refuse(
+            entries["num_processes"],
+            f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there",
+        )
     return entries["num_processes"]
 
 
@@ -185,8 +189,9 @@ def _copies(
     if kind != "FSDP":
         check.refuse(found, "needs distributed_type: FSDP; write that, or remove it")
     elif shards > 1 and world is not None and copies * shards != world.value:
-        rule = f"{copies} groups of {shards} are not the number of processes, {world.value}"
-        check.refuse(found, rule)
+        check.refuse(
+            found, f"{copies} groups of {shards} are not the number of processes, {world.value}"
+        )
     return entries["parallelism_config_dp_replicate_size"].meaning(copies) if copies > 1 else None
 
 
@@ -200,6 +205,7 @@ def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bo
 
     for name in INLINE:
         if name in entries:
-            rule = f"is given beside {file.origin}, which must say it; remove it here"
-            check.refuse(entries[name], rule)
+            check.refuse(
+                entries[name], f"is given beside {file.origin}, which must say it; remove it here"
+            )
     return read_json(file.value, check, use_cpu=use_cpu)

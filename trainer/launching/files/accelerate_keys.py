@@ -39,9 +39,8 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
 
     if doc is None:
         return flags
-    fields = {field.name for field in dataclasses.fields(ClusterConfig)}
     # Accelerate reads these two keys by name. They have no field and no argument.
-    top_level = {*fields, "dynamo_backend"}
+    top_level = {*(field.name for field in dataclasses.fields(ClusterConfig)), "dynamo_backend"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
     top = {key: value for key, value in doc.data.items() if key not in _SECTIONS}

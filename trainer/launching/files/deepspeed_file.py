@@ -71,8 +71,10 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
     stage = entries.get("zero_stage")
     if stage is None:
         check.end()  # such as a misspelt zero_stage
-        missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
-        check.fail(missing, "is required: accelerate takes 2 without a word")
+        check.fail(
+            Sourced(None, origin.named("deepspeed_config.zero_stage")),
+            "is required: accelerate takes 2 without a word",
+        )
 
     data: dict[str, Any] = {}
     origins = {}
@@ -100,8 +102,10 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
         dtype = data.get("data_types", {}).get("grad_accum_dtype") or "fp32"
         if dtype != "fp32":
-            found = Sourced(dtype, doc.origin("data_types.grad_accum_dtype"))
-            check.refuse(found, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
+            check.refuse(
+                Sourced(dtype, doc.origin("data_types.grad_accum_dtype")),
+                "stage 0 runs as DDP, whose gradients are in fp32; remove it",
+            )
     precision = _precision(data, read, doc, check)
     engine = _engine_config(data) if stage else {}
     _try_values(engine, doc, check)
@@ -122,11 +126,11 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     )
 
 
-def _try_values(engine: Mapping[str, Any], doc: Document, check: Findings) -> None:
+def _try_values(engine: dict[str, Any], doc: Document, check: Findings) -> None:
     """Record the values that only DeepSpeed refuses, such as an unknown ``tag_validation``."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    tried = copy.deepcopy(dict(engine))
+    tried = copy.deepcopy(engine)
     tried.pop("aio", None)  # depends on the device, and a rehearsal leaves it out
     for key, value in tried.items():
         try:

@@ -73,8 +73,10 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
     kind = typed.value.lower() if key == "optimizer" else typed.value
     name = _NAMES[key].get(kind)
     if name is None:
-        names = ", ".join(_NAMES[key])
-        check.fail(typed, f"must be one of {names}; or set {key} in the training config")
+        check.fail(
+            typed,
+            f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config",
+        )
 
     written = doc.data[key].get("params") or {}
     given = {
