@@ -64,10 +64,6 @@ class Ranges:
         """Return whether there is a piece of a tensor."""
         return (kind, name) in self._pieces
 
-    def dtype(self, kind: str, name: str) -> torch.dtype:
-        """Return the dtype of a stored tensor."""
-        return self._pieces[kind, name][0].entry.dtype
-
     def check_whole(self, kind: str, name: str, numel: int) -> None:
         """Check that the pieces of a tensor hold each of ``numel`` elements once.
 
@@ -140,7 +136,7 @@ class Ranges:
             raise CheckpointError(f"{kind} {name}: is in no file")
         numel = self._end(kind, name)
         self.check_whole(kind, name, numel)  # before the memory for it is allocated
-        out = torch.empty(numel, dtype=self.dtype(kind, name))
+        out = torch.empty(numel, dtype=self._pieces[kind, name][0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
 
