@@ -53,8 +53,12 @@ class Items:
 
     def read(self, indices: Sequence[int]) -> Sequence[Any]:
         """Return items as they are in the data set."""
-        if hasattr(self.dataset, "__getitems__"):  # datasets.Dataset and others read a list at once
-            return self.dataset.__getitems__(indices)  # type: ignore[no-any-return]
+        # datasets.Dataset and others read a whole list at once.
+        read_many: Callable[[Sequence[int]], Sequence[Any]] | None = getattr(
+            self.dataset, "__getitems__", None
+        )
+        if read_many is not None:
+            return read_many(indices)
         return [self.dataset[index] for index in indices]
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
