@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import Indices
-
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
