@@ -162,15 +162,16 @@ class Agreement:
         return self._begin(torch.tensor(numbers), "MAX")
 
     def _begin(self, values: torch.Tensor, name: str) -> Callable[[], Any]:
-        if not self.distributed:
-            return values.tolist
-        operation = getattr(dist.ReduceOp, name)
-        work = dist.all_reduce(values, operation, group=self.group, async_op=True)
-        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
-        self._in_flight.append(work)
+        work: Any = None
+        if self.distributed:
+            operation = getattr(dist.ReduceOp, name)
+            work = dist.all_reduce(values, operation, group=self.group, async_op=True)
+            self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
+            self._in_flight.append(work)
 
         def result() -> Any:
-            work.wait()
+            if work is not None:
+                work.wait()
             return values.tolist()
 
         return result
