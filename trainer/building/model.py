@@ -99,10 +99,12 @@ def operations_per_token(model: nn.Module) -> int:
     An embedding looks rows up and multiplies nothing, unless the head shares the weight. All
     experts of a mixture count.
     """
-    multiplied: set[nn.Parameter] = set()
-    for module in model.modules():
-        if not isinstance(module, nn.Embedding):
-            multiplied.update(module.parameters(recurse=False))
+    multiplied = {
+        parameter
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
 
     # For each parameter two operations forward, as many for the gradients of the activations, and
     # as many again for the gradients of the weights.

@@ -78,8 +78,9 @@ def build_optimizer(
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
         unused = _unused(config, kind, described)
         if unused:
-            rule = f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
-            raise origin_of(plan.origins, unused[0]).error(rule)
+            raise origin_of(plan.origins, unused[0]).error(
+                f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
+            )
     return optimizer, reported, notices
 
 

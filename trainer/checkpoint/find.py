@@ -48,11 +48,11 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
 
     continues = path.resolve().parent == folder.resolve()
     if continues and own and step_of(own[0]) > info.step:
-        rule = (
+        raise origin.named("resume").error(
             f"{folder} continues to {own[0].name}; give another output_dir to branch off, or "
-            "delete the newer ones"
+            "delete the newer ones",
+            str(path),
         )
-        raise origin.named("resume").error(rule, str(path))
     return Start(found=info, continues=continues or again)
 
 

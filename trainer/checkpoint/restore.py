@@ -108,12 +108,11 @@ def _load_parts(
     )
     changes += parts.sampled.changes(state.get("content", {}))
     if changes and not allow_change:
-        rule = (
+        raise Origin("resume", key="allow_config_change").error(
             f"the checkpoint {info.path} belongs to a run with other numbers; restore these "
             "values, or set allow_config_change: true to continue with the new ones: "
             f"{'; '.join(changes)}"
         )
-        raise Origin("resume", key="allow_config_change").error(rule)
     changes += differences(
         {"callbacks": state.get("config", {}).get("callbacks", [])},
         {"callbacks": parts.config["callbacks"]},
@@ -169,8 +168,9 @@ def load_weights(
         ranges, entries = of_model_folder(path, names)
         shapes = {name: entry.shape for name, entry in entries.items()}
 
-    kinds = ("average", *WEIGHTS)
-    places, unused = _find(parts, ranges, kinds, shapes, path, only=part, without=without)
+    places, unused = _find(
+        parts, ranges, ("average", *WEIGHTS), shapes, path, only=part, without=without
+    )
     _load_tensors(parts, ranges, places)
 
     notices = [f"starts with the weights of {path}: {len(places)} tensors"]

@@ -28,10 +28,9 @@ def annotations_of(cls: Any) -> dict[str, Any]:
     """
     described = cls if is_made_from_fields(cls) else cls.__init__
     hints = typing.get_type_hints(described, include_extras=True)
-    parameters = inspect.signature(cls).parameters.items()
     return {
         name: hints.get(name, Any)
-        for name, parameter in parameters
+        for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind not in _VARIABLE
     }
 

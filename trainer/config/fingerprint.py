@@ -38,8 +38,11 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
     module, _, name = named.partition(":")
     leads_here = getattr(sys.modules.get(module), name, None) is cls
 
-    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
-    settings = {field.name: getattr(task, field.name) for field in fields if field.compare}
+    settings = {
+        field.name: getattr(task, field.name)
+        for field in (dataclasses.fields(task) if dataclasses.is_dataclass(task) else ())
+        if field.compare
+    }
     return {
         "task": named if leads_here else f"{cls.__module__}:{cls.__qualname__}",
         "task_settings": hidden(plain(settings, compared=True)),

@@ -26,7 +26,8 @@ def check_same_beginning(digest: int, name: str, gather: Callable[[Any], list[An
         digest: of this rank's first samples.
         name: of the stream, for the message: ``Data.train``.
     """
-    fact = {f"the beginning of {name}, of which every rank reads the whole,": f"{digest:08x}"}
-    difference = same_on_all_ranks(fact, gather)
+    difference = same_on_all_ranks(
+        {f"the beginning of {name}, of which every rank reads the whole,": f"{digest:08x}"}, gather
+    )
     if difference:
         raise DataError(f"{difference}: {SAME_DATA}")

@@ -92,10 +92,12 @@ class IndexedData(TrainData):
 
     def _moments(self, position: int, steps: int, done: int) -> Iterator[tuple[Step, Now]]:
         """Yield the next steps, each with its moment of the run."""
-        total_steps = self.items.total_steps
         for number, step in enumerate(islice(self.steps(position), steps), done + 1):
             begin = step.end - step.samples
-            yield step, Now(number, begin / self.size, begin, total_steps, None, self.seed)
+            yield (
+                step,
+                Now(number, begin / self.size, begin, self.items.total_steps, None, self.seed),
+            )
 
     def _batches(self, position: int, steps: Iterable[tuple[Step, Now]]) -> Iterator[Any]:
         """Yield the batches of all micro-batches that are not empty."""

@@ -56,8 +56,9 @@ class StreamData(TrainData):
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state["samples"], "restore() moves a stream, not a position"
-        reader = _Reader(self, self._state, done)
-        loader = self.loader(reader, position, batch_size=None, collate_fn=_unchanged)
+        loader = self.loader(
+            _Reader(self, self._state, done), position, batch_size=None, collate_fn=_unchanged
+        )
         for read in islice(loader, steps):
             if isinstance(read, DataError):
                 raise read
@@ -155,8 +156,7 @@ class _Reader(IterableDataset[Any]):
                 return
 
             self.step += 1
-            total_steps = data.items.total_steps
-            moment = Now(self.step, float(epoch), samples, total_steps, None, data.seed)
+            moment = Now(self.step, float(epoch), samples, data.items.total_steps, None, data.seed)
             set_now(moment)
             checksum = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
             samples += len(block)

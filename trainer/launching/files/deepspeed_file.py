@@ -83,8 +83,9 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
         if entry is not None and str(entry.value).lower() not in ("none", "false"):
             data = with_values(data, {key: entry.value})
             origins[key] = origins[key.rpartition(".")[0]] = entry.origin
-    doc = Document(path=stage.origin.source, data=data, origins=origins)
-    return _request(doc, check, use_cpu=use_cpu)
+    return _request(
+        Document(path=stage.origin.source, data=data, origins=origins), check, use_cpu=use_cpu
+    )
 
 
 def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
