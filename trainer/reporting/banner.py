@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..launching.details import details
 from ..optim.groups import group_texts
 from ..text import listed, size, table
 from .machine import machine_text
@@ -59,9 +60,6 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a plan, known before anything is built."""
-    # Not at the top: `--version` imports this file, and none of the packages that launching needs.
-    from ..launching.details import details
-
     rows = {
         "strategy": "{strategy}",
         "world size": "{world_size}",
