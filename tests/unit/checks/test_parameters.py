@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_run import fake_run, step_info
 from torch import nn
+from torch.nn.utils import parametrize
 
 from trainer import LaunchError
 from trainer.checkpoint.export import ModelFile
@@ -174,12 +175,16 @@ def test_a_hook_on_the_gradient_of_a_divided_parameter_is_refused() -> None:
 
 
 def test_a_replaced_parameter_is_refused_unless_its_memory_is_the_same() -> None:
-    """bitsandbytes gives a weight in 4 bits its own class again in each forward pass."""
+    """bitsandbytes gives a weight in 4 bits its own class again in each forward pass. peft adapts
+    experts by parametrized weights, in each forward pass as well.
+    """
     model = nn.Sequential(nn.Linear(2, 2))
     weight = model[0].weight
     watch = refuse_replacement(model)
     try:
         model[0].weight = nn.Parameter(weight.detach(), requires_grad=False)
+        parametrize.register_parametrization(model[0], "weight", nn.Identity())
+        parametrize.remove_parametrizations(model[0], "weight")
         with pytest.raises(LaunchError, match=r"^0\.weight: frozen, thawed or replaced"):
             model[0].weight = nn.Parameter(weight.detach().clone())
     finally:
