@@ -49,7 +49,7 @@ from .position import Position
 from .reporting.banner import banner
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
-from .reporting.meter import Meter
+from .reporting.meter import Meter, count_call
 from .row import checks_of
 from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
 from .task import Task, own_optimizer
@@ -325,6 +325,7 @@ def _prepare(
         module, optimizer, saved=_saves(setup, folder), device=strategy.step_device
     )
     strategy.prepare(module, optimizer)
+    strategy.model.register_forward_pre_hook(count_call)
     strategy.verify()
     setup.note(*strategy.notices)
     setup.agreement.limit_waits()

@@ -143,7 +143,9 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
     named = re.search(rf"^rank \d: {who}{said}.*$", job.err, re.MULTILINE)
     assert named, job.err[-4000:]
     assert (
-        re.search(r"^The ranks: ranks? .*: step \d+, .+, .+", job.err, re.MULTILINE)
+        re.search(
+            r"^The ranks: ranks? .*: step \d+, .+, call \d+ of the model, .+", job.err, re.MULTILINE
+        )
         or said == STILL
     )
     assert "FAILED" in job.err or launcher in ("deepspeed", "ranks")

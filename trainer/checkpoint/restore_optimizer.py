@@ -19,10 +19,25 @@ from .ranges import Ranges
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set the settings that a parameter group and the encoded settings of a checkpoint share."""
+    """Set the settings that a parameter group and the encoded settings of a checkpoint share.
+
+    Raises:
+        CheckpointError: a setting that is no number differs. The optimizer's state would not fit.
+    """
     for key in settings(group).keys() & saved.keys():
         value = decode(saved[key])
+        if _kind(group[key]) not in ("None", _kind(value)):
+            raise CheckpointError(
+                f"group_settings: {key}: {value!r:.60}: only numbers may change during a run"
+            )
         group[key] = tuple(value) if isinstance(group[key], tuple) else value
+
+
+def _kind(value: Any) -> Any:
+    """Return a setting with a word in the place of each number."""
+    if isinstance(value, list | tuple):
+        return [_kind(item) for item in value]
+    return "number" if type(value) in (int, float) else repr(value)
 
 
 def check_states(form: OptimizerForm, ranges: Ranges) -> None:

@@ -17,6 +17,13 @@ from .speed import UNITS, steady_speed
 
 T = TypeVar("T")
 _COLUMNS = 80  # of a narrow terminal
+_calls = 0  # of models, in this process
+
+
+def count_call(model: object, arguments: object) -> None:
+    """Count a call of a model: a hook, which copies of the model share."""
+    global _calls
+    _calls += 1
 
 
 class Meter:
@@ -53,11 +60,13 @@ class Meter:
 
     @property
     def position(self) -> tuple[str, int]:
-        """Return the activity of this rank, and a number that grows with the run.
+        """Return the activity of this rank with its call of the model, and a number that grows.
 
-        Any thread may read it.
+        Ranks that call the model a different number of times wait for each other for ever. Any
+        thread may read the position.
         """
-        return self._activity or self.memory.phase, self._changes
+        activity = self._activity or self.memory.phase
+        return f"{activity}, call {_calls} of the model", self._changes
 
     def _change(self, activity: str = "") -> None:
         self._activity = activity

@@ -251,6 +251,17 @@ def test_a_state_that_no_run_writes_is_refused_by_a_resume(
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [("amsgrad", True), ("eps", "1"), ("differentiable", 1), ("betas", 5), ("betas", [0.9])],
+)
+def test_settings_of_the_optimizer_that_are_no_numbers_are_refused_if_they_changed(
+    key: str, value: Any, forged: Path
+) -> None:
+    change_state(forged, lambda state: state["group_settings"][0].update({key: value}))
+    check_not_resumed(forged, f"group_settings: {key}: .* only numbers may change")
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("rng.torch/0/0", r"no run writes: KeyError\('torch'\)"),
