@@ -299,7 +299,9 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
         _, auto_class, pipeline = KINDS.get(case, KINDS[""])
         assert len(transformers.AutoTokenizer.from_pretrained(model)) == VOCABULARY
         card = (model / "README.md").read_text()
-        assert "| loss |" in card and "| strategy | fsdp |" in card and "| processes | 2 |" in card
+        assert (
+            "\neval/loss: " in card and "\nstrategy: fsdp\n" in card and "\nworld_size: 2\n" in card
+        )
         assert f"pipeline_tag: {pipeline}\n" in card
         if case in ("adapter", "experts"):
             assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
