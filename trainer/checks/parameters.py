@@ -142,11 +142,12 @@ def refuse_replacement(model: nn.Module) -> Any:
             paths[module] = path
 
     def refuse(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if module not in paths:
+            return
         # In each forward pass libraries give the same memory another class, and take a parameter
         # out for a while (torch's parametrizations).
         before = own_parameters(module).get(name)
-        is_other = before is not None and before.data_ptr() != parameter.data_ptr()
-        if module in paths and is_other:
+        if before is not None and before.data_ptr() != parameter.data_ptr():
             raise LaunchError(changed_trainable([f"{paths[module]}.{name}".lstrip(".")]))
 
     return register_module_parameter_registration_hook(refuse)

@@ -67,5 +67,5 @@ class Items:
             return item
         generator = generator_of(self.seed, epoch, index)
         moment = current()
-        with at(moment and moment._replace(of_sample=generator)):
+        with at(moment and Now(*moment[:-1], of_sample=generator)):
             return self.augment(item, generator)
