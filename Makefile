@@ -7,10 +7,12 @@ INSTALLED := .venv/installed
 export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
 train test nightly clusters gpu upstream: export OMP_NUM_THREADS ?= 1
+# Otherwise each process of each test would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
 PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
-.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint docs
+.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint docs checked collected
 .DEFAULT_GOAL := help
 
 help:
@@ -49,10 +51,17 @@ docs: setup
 TESTED_AT_ONCE ?= 3
 test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-test: lint docs
+# Beside each other, for none of them fills two cores. Collecting once leaves compiled tests to all processes.
+checked: setup
+	$(MAKE) --no-print-directory --jobs 3 lint docs collected
+
+collected: setup
+	-@$(BIN)/pytest --collect-only -qq > /dev/null
+
+test: checked
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser and not clusters and not upstream"
 
-nightly: lint docs
+nightly: checked
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not browser and not clusters"
 
 upstream: setup
