@@ -89,7 +89,9 @@ def _losses(run: Run, batches: list[Any]) -> list[float]:
             for batch in batches:
                 loss, _ = split_loss(task.training_step(run.model, run.strategy.to_device(batch)))
                 losses.append(float(loss))
-        except Exception:  # training itself shows the error
+        except Exception:
+            if losses:  # the row alone was no problem
+                raise
             losses = [float("nan")] * len(batches)
         for value, kept in zip(values, before, strict=True):
             if not torch.equal(value, kept):

@@ -140,3 +140,17 @@ def test_a_task_that_fails_in_evaluation_mode_is_passed_over(tmp_path: Path) -> 
         return errors(model, batch).sum()
 
     train(tmp_path, Losing(loss=only_in_training))
+
+
+def test_an_error_behind_the_first_loss_of_the_trial_ends_the_run(tmp_path: Path) -> None:
+    """It would be lost: a task may fail once."""
+    calls: list[int] = []
+
+    def once(model: Any, batch: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyError("lost connection")
+        return errors(model, batch).mean()
+
+    with pytest.raises(KeyError, match="lost connection"):
+        train(tmp_path, Losing(loss=once))
