@@ -43,16 +43,21 @@ def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> 
             part = part_of(file)
 
         count = 0
-        # Half of an emoji becomes an escape of JSON, which reads back as the same text.
-        with (
-            part.open("w", encoding="utf-8", errors="backslashreplace") as lines,
-            run.evaluating(evaluation_set),
-        ):
-            for batch, examples in evaluation_set:
-                predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
-                for row in chain(*run.agreement.gather(_rows(predicted, examples))):
-                    print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
-                    count += 1
+        try:
+            # Half of an emoji becomes an escape of JSON, which reads back as the same text.
+            with (
+                part.open("w", encoding="utf-8", errors="backslashreplace") as lines,
+                run.evaluating(evaluation_set),
+            ):
+                for batch, examples in evaluation_set:
+                    predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
+                    for row in chain(*run.agreement.gather(_rows(predicted, examples))):
+                        print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
+                        count += 1
+        except BaseException:
+            if run.is_main:
+                part.unlink()
+            raise
 
         if run.is_main:
             publish(file)
@@ -78,6 +83,8 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         # Tensors and arrays become lists, NaN and infinity None.
         text = json.dumps(dict(predicted), default=lambda value: value.tolist())
         columns = json.loads(text, parse_constant=lambda name: None)
+        if "index" in columns:
+            raise ValueError("no name 'index', which is the place in the data")
         rows = zip(range(examples), *columns.values(), strict=True)
         return [dict(zip(columns, row, strict=True)) for _, *row in rows]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:

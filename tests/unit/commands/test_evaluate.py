@@ -266,6 +266,7 @@ def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_pat
     ("wrong", "message"),
     [
         ("no names", "keys must be str"),
+        ("index", "no name 'index'"),
         ("one number", "'float' object is not iterable"),
         ("too few", "argument 4 is shorter than arguments 1-3"),
     ],
@@ -277,11 +278,6 @@ def test_predictions_that_have_not_one_entry_for_each_example(
     with pytest.raises(DataError, match=rule + message):
         predict(built(tmp_path, wrong=wrong), tmp_path / "p.jsonl")
     assert not (tmp_path / "p.jsonl").exists()
-
-
-def test_a_prediction_is_not_named_as_the_place_in_the_data(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'index'"):
-        predict(built(tmp_path, wrong="index"), tmp_path / "p.jsonl")
 
 
 class Values(Sign):
@@ -333,7 +329,7 @@ class Strange(Sign):
 def test_a_prediction_that_json_cannot_hold_is_one_line(value: object, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^prediction_step must return {name: an entry that .*$"):
         predict(built(tmp_path), tmp_path / "p.jsonl", Strange(value=value))
-    assert not (tmp_path / "p.jsonl").exists()
+    assert [path for path in tmp_path.iterdir() if "jsonl" in path.name] == []
 
 
 @pytest.mark.parametrize(
