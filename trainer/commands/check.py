@@ -13,13 +13,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import product
 
 from ..config.arguments import FILES, launch_option, split_command_line
 from ..config.documents import read_document
 from ..config.naming import resolve_names
 from ..distributed.launcher import Launcher
-from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError
+from ..errors import COMMAND_LINE, Origin, Sourced, TrainerError, usage_error
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
 from ..launching.request import Request, visible_gpus
@@ -73,6 +74,8 @@ def _sort(words: Sequence[str]) -> tuple[list[list[str]], list[str | None]]:
     Without a training, the list holds an empty command line. Without a launch file, None.
     """
     texts, paths = split_command_line(words)
+    for key in get_close_matches("processes", texts, cutoff=0.8):
+        raise usage_error(key, texts[key], "unknown key; did you mean 'processes'?")
     paths += [texts.pop(key) for key in FILES if key in texts]
     settings = [f"--{key}={text}" for key, text in texts.items()]
     trainings = []

@@ -58,7 +58,7 @@ def test_errors_of_all_files_are_told_once(
         ([DIGITS, "--optimizer", "os.system"], 2, "a subclass of torch.Optimizer"),
         ([DIGITS, "--run_name={task_settings.widht}"], 2, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),
-        ([DIGITS, "--proceses", "8"], 2, "proceses: 8: unknown key"),
+        ([DIGITS, "--proceses", "8"], 2, "proceses: '8': unknown key; did you mean 'processes'?"),
     ],
 )
 def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -> None:
