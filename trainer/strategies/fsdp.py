@@ -156,9 +156,9 @@ class FSDP2(Strategy):
         }
 
         kinds = Counter(type(unit).__name__ for unit in units)
-        parts = [f"{number} {kind}" for kind, number in kinds.items()]
-        rest = "the rest of the model" if units else "the whole model"
-        self.notices = [f"FSDP2 gathers {len(units) + 1} units: {', '.join([*parts, rest])}"]
+        parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        notice = f"{len(units) + 1} units: {parts}, the rest of the model"
+        self.notices = [f"FSDP2 gathers {notice if units else 'the whole model at once'}"]
 
         # In turn, so that of a model on the meta device a single unit is whole.
         device = self.accelerator.device
