@@ -270,7 +270,10 @@ def test_a_tracker_whose_server_is_gone_costs_time_and_nothing_else(
     """
     fault = {"fault": "loses the tracker", "at": "step", "rank": "0"}
     job = train("torchrun", "fsdp", tmp_path, "--trackers", "[tensorboard]", **fault).ok()
-    told = "tensorboard: did not take step 8 (ConnectionRefusedError: its server is gone); metrics.jsonl has every value"
+    told = (
+        "tensorboard: did not take step 8 (ConnectionRefusedError: its server is gone); "
+        "the tracker gets no more steps, metrics.jsonl has every value"
+    )
     assert (job.output_dir / "log.txt").read_text().count(told) == 1
     assert_same_end(job, unbroken("fsdp", folder))
 
