@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..config.fingerprint import fingerprint as of_settings
 from ..data import rng
+from ..distributed.exit import print_line
 from ..errors import CheckpointError
 from ..text import versions
 from .codec import encode, encode_plain
@@ -25,6 +27,8 @@ from .safetensors_io import dtype_name
 from .schedule_state import schedule_state
 from .store import STATE
 from .untrusted import LARGEST_JSON, path_inside
+
+_tell_once = cache(print_line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +79,13 @@ def take(
     for key, tensor in (*pieces, *parts.buffer_pieces()):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
-            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            on_host = place.copy_(on_host, non_blocking=True)
+            try:
+                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            except RuntimeError:  # the system locks no more pages for GPUs
+                _tell_once("notice: no page-locked memory for a save, which takes longer without")
+                on_host = on_host.to("cpu", copy=True)
+            else:
+                on_host = place.copy_(on_host, non_blocking=True)
         taken.append((key, on_host.contiguous()))
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_process import fit, rows, steps
+import torch
+from one_process import checkpoint, fit, rows, steps
+from safetensors.torch import load_file
 
 from trainer import Callback, CheckpointError, ConfigError, LaunchError, Run, StepInfo
-from trainer.checkpoint import disk, saver, store
+from trainer.checkpoint import disk, saver, snapshot, store
 from trainer.checkpoint.disk import check_shared
 from trainer.distributed.agreement import Agreement
 
@@ -56,6 +58,29 @@ def test_a_save_that_fails_is_reported_and_the_run_continues(tmp_path: Path) -> 
         == 2
     )
     assert steps(tmp_path) == [4, 2] and len(rows(tmp_path)) == 8
+
+
+def test_a_snapshot_without_page_locked_memory_is_a_plain_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = torch.empty
+
+    def refuses(*size: Any, pin_memory: bool | None = None, **how: Any) -> torch.Tensor:
+        if pin_memory is not None:  # only snapshots ask for such memory
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+        return empty(*size, **how)
+
+    fit(tmp_path / "plain")
+    snapshot._tell_once.cache_clear()
+    monkeypatch.setattr(torch, "empty", refuses)
+    fit(tmp_path / "run")
+    assert capsys.readouterr().err.count("notice: no page-locked memory") == 1
+    assert steps(tmp_path / "run") == [8, 6, 4, 2]
+    plain, stored = (
+        load_file(checkpoint(tmp_path / run, 2) / "rank-00000.safetensors")
+        for run in ("plain", "run")
+    )
+    torch.testing.assert_close(stored, plain, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_is_reported(
