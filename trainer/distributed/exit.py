@@ -166,7 +166,26 @@ def _close_groups() -> None:
     for work in _at_the_end:
         work(False)
     if has_all:
-        dist.destroy_process_group()
+        _destroy_groups(dist)
+
+
+def _destroy_groups(dist: Any) -> None:
+    """Close all groups. Rank 0, whose process may hold the store, leaves behind the others.
+
+    Threads of NCCL's groups read the store, and print their stacks if the store is gone.
+    """
+    from ..private.torch import default_store
+
+    store, rank, world = default_store(), dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+
+    def leave() -> None:
+        with contextlib.suppress(Exception):  # another rank is gone meanwhile
+            store.set(f"trainer/left/{rank}", "")
+            if rank == 0:
+                store.wait([f"trainer/left/{other}" for other in range(world)])
+
+    briefly(leave, _PATIENCE_SECONDS)
 
 
 def _connected() -> Any:

@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, ranks
 
 from trainer.distributed.exit import claim_first_error, is_lost_peer
 
@@ -127,3 +127,13 @@ def test_a_store_that_never_answers_keeps_no_rank_from_ending(
     begin = time.monotonic()
     assert claim_first_error() is None and time.monotonic() - begin < 10
     mended.set()
+
+
+def test_the_process_of_the_store_leaves_behind_the_groups_of_all_ranks() -> None:
+    """Threads of NCCL's groups look into the store, and print their stacks without a store."""
+    done = ranks(["tests/workers/leaving.py", "slow"])
+    assert (done.returncode, done.stdout) == (0, "the store is there\n"), done.stderr
+
+    begin = time.monotonic()
+    done = ranks(["tests/workers/leaving.py", "gone"], timeout=60)
+    assert done.returncode == 9 and time.monotonic() - begin < 30, "nobody waits for a dead rank"
