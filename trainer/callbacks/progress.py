@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..hooks import Callback, StepInfo
+from ..private.torch import count_graphs
 from ..reporting.say import print_by
 from ..run import Run
 from ..text import clock, metrics_text, size
@@ -22,6 +23,7 @@ class Progress(Callback):
 
     def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None
+        self._has_begun = False
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:
@@ -38,6 +40,12 @@ class Progress(Callback):
             self._show_metrics(run, at, info.metrics)
         if info.evaluation is not None:
             run.say(f"{at}  {metrics_text(info.evaluation)}")
+
+        if run.plan.compile and not self._has_begun:
+            graphs, breaks = count_graphs()
+            text = "graphs compiled: {}, graph breaks: {}" if breaks else "graphs compiled: {}"
+            run.say(text.format(graphs, breaks))
+        self._has_begun = True
 
         if info.is_last and self.bar is not None:
             self.bar.close()

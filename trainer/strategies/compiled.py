@@ -7,6 +7,7 @@ operation by operation: a loss outside of the model reads and writes each logit 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,8 +24,7 @@ def remember_settings(model: nn.Module, settings: Mapping[str, Any]) -> None:
     Args:
         settings: of ``torch.compile``.
     """
-    model.samecurve_compile_settings = dict(settings)  # type: ignore[assignment]
-    model.samecurve_compiled = {}  # type: ignore[assignment]
+    model.samecurve_compile = cache(partial(torch.compile, **settings))  # type: ignore[assignment]
 
 
 def compiled_as(model: nn.Module, function: Function) -> Function:
@@ -34,11 +34,5 @@ def compiled_as(model: nn.Module, function: Function) -> Function:
         model: as the trainer gives a task the model.
         function: defined in a module, not in a call, so that torch compiles a single function.
     """
-    inner: Any = unwrapped(model)
-    settings = getattr(inner, "samecurve_compile_settings", None)
-    if settings is None:
-        return function
-    if function not in inner.samecurve_compiled:
-        inner.samecurve_compiled[function] = torch.compile(function, **settings)
-    compiled: Function = inner.samecurve_compiled[function]
-    return compiled
+    compiled: Any = getattr(unwrapped(model), "samecurve_compile", None)
+    return compiled(function) if compiled else function

@@ -12,6 +12,7 @@ import struct
 import sys
 import termios
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,51 @@ def test_the_unit_of_speed_is_what_the_task_says(task: Plain, unit: str, tmp_pat
     fit(tmp_path / "run", task, max_steps=2, save_every=None)
     assert re.search(rf"norm [\d.]+  \d+ {unit}", log_of(tmp_path / "run"))
     assert any("tokens_per_second" in row for row in rows(tmp_path / "run")) == (unit == "tokens/s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squares(Plain):
+    """A model of a single graph, or of two with a break between them."""
+
+    breaks: bool
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        forward = model.forward
+
+        def squared(batch: Any) -> Any:
+            outputs = forward(batch)
+            if self.breaks:
+                torch._dynamo.graph_break()
+            return outputs**2
+
+        model.forward = squared
+        return model
+
+
+# dynamo looks at .grad of whatever it traces
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    ("breaks", "line"),
+    [(False, "graphs compiled: 1"), (True, "graphs compiled: 2, graph breaks: 1")],
+)
+def test_graphs_and_their_breaks_are_counted_once(breaks: bool, line: str, tmp_path: Path) -> None:
+    launch_file = tmp_path / "eager.yaml"
+    launch_file.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: 1\n"
+        "dynamo_config:\n  dynamo_backend: EAGER\n"
+    )
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    config = trainer.TrainConfig(
+        task="brought_tasks:Plain", output_dir=str(tmp_path / "run"), max_steps=3, log_every=1,
+        micro_batch_size=8, keep_last=0, compile=True, sanity_evaluation=False,
+    )  # fmt: skip
+    launched = trainer.launch(config, accel_config=str(launch_file))
+    trainer.Trainer(Squares(breaks=breaks), config, launched).fit()
+    assert [
+        said for said in log_of(tmp_path / "run").splitlines() if said.startswith("graphs")
+    ] == [line]
 
 
 class Talks(Plain):
