@@ -100,11 +100,15 @@ def wait(processes: Sequence[subprocess.Popen[Any]], limit: float) -> str:
                 return f"no result after {limit:.0f} s"
             time.sleep(0.05)
     finally:
-        for process in processes:
-            if process.poll() is None:
-                # A group of its own: what it started ends as well.
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        end(processes)
+
+
+def end(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """End processes that still run, each with all that it started: it has a group of its own."""
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def free_port() -> int:

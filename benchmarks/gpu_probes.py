@@ -7,6 +7,8 @@
                 without a mask (which lets documents see each other: the time to reach), with the
                 dense mask that transformers makes of position ids, and varlen_attn, which is given
                 the borders
+    loss        8,192 tokens over 152,000 words, forward and backward through the last layer: all
+                logits at once, the same compiled, and in samecurve's chunks
     saving      a training of 1 billion parameters saves twice: how long each save holds it up, and
                 how long it writes. The first page-locks the host memory that both copy to
     loading     2 GB of bf16 weights to float32 on the device: by transformers, and by samecurve
@@ -32,6 +34,7 @@ from benchmarks.gpu_jobs import last_lines
 GIB = 2**30
 PROBES = (
     *("attention causal", "attention mask", "attention varlen"),
+    *("loss plain", "loss compiled", "loss chunks"),
     *("saving", "loading transformers", "loading single", "loading fsdp"),
 )
 CONNECTED = ("loading fsdp",)
@@ -73,7 +76,7 @@ def attention(way: str, rehearse: bool) -> dict[str, Any]:
     import torch
     import torch.nn.functional as F
 
-    from benchmarks.gpu_speed import device, synchronize
+    from benchmarks.gpu_speed import device
 
     sizes = TINY if rehearse else FULL
     shape = (sizes.rows, sizes.length, sizes.heads, sizes.width)  # as projections leave them
@@ -104,15 +107,25 @@ def attention(way: str, rehearse: bool) -> dict[str, Any]:
             heads = [values.transpose(1, 2) for values in inputs]
             return F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=mask is None)
 
+    return measured(lambda: attend().sum().backward(), rehearse)
+
+
+def measured(work: Callable[[], object], rehearse: bool) -> dict[str, Any]:
+    """Return milliseconds of some work, and the memory beside what was there before."""
+    import torch
+
+    from benchmarks.gpu_speed import synchronize
+
+    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    work()  # compiles
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
     times = 2 if rehearse else 20
     for number in range(2 * times):  # the first half warms up
         if number == times:
             synchronize()
             began = time.perf_counter()
-        attend().sum().backward()
+        work()
     synchronize()
     found: dict[str, Any] = {"ms": 1e3 * (time.perf_counter() - began) / times}
     if torch.cuda.is_available():
@@ -129,6 +142,40 @@ def dense_mask(sizes: Packed, starts: list[int]) -> Any:
     of_row = document.cumsum(0).view(sizes.rows, 1, sizes.length)
     same = of_row.unsqueeze(-1) == of_row.unsqueeze(-2)
     return same & torch.ones(sizes.length, sizes.length, dtype=torch.bool).tril()
+
+
+# -- the loss -------------------------------------------------------------------------------------
+
+
+def loss(way: str, rehearse: bool) -> dict[str, Any]:
+    """Return milliseconds and memory of a loss with its gradients, behind the last hidden state."""
+    import torch
+    from torch import nn
+
+    from benchmarks.gpu_speed import device
+    from trainer.language.loss import FusedHead, loss_of_logits
+
+    tokens, words, width = (64, 256, 32) if rehearse else (8192, 152_064, 4096)
+    torch.manual_seed(0)
+    head = nn.Linear(width, words, bias=False, device=device())
+    hidden = torch.randn(1, tokens, width, device=device(), requires_grad=True)
+    targets = torch.randint(words, (1, tokens), device=device())
+    of_logits = torch.compile(loss_of_logits) if way == "compiled" else loss_of_logits
+    if way == "chunks":
+        head.__class__ = FusedHead
+        head.always, head.targets = True, targets
+
+    def compute() -> None:
+        head.weight.grad = hidden.grad = None
+        with torch.autocast(device().type, dtype=torch.bfloat16):
+            output = head(hidden)
+            value = output if way == "chunks" else of_logits(output, targets)
+        value.backward()
+        values.append(value.detach())
+
+    values: list[Any] = []
+    found = measured(compute, rehearse)
+    return {**found, "loss": float(values[-1])}
 
 
 # -- saving ---------------------------------------------------------------------------------------
@@ -228,6 +275,7 @@ def be_probe(args: argparse.Namespace) -> None:
     kind, _, way = args.probe.partition(" ")
     answers: dict[str, Callable[[], dict[str, Any]]] = {
         "attention": lambda: attention(way, args.rehearse),
+        "loss": lambda: loss(way, args.rehearse),
         "saving": lambda: saving(args.rehearse),
         "loading": lambda: loading(way, args.rehearse),
     }

@@ -1,8 +1,10 @@
 """One command on a machine with a GPU: set it up without a network, run one part, keep the results.
 
-    python3 benchmarks/gpu_run.py table --out DIR     # tokens/s, MFU, memory, losses: 8 minutes
+    python3 benchmarks/gpu_run.py table --out DIR     # 124M: tokens/s, MFU, memory, losses, traces
     python3 benchmarks/gpu_run.py tests --out DIR     # tests/gpu
-    python3 benchmarks/gpu_run.py probes --out DIR    # attention, saving, loading; then more tests
+    python3 benchmarks/gpu_run.py probes --out DIR    # attention, loss, saving, loading; more tests
+    python3 benchmarks/gpu_run.py large --out DIR     # the table of 1B, and adapters on 8B
+    python3 benchmarks/gpu_run.py pair --out DIR      # two GPUs: ranks that are lost, and the end
 
 ``--rehearse`` runs the same on a CPU with tiny sizes. What `make gpu-wheels` has put into ``.site``
 comes before what is installed. Each part writes its results as soon as it has them, and a log; this
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"table": 480, "tests": 560, "probes": 560}
+LIMITS = {"table": 560, "tests": 560, "probes": 560, "large": 560, "pair": 560}
 PACKAGES = (
     *("torch", "transformers", "accelerate", "triton", "numpy", "safetensors", "tokenizers"),
     *("deepspeed", "bitsandbytes", "peft", "pydantic", "pytest", "pytest-timeout", "xxhash"),
@@ -82,8 +84,12 @@ def commands(part: str, out: Path, rehearse: bool) -> list[list[str]]:
     """Return the commands of a part, in order."""
     rehearsal = ["--rehearse"] if rehearse else []
     benchmark = [sys.executable, "-m"]
-    if part == "table":
-        return [[*benchmark, "benchmarks.gpu_table", "--out", str(out / "table.jsonl"), *rehearsal]]
+    if part in ("table", "large"):
+        large = ["--large"] if part == "large" else []
+        words = [*benchmark, "benchmarks.gpu_table", "--out", str(out / "table.jsonl")]
+        return [[*words, *large, *rehearsal]]
+    if part == "pair":
+        return [[*benchmark, "benchmarks.gpu_pair", "--out", str(out / "probes.jsonl"), *rehearsal]]
 
     tests = [*benchmark, "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider"]
     if installed("pytest_timeout"):

@@ -11,9 +11,10 @@ batches of torch's DataLoader from page-locked memory. All three compile layer b
 ``compile: true`` does. A Llama that is compiled as a whole has a dense mask in its attention, which
 takes another kernel: ``tests/unit/benchmarks/test_gpu_speed.py`` looks at the graphs.
 
-Each loop trains some steps, which compile and warm up, then times the rest, from one synchronised
-moment to another. Beside the speed: the allocator's peak in these steps, and what ``trainer plan``
-says that training needs. Not measured on a GPU yet; `make gpu` does.
+Each loop trains some steps, which compile, then two seconds for the clocks of the GPU, and then
+times each step of three seconds and more by events of the GPU. Beside the speed: the allocator's
+peak in these steps, and what ``trainer plan`` says that training needs. Not measured on a GPU yet;
+`make gpu` does.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import contextlib
 import gc
 import io
 import json
+import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +48,14 @@ from trainer import Data, Task, TrainConfig, Trainer
 from trainer.commands import cli
 from trainer.data.order import epoch_order
 
-WARM, TIMED, LR, CLIP, SEED = 4, 16, 1e-4, 1.0, 0
+LR, CLIP, SEED = 1e-4, 1.0, 0
+WARM, TIMED = 4, 16  # steps that compile, and steps that are timed at least
+# On a GPU: seconds until the clocks are steady, and seconds that are timed at least. Rows of 0.6 s
+# differ from themselves.
+WARM_SECONDS, TIMED_SECONDS = 2.0, 3.0
+PACE = 2  # steps that tell how many steps so many seconds are
+MOST = 100_000  # steps that a loop has at least; the clock ends it
+KEPT = 25  # losses of the first steps: later ones differ by what rounding has become
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +89,24 @@ MODELS = {
     "1B": Size(examples=4, length=2048, gib=60, shape={
         "vocab_size": 32768, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8}),
+    # Frozen in float32, with adapters (gpu_language.py): 32 GB. With AdamW the whole needs 128 GB.
+    "8B": Size(examples=2, length=2048, gib=60, shape={
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama(Task):
-    """A Llama with tied embeddings, on random tokens."""
+    """A Llama with tied embeddings, on random tokens.
+
+    Args:
+        name: a key of ``MODELS``.
+        attention: transformers' name.
+    """
 
     name: str = "tiny"
+    attention: str = "sdpa"
 
     def config(self) -> Any:
         from transformers import LlamaConfig
@@ -96,6 +117,7 @@ class Llama(Task):
             max_position_embeddings=size.length,
             tie_word_embeddings=True,
             use_cache=False,
+            attn_implementation=self.attention,
         )
 
     def build_data(self) -> Data:
@@ -133,17 +155,28 @@ class Llama(Task):
         return mean_loss(logits, batch["labels"])
 
     def operations(self) -> float:
-        """Return the floating-point operations of a micro-batch: matrices, and causal attention."""
+        """Return the floating-point operations of a micro-batch."""
         size = MODELS[self.name]
-        width, layers = size.shape["hidden_size"], size.shape["num_hidden_layers"]
-        groups = size.shape["num_key_value_heads"] / size.shape["num_attention_heads"]
+        return operations(size, seen=size.length / 2)
 
-        attention = 2 * width**2 * (1 + groups)
-        feed_forward = 3 * width * size.shape["intermediate_size"]
-        head = size.shape["vocab_size"] * width
-        matrices = layers * (attention + feed_forward) + head
-        # Two for each weight forward and four backward; of all pairs of tokens half are looked at.
-        return size.tokens * (6.0 * matrices + 6.0 * layers * width * size.length)
+
+def operations(size: Size, *, seen: float, passes: float = 3.0) -> float:
+    """Return the floating-point operations of a micro-batch: matrices, and causal attention.
+
+    Args:
+        seen: positions that a token looks at, in the mean.
+        passes: over the matrices: one forward, one for the gradients of the activations, and one
+            for those of the weights, which frozen weights do not have.
+    """
+    width, layers = size.shape["hidden_size"], size.shape["num_hidden_layers"]
+    groups = size.shape["num_key_value_heads"] / size.shape["num_attention_heads"]
+
+    attention = 2 * width**2 * (1 + groups)
+    feed_forward = 3 * width * size.shape["intermediate_size"]
+    head = size.shape["vocab_size"] * width
+    matrices = layers * (attention + feed_forward) + head
+    # Two for each weight and pass; two products with each position that a token looks at.
+    return size.tokens * (2.0 * passes * matrices + 12.0 * layers * width * seen)
 
 
 def mean_loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
@@ -159,47 +192,141 @@ def compile_layers(model: nn.Module) -> None:
 
 
 class Clock:
-    """What the timed steps of a loop cost, and the losses of all its steps.
+    """What the timed steps of a loop cost, and the losses of its first steps.
 
     Args:
-        warm: steps before the timed ones.
-        timed: steps that are timed.
+        warm: steps that compile.
+        timed: steps that are timed at least.
+        warm_seconds: seconds of steps behind those that compile.
+        seconds: seconds that are timed at least.
+        trace: file for the trace of one more step, on the main process; the table of its operations
+            is written beside it.
 
     Attributes:
-        each: seconds a step.
-        host: seconds a step until all of them were launched. On a GPU it is less than ``each``,
+        times: seconds of each timed step.
+        host: seconds a step until all of them were launched. On a GPU it is less than their mean,
             unless Python is what takes the time, or something waits for the device in a step: as
             samecurve does for the norm of the step before.
         allocated, reserved: bytes at the allocator's peak in the timed steps.
-        losses: of each step, on the device.
+        losses: of the first steps, on the device.
+        trace_error: why there is no trace.
     """
 
-    def __init__(self, warm: int = WARM, timed: int = TIMED) -> None:
+    def __init__(
+        self,
+        warm: int = WARM,
+        timed: int = TIMED,
+        *,
+        warm_seconds: float = 0.0,
+        seconds: float = 0.0,
+        trace: Path | None = None,
+    ) -> None:
         self.warm, self.timed = warm, timed
-        self.steps, self.begin, self.each, self.host = 0, 0.0, 0.0, 0.0
+        self.warm_seconds, self.seconds = warm_seconds, seconds
+        self.steps, self.first, self.last, self.begin, self.host = 0, MOST, MOST, 0.0, 0.0
         self.allocated, self.reserved = 0, 0
         self.losses: list[Tensor] = []
+        self.times: list[float] = []
+        self.trace, self.trace_error = trace, ""
+        self._stamps: list[Any] = []
+        self._profiler: Any = None
+
+    @property
+    def median(self) -> float:
+        """Return the median of the seconds of a step."""
+        return statistics.median(self.times)
+
+    @property
+    def slow(self) -> float:
+        """Return the seconds that a tenth of the steps take at least."""
+        return sorted(self.times)[math.ceil(0.9 * len(self.times)) - 1]
 
     def tick(self, loss: Tensor | None = None) -> bool:
-        """Count a step, and return whether it was the last one."""
+        """Count a step, and return whether it was the last. Collective: call on every rank."""
         self.steps += 1
-        if loss is not None:
+        if loss is not None and len(self.losses) < KEPT:
             self.losses.append(loss.detach())
 
         if self.steps == self.warm:
             synchronize()
+            self.begin = time.perf_counter()
+        if self.steps == self.warm + PACE:
+            self._plan()
+        if self.steps == self.first:
+            synchronize()
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
             self.begin = time.perf_counter()
+        if self.first <= self.steps <= self.last:
+            self._stamps.append(stamp())
+        if self.steps == self.last:
+            self._read()
+        if self.trace is not None and self.steps >= self.last:
+            self._trace(self.trace)
+        return self.steps >= self.last + (2 if self.trace else 0)
 
-        if self.steps == self.warm + self.timed:
-            self.host = (time.perf_counter() - self.begin) / self.timed
+    def _plan(self) -> None:
+        """Set the first and the last timed step, the same on every rank."""
+        synchronize()
+        slowest = torch.tensor((time.perf_counter() - self.begin) / PACE, device=device())
+        if world_size() > 1:
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        each = float(slowest)
+        self.first = self.steps + math.ceil(self.warm_seconds / each)
+        self.last = self.first + max(self.timed, math.ceil(self.seconds / each))
+
+    def _read(self) -> None:
+        """Read what the timed steps cost."""
+        self.host = (time.perf_counter() - self.begin) / (self.last - self.first)
+        synchronize()
+        self.times = [seconds_between(*both) for both in pairwise(self._stamps)]
+        if torch.cuda.is_available():
+            self.allocated = torch.cuda.max_memory_allocated()
+            self.reserved = torch.cuda.max_memory_reserved()
+
+    def _trace(self, path: Path) -> None:
+        """Trace the second of two more steps: the profiler's own start is in the first."""
+        if int(os.environ.get("RANK", "0")) or self.trace_error:
+            return
+        try:
+            if self._profiler is None:
+                plan = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+                self._profiler = torch.profiler.profile(schedule=plan)
+                self._profiler.start()
+                return
             synchronize()
-            self.each = (time.perf_counter() - self.begin) / self.timed
-            if torch.cuda.is_available():
-                self.allocated = torch.cuda.max_memory_allocated()
-                self.reserved = torch.cuda.max_memory_reserved()
-        return self.steps >= self.warm + self.timed
+            self._profiler.step()
+            if self.steps == self.last + 2:
+                self._profiler.stop()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._profiler.export_chrome_trace(str(path))
+                device_time = torch.cuda.is_available()
+                order = "self_device_time_total" if device_time else "self_cpu_time_total"
+                table = self._profiler.key_averages().table(order, row_limit=40)
+                path.with_suffix("").with_suffix(".txt").write_text(table)
+        except Exception as error:  # a row is worth more than its trace
+            self.trace_error = f"{type(error).__name__}: {error}"
+
+
+def stamp() -> Any:
+    """Return this moment: of the device, if there is a GPU."""
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(one: Any, other: Any) -> float:
+    """Return the seconds between two moments that ``stamp`` returned."""
+    return other - one if isinstance(one, float) else one.elapsed_time(other) / 1e3
+
+
+def patient(**more: Any) -> Clock:
+    """Return a clock with the seconds for the device: none on a CPU, whose clocks are steady."""
+    if not torch.cuda.is_available():
+        return Clock(**more)
+    return Clock(**{"warm_seconds": WARM_SECONDS, "seconds": TIMED_SECONDS, **more})
 
 
 def synchronize() -> None:
@@ -235,9 +362,10 @@ def common_folder() -> Path:
     return folder
 
 
-def batches(task: Llama) -> Iterator[dict[str, Tensor]]:
+def batches(task: Any) -> Iterator[dict[str, Tensor]]:
     """Yield this rank's batches without end: the rows that samecurve takes, in the same order."""
-    rows = task.build_data().train
+    data = task.build_data()
+    rows = data.train
     world, examples = world_size(), MODELS[task.name].examples
     first = dist.get_rank() * examples if world > 1 else 0
 
@@ -246,14 +374,20 @@ def batches(task: Llama) -> Iterator[dict[str, Tensor]]:
         order = epoch_order(len(rows), SEED, epoch).tolist()
         starts = range(first, len(rows), world * examples)
         indices = [order[start : start + examples] for start in starts]
-        yield from DataLoader(rows, batch_sampler=indices, pin_memory=torch.cuda.is_available())
+        yield from DataLoader(
+            rows,
+            batch_sampler=indices,
+            collate_fn=data.collate,
+            pin_memory=torch.cuda.is_available(),
+        )
         epoch += 1
 
 
-def by_hand(task: Llama, compiled: bool, clock: Clock, *, wrapped: bool = False) -> None:
+def by_hand(task: Any, compiled: bool, clock: Clock, *, wrapped: bool = False) -> None:
     """Train in a plain loop, in DDP's wrapper where there are several ranks.
 
     Args:
+        task: a ``Llama``, or the packed rows of ``gpu_language.py``.
         wrapped: use the wrapper for one rank as well; the ranks are connected.
     """
     torch.manual_seed(SEED)
@@ -279,7 +413,7 @@ def by_hand(task: Llama, compiled: bool, clock: Clock, *, wrapped: bool = False)
 
 
 def ours(
-    task: Llama,
+    task: Any,
     compiled: bool,
     clock: Clock,
     *,
@@ -294,7 +428,7 @@ def ours(
     """
     config = TrainConfig(
         task="benchmarks:none", output_dir=str(common_folder() / "run"), overwrite=True,
-        max_steps=clock.warm + clock.timed + 1, lr=LR, weight_decay=0.0, seed=SEED,
+        max_steps=MOST, lr=LR, weight_decay=0.0, seed=SEED,
         micro_batch_size=MODELS[task.name].examples, optimizer="adamw", mixed_precision="bf16",
         max_grad_norm=CLIP, compile=compiled, log_every=1000, keep_last=0,
         **settings,
@@ -312,15 +446,15 @@ def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:
     from transformers import TrainerCallback, TrainingArguments
 
     class Tick(TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            clock.tick()
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = clock.tick()
 
     torch.manual_seed(SEED)
     model = task.build_model()
     if compiled:
         compile_layers(model)  # its own torch_compile takes the whole model: a dense mask
     arguments = TrainingArguments(
-        output_dir=str(common_folder()), max_steps=clock.warm + clock.timed,
+        output_dir=str(common_folder()), max_steps=MOST,
         per_device_train_batch_size=MODELS[task.name].examples, learning_rate=LR, weight_decay=0.0,
         lr_scheduler_type="constant", max_grad_norm=CLIP, optim="adamw_torch_fused", bf16=True,
         logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True,
@@ -379,12 +513,12 @@ def measure(name: str, *, compiled: bool) -> dict[str, Any]:
     }
     for contestant, loop in CONTESTANTS.items():
         forget()
-        clock, begun = Clock(), time.perf_counter()
+        clock, begun = patient(), time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             loop(task, compiled, clock)
-        rate = tokens / clock.each
+        rate = tokens / clock.median
         found[contestant] = {
-            "seconds_per_step": clock.each,
+            "seconds_per_step": clock.median,
             "tokens_per_second": rate,
             "peak_bytes": clock.allocated,
             "seconds_in_all": round(time.perf_counter() - begun, 1),

@@ -1,6 +1,7 @@
 """A table in minutes: time, MFU, memory and losses of each strategy, beside a loop by hand.
 
-    python -m benchmarks.gpu_table --out $OUT/table.jsonl                 # most wanted rows first
+    python -m benchmarks.gpu_table --out $OUT/table.jsonl                 # 124M, not compiled first
+    python -m benchmarks.gpu_table --out $OUT/table.jsonl --large         # 1B, and adapters on 8B
     python -m benchmarks.gpu_table --out /tmp/table.jsonl --rehearse      # its own code, on a CPU
     python -m benchmarks.gpu_table --show $OUT/table.jsonl                # the table again
 
@@ -9,19 +10,26 @@ is there: whatever ends this command loses one row at most. A row that fails is 
 error, and the next one starts. All rows of a model train the same way (``gpu_speed.py``) from the
 same weights on the same rows, so their losses are compared with those of the loop by hand.
 
-    hand      a plain PyTorch loop; torch's DDP around it where there are several processes
+    cold      the loop by hand, for the cold start of the machine; not in the table
+    hand      a plain PyTorch loop; torch's DDP around it where there are several processes. Measured
+              again at the end: whatever differs by less than the two is no difference
     single    samecurve, one process
     ddp       samecurve under DDP; in one process the plain loop in torch's wrapper, for samecurve
               runs one process without it
     fsdp, zero1, zero2, zero3
               samecurve under the committed launch file; one process shards nothing, but pays for
               all of the strategy's own work
+    lm-hand, lm, lm-mask
+              packed documents: samecurve's CausalLM with the loss in chunks, beside the same by
+              hand, and beside sdpa with a mask (``gpu_language.py``)
+    lora      adapters on a model of 8 billion parameters, which fits on a GPU of 80 GB
     trainer   transformers.Trainer
-    zero2-late, zero2-bf16, fsdp-bf16
-              two processes and more, the smaller model, compiled: zero2 without overlap_comm, and
-              gradients that are exchanged in bf16 (reduce_dtype); one process exchanges nothing
+    zero2-overlap, zero2-bf16, fsdp-bf16, hsdp
+              two processes and more: zero2 with overlap_comm, gradients that are exchanged in
+              bf16 (reduce_dtype), and replicas of a divided model; not compiled
 
-Not run on a GPU yet.
+Beside the file: ``traces/``, a step of the profiler for each row of 124M that is not compiled. Not
+run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -29,6 +37,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +47,12 @@ from benchmarks import gpu_jobs
 from benchmarks.gpu_jobs import ROOT, last_lines
 
 LOOPS = ("hand", "single", "ddp", "fsdp", "zero1", "zero2", "zero3")
-EXCHANGES = ("zero2-late", "zero2-bf16", "fsdp-bf16")
-WARM, TIMED = 5, 20
+LANGUAGE = ("lm-hand", "lm", "lm-mask")
+EXCHANGES = ("zero2-overlap", "zero2-bf16", "fsdp-bf16", "hsdp")
+COLD, HAND, LORA = "cold", "hand", "lora"
+BY_HAND = {COLD, HAND, "lm-hand"}
+ALONE = {*BY_HAND, "single", "trainer"}  # without a rank, if a single process trains
+WARM, TIMED = 4, 16
 GIB = 2**30
 
 
@@ -58,27 +71,30 @@ def cases(
     models: Sequence[str],
     loops: Sequence[str],
     compiled: Sequence[bool],
-    exchanges: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> list[Case]:
     """Return the rows, most wanted first.
 
     Args:
-        exchanges: loops that are measured once, with the first model, behind its other rows.
+        more: loops that are measured once, behind the first rows.
     """
-    found: list[Case] = []
-    for is_compiled in compiled:
-        for model in models:
-            found += [Case(model, loop, is_compiled) for loop in loops]
+    found = [Case(models[0], COLD, False)]
+    for model in models:
+        for is_compiled in compiled:
+            # ZeRO-3 refuses to compile.
+            some = [loop for loop in loops if not (is_compiled and loop == "zero3")]
             if (model, is_compiled) == (models[0], compiled[0]):
-                found += [Case(model, loop, is_compiled) for loop in exchanges]
-    # ZeRO-3 refuses to compile.
-    return [case for case in found if not (case.compiled and case.loop.startswith("zero3"))]
+                some += more
+            if HAND in some[:-1]:
+                some.append(HAND)
+            found += [Case(model, loop, is_compiled) for loop in some]
+    return found
 
 
 # -- the process of a row -------------------------------------------------------------------------
 
 
-def measure(case: Case, processes: int, warm: int, timed: int) -> dict[str, Any]:
+def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Train, and return what it cost. Collective: call on every rank."""
     import torch
     import torch.distributed as dist
@@ -89,11 +105,13 @@ def measure(case: Case, processes: int, warm: int, timed: int) -> dict[str, Any]
     if missing:
         return {"error": missing}
 
-    task, clock = gpu_speed.Llama(name=case.model), gpu_speed.Clock(warm, timed)
-    by_hand = case.loop == "hand" or (case.loop == "ddp" and processes == 1)
+    processes = args.processes
+    clock = clock_of(case, args)
+    by_hand = case.loop in BY_HAND or (case.loop == "ddp" and processes == 1)
+    if by_hand and "RANK" in os.environ:
+        gpu_speed.connect()
+    task = task_of(case)
     if by_hand:
-        if "RANK" in os.environ:
-            gpu_speed.connect()
         gpu_speed.by_hand(task, case.compiled, clock, wrapped=case.loop == "ddp")
     elif case.loop == "trainer":
         gpu_speed.transformers_trainer(task, case.compiled, clock)
@@ -112,37 +130,76 @@ def measure(case: Case, processes: int, warm: int, timed: int) -> dict[str, Any]
         losses = together.tolist()
     tokens = gpu_speed.MODELS[case.model].tokens
     return {
-        "ms": 1e3 * clock.each,
+        "ms": 1e3 * clock.median,
+        "p90_ms": 1e3 * clock.slow,
         "host_ms": 1e3 * clock.host,
-        "tokens_per_second": tokens * processes / clock.each,
-        "mfu": utilization(task.operations() / clock.each),
+        "steps": len(clock.times),
+        "tokens_per_second": tokens * processes / clock.median,
+        "mfu": utilization(task.operations() / clock.median),
         "allocated_gib": clock.allocated / GIB,
         "reserved_gib": clock.reserved / GIB,
         "losses": losses,
+        "graphs": graphs_and_breaks(),
+        "trace_error": clock.trace_error,
         "processes": processes,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 
 
+def clock_of(case: Case, args: argparse.Namespace) -> Any:
+    """Return the clock of a row. A cold start is not timed for long."""
+    from benchmarks import gpu_speed
+
+    if case.loop == COLD:
+        return gpu_speed.Clock(args.warm, args.timed)
+    trace = None
+    if args.traces is not None:
+        trace = args.traces / f"{str(case).replace(' ', '-')}.json.gz"
+    return gpu_speed.patient(warm=args.warm, timed=args.timed, trace=trace)
+
+
+def task_of(case: Case) -> Any:
+    """Return what a row trains."""
+    from benchmarks import gpu_speed
+
+    if case.loop not in (*LANGUAGE, LORA):
+        return gpu_speed.Llama(name=case.model)
+    from benchmarks import gpu_language
+
+    return gpu_language.TASKS[case.loop](case.model)
+
+
+def graphs_and_breaks() -> list[int]:
+    """Return how many graphs this process has compiled, and how many breaks cut them."""
+    from torch._dynamo.utils import counters
+
+    return [counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())]
+
+
 def launch_file(loop: str, processes: int) -> dict[str, str]:
     """Write the committed launch file for as many processes, and return it as an argument."""
-    if loop == "single":
+    if loop in ("single", *LANGUAGE, LORA) and processes == 1:
         return {}
-    if loop == "zero2-late":
-        return {"deepspeed": str(without_overlap())}
+    if loop == "zero2-overlap":
+        return {"deepspeed": str(with_overlap())}
 
     loop = loop.removesuffix("-bf16")
-    text = (ROOT / "accel_configs" / f"{loop}.yaml").read_text()
+    name = "ddp" if loop in (*LANGUAGE, LORA) else loop
+    text = (ROOT / "accel_configs" / f"{name}.yaml").read_text()
+    text = re.sub("num_processes: .*", f"num_processes: {processes}", text)
+    shards = max(1, processes // 2)
+    text = re.sub("dp_shard_size: .*", f"dp_shard_size: {shards}", text)
+    text = re.sub("dp_replicate_size: .*", f"dp_replicate_size: {processes // shards}", text)
     path = Path(tempfile.mkdtemp()) / f"{loop}.yaml"
-    path.write_text(text.replace("num_processes: 2", f"num_processes: {processes}"))
+    path.write_text(text)
     return {"accel_config": str(path)}
 
 
-def without_overlap() -> Path:
-    """Write the committed file of ZeRO-2 with ``overlap_comm`` off, and return its path."""
+def with_overlap() -> Path:
+    """Write the committed file of ZeRO-2 with ``overlap_comm``, and return its path."""
     settings = json.loads((ROOT / "ds_configs" / "zero2.json").read_text())
-    settings["zero_optimization"]["overlap_comm"] = False
+    settings["zero_optimization"]["overlap_comm"] = True
     path = Path(tempfile.mkdtemp()) / "zero2.json"
     path.write_text(json.dumps(settings))
     return path
@@ -164,7 +221,7 @@ def utilization(operations_per_second: float) -> float | None:
 def be_row(args: argparse.Namespace) -> None:
     """Measure the row of this process; rank 0 writes it."""
     case = Case(*json.loads(args.row))
-    found = measure(case, args.processes, args.warm, args.timed)
+    found = measure(case, args)
     if os.environ.get("RANK", "0") == "0":
         Path(args.out).write_text(json.dumps(found))
 
@@ -181,11 +238,12 @@ def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
         words = ["benchmarks.gpu_table", "--row", json.dumps(case)]
         words += ["--processes", str(args.processes)]
         words += ["--warm", str(args.warm), "--timed", str(args.timed)]
-        alone = args.processes == 1 and case.loop in ("hand", "single", "trainer")
-        found = gpu_jobs.run(words, limit=limit, ranks=0 if alone else args.processes)
+        if not case.compiled and not args.large:
+            words += ["--traces", str(Path(args.out).resolve().parent / "traces")]
+        is_alone = args.processes == 1 and (case.loop in ALONE or not launch_file(case.loop, 1))
+        found = gpu_jobs.run(words, limit=limit, ranks=0 if is_alone else args.processes)
 
         row = {**case._asdict(), **found, "seconds": round(budget.spent - began, 1)}
-        row["furthest_loss"] = furthest_loss(row, rows)
         rows.append(row)
         gpu_jobs.append(Path(args.out), row)
 
@@ -194,47 +252,86 @@ def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
     return rows
 
 
-def furthest_loss(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the largest relative difference of a step's loss from the loop by hand."""
-    for other in before:
-        same = all(other[key] == row[key] for key in ("model", "compiled"))
-        if same and other["loop"] == "hand" and other.get("losses") and row.get("losses"):
-            pairs = zip(row["losses"], other["losses"], strict=True)
-            return max(abs(loss - by_hand) / abs(by_hand) for loss, by_hand in pairs)
+def hands(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows by hand that trained as a row did, the nearest first."""
+    if row["loop"] == LORA:  # no loop by hand trains adapters
+        return []
+    name = "lm-hand" if row["loop"] in LANGUAGE else HAND
+    place = next(number for number, other in enumerate(rows) if other is row)
+    found = [
+        (abs(number - place), number, other)
+        for number, other in enumerate(rows)
+        if other["loop"] == name
+        and "ms" in other
+        and all(other[key] == row[key] for key in ("model", "compiled"))
+    ]
+    return [other for _, _, other in sorted(found, key=lambda near: near[:2])]
+
+
+def furthest_loss(row: Mapping[str, Any], by_hand: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the largest relative difference of a step's loss from the first row by hand."""
+    for other in by_hand:
+        if other is not row and other.get("losses") and row.get("losses"):
+            pairs = zip(row["losses"], other["losses"], strict=False)
+            return max(abs(loss - expected) / abs(expected) for loss, expected in pairs)
     return None
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table in Markdown, and the errors below it."""
-    hand = {}
-    for row in rows:
-        if row["loop"] == "hand" and "ms" in row:
-            hand[row["model"], row["compiled"]] = row["ms"]
-
+    """Return the rows as a table in Markdown, and the notes and errors below it."""
     lines = [
-        "| model | loop | compiled | ms | host ms | of hand | tokens/s | MFU | allocated | reserved | losses |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| model | loop | compiled | ms | p90 | host ms | of hand | tokens/s | MFU | allocated | reserved | losses |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    errors = []
+    notes = []
     for row in rows:
         name = f"{row['model']} | {row['loop']} | {'yes' if row['compiled'] else 'no'}"
         if "ms" not in row:
-            errors.append(f"- {name}: {last_lines(row['error'])}")
+            notes.append(f"- {name}: {last_lines(row['error'])}")
             continue
-        by_hand = hand.get((row["model"], row["compiled"]))
+        if row["loop"] == COLD:
+            continue
+        by_hand = hands(row, rows)
+        gap = furthest_loss(row, by_hand)
         cells = [
             name,
             f"{row['ms']:.2f}",
+            f"{row['p90_ms']:.2f}",
             f"{row['host_ms']:.2f}",
-            f"{row['ms'] / by_hand:.3f}" if by_hand else "",
+            f"{row['ms'] / by_hand[0]['ms']:.3f}" if by_hand else "",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['mfu']:.1%}" if row["mfu"] else "",
             f"{row['allocated_gib']:.2f}",
             f"{row['reserved_gib']:.2f}",
-            f"{row['furthest_loss']:.1e}" if row["furthest_loss"] is not None else "",
+            "" if gap is None else f"{gap:.1e}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *errors])
+        _, breaks = row.get("graphs", (0, 0))
+        if breaks:
+            notes.append(f"- {name}: {breaks} graph breaks")
+    return "\n".join([*lines, *notes, *noise(rows), *said_of_one(rows)])
+
+
+def noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return by how much rows of the same loop by hand differ."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        if row["loop"] == HAND and "ms" in row:
+            kind = f"{row['model']}, {'compiled' if row['compiled'] else 'not compiled'}"
+            times.setdefault(kind, []).append(row["ms"])
+    return [
+        f"- {kind}: the rows by hand differ by {max(some) / min(some) - 1:.1%}; less is no difference"
+        for kind, some in times.items()
+        if len(some) > 1
+    ]
+
+
+def said_of_one(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what one process cannot show."""
+    divided = any(row["loop"].startswith(("fsdp", "zero")) and "ms" in row for row in rows)
+    if not divided or any(row.get("processes", 1) > 1 for row in rows):
+        return []
+    return ["- one process: FSDP2 and ZeRO divide nothing here, and save no memory"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -245,17 +342,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", help="append each row to this file, as a line of JSON")
     parser.add_argument("--show", help="print the table of such a file, and measure nothing")
-    parser.add_argument("--budget", type=float, default=450, help="seconds for all rows")
+    parser.add_argument("--budget", type=float, default=520, help="seconds for all rows")
     parser.add_argument("--limit", type=float, default=100, help="seconds for a row")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
     parser.add_argument(
-        "--loops", nargs="+", default=LOOPS, choices=[*LOOPS, *EXCHANGES, "trainer"]
+        "--loops", nargs="+", choices=[*LOOPS, *LANGUAGE, *EXCHANGES, LORA, "trainer"]
     )
-    parser.add_argument("--models", nargs="+", help="default: 124M 1B")
+    parser.add_argument("--large", action="store_true", help="1B, and adapters on 8B")
+    parser.add_argument("--models", nargs="+", help="default: 124M")
     parser.add_argument("--compiled", choices=["yes", "no", "both"], default="both")
     parser.add_argument("--processes", type=int, help="of a row; default: one for each GPU")
     parser.add_argument("--warm", type=int, default=WARM, help=argparse.SUPPRESS)
     parser.add_argument("--timed", type=int, default=TIMED, help=argparse.SUPPRESS)
+    parser.add_argument("--traces", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row is not None:
@@ -270,12 +369,26 @@ def main() -> None:
 
     processes = gpu_jobs.prepare(rehearse=args.rehearse)
     args.processes = args.processes or processes
-    loops = [loop for loop in args.loops if loop != "single" or args.processes == 1]
-    models = args.models or (["tiny"] if args.rehearse else ["124M", "1B"])
-    compiled = {"yes": [True], "no": [False], "both": [True, False]}[args.compiled]
-    whole = tuple(args.loops) == LOOPS
-    exchanges = EXCHANGES if whole and args.processes > 1 else ()
-    print(table(run_all(cases(models, loops, compiled, exchanges), args)))
+    print(table(run_all(plan(args), args)))
+
+
+def plan(args: argparse.Namespace) -> list[Case]:
+    """Return the rows that were asked for."""
+    # What a small model answers first is whether its numbers are right. A large model is trained
+    # compiled.
+    both = [True, False] if args.large else [False, True]
+    compiled = {"yes": [True], "no": [False], "both": both}[args.compiled]
+    name = "tiny" if args.rehearse else "1B" if args.large else "124M"
+    models = args.models or [name]
+    if args.loops:
+        return cases(models, args.loops, compiled)
+
+    loops = [loop for loop in LOOPS if loop != "single" or args.processes == 1]
+    more = EXCHANGES if args.processes > 1 and not args.large else ()
+    wanted = cases(models, [*loops, *LANGUAGE], compiled, more)
+    if args.large:
+        wanted.insert(1, Case("tiny" if args.rehearse else "8B", LORA, False))
+    return wanted
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ TESTS = {
     "tests": {"a": {"outcome": "passed"}, "b": {"outcome": "skipped", "error": "cannot"}},
 }  # fmt: skip
 ROW = {
-    "model": "124M", "loop": "hand", "compiled": True, "ms": 20.0, "host_ms": 8.0, "mfu": 0.4,
-    "tokens_per_second": 819_200.0, "allocated_gib": 9.0, "reserved_gib": 10.0, "furthest_loss": None,
+    "model": "124M", "loop": "hand", "compiled": True, "ms": 20.0, "p90_ms": 22.0, "host_ms": 8.0,
+    "mfu": 0.4, "tokens_per_second": 819_200.0, "allocated_gib": 9.0, "reserved_gib": 10.0,
 }  # fmt: skip
 
 

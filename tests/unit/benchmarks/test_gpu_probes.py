@@ -54,3 +54,7 @@ def test_every_probe_is_rehearsed(tmp_path: Path) -> None:
     assert rows["saving"]["second_stall_seconds"] > 0 and rows["saving"]["gib"] > 0
     assert rows["loading fsdp"]["gib_per_second"] > 0 and rows["attention mask"]["ms"] > 0
     assert "not_run" in rows["attention varlen"]
+    plain, compiled, chunks = (
+        rows[f"loss {way}"]["loss"] for way in ("plain", "compiled", "chunks")
+    )
+    assert plain == pytest.approx(compiled, rel=1e-3) and plain == pytest.approx(chunks, rel=1e-3)

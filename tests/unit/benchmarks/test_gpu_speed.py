@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +78,7 @@ def test_a_model_that_is_compiled_as_a_whole_has_a_dense_mask(graphs: set[Attent
 
 
 def test_the_loop_by_hand_and_samecurve_have_the_same_losses() -> None:
-    hand, own = Clock(warm=1, timed=9), Clock(warm=1, timed=9)  # nine: into the second epoch
+    hand, own = Clock(warm=1, timed=7), Clock(warm=1, timed=7)  # ten steps: into the second epoch
     by_hand(TASK, False, hand)
     with contextlib.redirect_stdout(io.StringIO()):
         ours(TASK, False, own)
@@ -99,12 +102,58 @@ def test_no_two_rows_of_a_weight_are_alike(monkeypatch: pytest.MonkeyPatch) -> N
     assert model.model.rotary_emb.inv_freq.isfinite().all()
 
 
-def test_warm_up_is_not_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 104.0, 106.0])  # after the warm-up, all launched, all done
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    clock = Clock(warm=2, timed=2)
-    assert [clock.tick() for _ in range(4)] == [False, False, False, True]
-    assert (clock.host, clock.each) == (2.0, 3.0)
+class Time:
+    """A clock that goes on by what each step costs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> None:
+        self.now, self.costs = 100.0, iter(costs)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def drain(self, clock: Clock) -> int:
+        """Make steps until the clock says that it was the last; return how many."""
+        for number in range(1, 1000):
+            self.now += next(self.costs)
+            if clock.tick():
+                return number
+        raise AssertionError("no step was the last")
+
+
+def test_compiling_and_warming_up_are_not_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(warm=2, timed=3, warm_seconds=2.0)
+    # Two steps that compile, two that tell the pace (a second each), two seconds of warm-up.
+    time = Time(monkeypatch, [50, 40, 1, 1, 9, 9, 3, 5, 4])
+    assert time.drain(clock) == 9
+    assert clock.times == [3, 5, 4] and clock.median == 4
+    assert clock.slow == 5 and clock.host == pytest.approx(4.0)
+
+
+def test_as_many_steps_are_timed_as_the_seconds_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(warm=1, timed=2, seconds=3.0)
+    assert Time(monkeypatch, [50, *[0.5] * 20]).drain(clock) == 1 + 2 + 6
+    assert len(clock.times) == 6
+
+
+def test_one_step_in_ten_takes_as_long_as_the_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(warm=1, timed=20)
+    Time(monkeypatch, [9, 9, 9, *range(1, 21)]).drain(clock)
+    assert clock.slow == 18 and clock.median == 10.5
+
+
+def test_two_steps_more_leave_the_trace_of_one(tmp_path: Path) -> None:
+    clock = Clock(warm=1, timed=2, trace=tmp_path / "traces" / "tiny-hand.json.gz")
+    by_hand(TASK, False, clock)
+    assert clock.steps == 1 + 2 + 2 + 2 and clock.trace_error == ""
+    with gzip.open(tmp_path / "traces" / "tiny-hand.json.gz") as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"]]
+    assert names.count("aten::embedding") == 1, "of one step"
+    assert "aten::mm" in (tmp_path / "traces" / "tiny-hand.txt").read_text()
+
+
+def test_a_trace_that_fails_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "traces").write_text("")  # no folder
+    clock = Clock(warm=1, timed=2, trace=tmp_path / "traces" / "tiny-hand.json.gz")
+    by_hand(TASK, False, clock)
+    assert len(clock.times) == 2 and "exists" in clock.trace_error
 
 
 def test_operations_are_those_of_the_matrices_and_half_of_the_pairs() -> None:

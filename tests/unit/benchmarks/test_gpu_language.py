@@ -1,0 +1,102 @@
+"""Packed documents of the GPU benchmarks: each alone, the same numbers by hand and by samecurve."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu_language import TASKS, borders_of, documents_alone
+from benchmarks.gpu_speed import MODELS, Clock, by_hand, forget, ours
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    # dynamo looks at .grad of whatever it traces
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
+]
+
+
+def test_documents_begin_where_positions_do_and_those_that_are_missing_are_empty() -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
+    borders = borders_of(positions)
+    assert borders.dtype == torch.int32
+    assert borders.tolist() == [0, 3, 5, 6, *[10] * (len(borders) - 4)]
+
+
+def test_the_stand_in_for_the_kernel_is_causal_attention_within_each_document() -> None:
+    query, key, value = (torch.randn(10, heads, 8) for heads in (4, 2, 2))
+    starts = [0, 3, 5, 6, 10]
+    borders = torch.tensor([*starts, 10, 10], dtype=torch.int32)
+    alone = []
+    for start, stop in pairwise(starts):
+        heads = [part[start:stop].transpose(0, 1)[None] for part in (query, key, value)]
+        output = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        alone.append(output[0].transpose(0, 1))
+    together = documents_alone([query, key, value], borders, 10, None)
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_the_kernel_takes_what_it_is_given(heads: int) -> None:
+    """Without values: no CPU has the kernel."""
+    with torch.device("meta"):
+        parts = [
+            torch.empty(10, count, 8, dtype=torch.bfloat16, requires_grad=True)
+            for count in (4, heads, heads)
+        ]
+        borders = borders_of(torch.zeros(2, 5, dtype=torch.long))
+        output = documents_alone(parts, borders, 5, 0.5)
+        output.sum().backward()
+    assert output.shape == (10, 4, 8) and output.dtype == torch.bfloat16
+
+
+def losses(loop: str) -> list[float]:
+    clock = Clock(warm=1, timed=2)
+    with contextlib.redirect_stdout(io.StringIO()):
+        (by_hand if loop == "lm-hand" else ours)(TASKS[loop]("tiny"), False, clock)
+    forget()
+    return [float(loss) for loss in clock.losses]
+
+
+def test_packed_rows_have_the_same_losses_by_hand_and_beside_a_mask() -> None:
+    hand = losses("lm-hand")
+    assert len(hand) == 5
+    for loop in ("lm", "lm-mask"):
+        assert losses(loop) == pytest.approx(hand, rel=1e-3), loop  # bf16
+
+
+def test_batches_are_whole_and_full() -> None:
+    data = TASKS["lm"]("tiny").build_data()
+    size = MODELS["tiny"]
+    assert len(data.train) % size.examples == 0 and len(data.train) >= 16 * size.examples
+    assert data.collate is not None
+    labels = data.collate([data.train[at] for at in range(len(data.train))])["labels"]
+    assert (labels != -100).float().mean() > 0.95
+    assert len(borders_of(labels)) > len(labels), "room for the documents of a batch"
+
+
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")
+def test_the_layers_compile_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_with = torch.compile
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return compile_with(*args, **{**kwargs, "backend": "eager"})
+
+    monkeypatch.setattr(torch, "compile", eager)
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with contextlib.redirect_stdout(io.StringIO()):
+        ours(TASKS["lm"]("tiny"), True, Clock(warm=1, timed=1))
+    forget()
+    assert counters["stats"]["unique_graphs"] > 0 and not counters["graph_break"]
+
+
+def test_adapters_need_no_gradients_of_the_frozen_weights() -> None:
+    whole, adapted = (TASKS[loop]("8B").operations() for loop in ("lm", "lora"))
+    assert adapted / whole == pytest.approx(2 / 3, rel=0.02)
