@@ -28,8 +28,8 @@ same weights on the same rows, so their losses are compared with those of the lo
               two processes and more: zero2 with overlap_comm, gradients that are exchanged in
               bf16 (reduce_dtype), and replicas of a divided model; not compiled
 
-Beside the file: ``traces/``, a step of the profiler for each row of 124M that is not compiled. Not
-run on a GPU yet.
+Beside the file: ``traces.zip``, a step of the profiler for each row of 124M that is not compiled.
+Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ import json
 import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,10 +239,12 @@ def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
         words = ["benchmarks.gpu_table", "--row", json.dumps(case)]
         words += ["--processes", str(args.processes)]
         words += ["--warm", str(args.warm), "--timed", str(args.timed)]
-        if not case.compiled and not args.large:
-            words += ["--traces", str(Path(args.out).resolve().parent / "traces")]
         is_alone = args.processes == 1 and (case.loop in ALONE or not launch_file(case.loop, 1))
-        found = gpu_jobs.run(words, limit=limit, ranks=0 if is_alone else args.processes)
+        with tempfile.TemporaryDirectory() as folder:
+            if not case.compiled and not args.large:
+                words += ["--traces", folder]
+            found = gpu_jobs.run(words, limit=limit, ranks=0 if is_alone else args.processes)
+            keep_traces(Path(folder), Path(args.out).with_name("traces.zip"), len(rows))
 
         row = {**case._asdict(), **found, "seconds": round(budget.spent - began, 1)}
         rows.append(row)
@@ -250,6 +253,14 @@ def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
         outcome = f"{row['ms']:.2f} ms a step" if "ms" in row else last_lines(row["error"])
         print(f"[{budget.spent:4.0f} s] {case}: {outcome}", flush=True)
     return rows
+
+
+def keep_traces(folder: Path, archive: Path, number: int) -> None:
+    """Add the files of a row to an archive: a single file is easier to carry than many."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
+            file.write(path, f"{number:02}-{path.name}")
 
 
 def hands(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
