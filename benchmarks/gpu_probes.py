@@ -199,8 +199,9 @@ def saving(rehearse: bool) -> dict[str, Any]:
         for info in training.steps():
             if info.step in (2, 4):
                 which = "first" if info.step == 2 else "second"
+                before = run.meter.spent["saving"]
                 run.save()
-                found[f"{which}_stall_seconds"] = round(run.meter.lasted, 3)
+                found[f"{which}_stall_seconds"] = round(run.meter.spent["saving"] - before, 3)
                 began = time.perf_counter()
                 run.saver.finish()
                 found[f"{which}_write_seconds"] = round(time.perf_counter() - began, 3)
