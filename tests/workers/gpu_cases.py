@@ -76,7 +76,7 @@ class InFourBits(Words):
         with TemporaryDirectory() as folder:
             super().build_model().save_pretrained(folder)
             model, _ = build_on_meta(folder, None, folder, quantize="nf4")
-        return add_adapter(model, Adapter(r=4, quantize="nf4"))
+        return add_adapter(model, Adapter(r=4, quantize="nf4"), "CAUSAL_LM")
 
 
 @dataclass(frozen=True, kw_only=True)
