@@ -25,10 +25,9 @@ def page(results: dict[str, Any]) -> str:
     machine, tests = results["machine"], results["tests"]
     failed = [name for name, told in tests.items() if told["outcome"] == "failed"]
     skipped = [name for name, told in tests.items() if told["outcome"] == "skipped"]
-    names = sorted({name for name, _ in machine["gpus"]}) or ["no GPU"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    driver = machine["driver"] or "none"
-    where = f"{machine['visible']} x {', '.join(names)}, driver {driver}, {versions}"
+    gpus = [gpu.replace(", ", ", driver ") for gpu in sorted({*machine["gpus"]})] or ["no GPU"]
+    versions = [f"{name} {version}" for name, version in machine["versions"].items()]
+    where = f"{machine['visible']} x {', '.join([*gpus, *versions])}"
     lines = [
         f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
         "",

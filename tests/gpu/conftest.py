@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -51,6 +52,7 @@ def gpus() -> Iterator[int]:
     are two GPUs.
     """
     from trainer.launching.request import visible_gpus
+    from trainer.text import versions
 
     with pytest.MonkeyPatch.context() as patch:
         if not REHEARSAL:
@@ -62,7 +64,16 @@ def gpus() -> Iterator[int]:
                 "make gpu needs a GPU; DEVICE=cpu make gpu rehearses the tests on the CPU",
                 returncode=2,
             )
+        found["machine"] = {"visible": visible, "gpus": named_gpus(), "versions": versions()}
         yield min(2, visible) if not REHEARSAL else int(os.environ.get("GPUS", "2"))
+
+
+def named_gpus() -> list[str]:
+    """Return name and driver of each GPU. A question to torch would start CUDA in this process."""
+    if REHEARSAL:
+        return []
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 @pytest.fixture(scope="session")

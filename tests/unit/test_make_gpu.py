@@ -10,7 +10,7 @@ import pytest
 
 TESTS = {
     "device": "cpu", "date": "2026-11-24", "seconds": 10, "complete": True, "figures": {},
-    "machine": {"gpus": [], "visible": 0, "driver": "", "versions": {"torch": "2.11.0"}},
+    "machine": {"gpus": ["H100, 570.8"], "visible": 1, "versions": {"torch": "2.11.0"}},
     "not_run": ["models in 4 bits: bitsandbytes is not installed"],
     "tests": {"a": {"outcome": "passed"}, "b": {"outcome": "skipped", "error": "cannot"}},
 }  # fmt: skip
@@ -36,7 +36,10 @@ def test_all_files_become_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = (tmp_path / "tests.md").read_text()
     assert "1 of 3 tests passed.\nThe command was ended before the rest ran.\n" in text
     assert "- failed: c: gap\n- not run: b: cannot\n- not run: models in 4 bits" in text
-    assert "20 s; device cpu" in text and "- refused there: d: not with torch 2.11\n" in text
+    assert (
+        "1 x H100, driver 570.8, torch 2.11.0; 20 s; device cpu" in text
+        and "- refused there: d: not with torch 2.11\n" in text
+    )
     assert "| 124M | hand | yes | 20.00 |" in text and "| attention mask | ms 1.235 |" in text
 
 

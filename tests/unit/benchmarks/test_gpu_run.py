@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import make_gpu
 import pytest
 from launchers import ROOT
 
@@ -93,6 +94,7 @@ def test_gpu_tests_need_no_packages_of_developers_and_leave_results_when_killed(
     [(name, told)] = results["tests"].items()
     assert name.endswith("test_the_repository_is_what_runs") and told["outcome"] == "passed"
     assert results["complete"] is False and results["device"] == "cpu"
+    assert "0 x no GPU, samecurve " in make_gpu.page(results)
 
 
 def test_a_command_ends_with_what_it_started_and_what_it_said_is_kept() -> None:
