@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+from one_process import fit
+from resuming import Odd
 
 from trainer import Callback, LaunchError, Task
 from trainer.checks.names import refuse_uncalled
 
 
-def given(*names: str, base: type = Task, **also: Any) -> object:
+def given(*names: str, base: type = Task, **also: Any) -> Any:
     """Return a task or a callback whose class has these methods."""
     methods = {name: lambda self: None for name in names}
     return types.new_class("Mine", (base,), exec_body=lambda space: space.update(methods, **also))()
@@ -81,3 +84,10 @@ def test_a_misspelt_method_over_the_right_one_of_a_base_class_is_refused() -> No
 
     with pytest.raises(LaunchError, match="did you mean training_step"):
         refuse_uncalled(Mine(), Task)
+
+
+def test_a_run_looks_at_its_task_and_at_its_callbacks(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="nothing calls: configure_optimizers "):
+        fit(tmp_path, given("configure_optimizers", base=Odd))
+    with pytest.raises(LaunchError, match="nothing calls: on_steps "):
+        fit(tmp_path, Odd(), given("on_steps", base=Callback))
