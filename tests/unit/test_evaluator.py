@@ -129,8 +129,8 @@ def test_the_set_of_a_metric() -> None:
     problem = best_metric_problem("eval/f", ["eval/f1", "eval/loss"], origin)
     rule = "the task measures no such value; did you mean"
     assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule} 'eval/f1'?"
-    problem = best_metric_problem("accuracy", ["eval/loss", "eval/accuracy"], origin)
-    assert str(problem) == f"a.yaml:3: best_metric: 'accuracy': {rule} 'eval/accuracy'?"
+    problem = best_metric_problem("acc", ["eval/loss", "eval/accuracy"], origin)
+    assert str(problem) == f"a.yaml:3: best_metric: 'acc': {rule} 'eval/accuracy'?"
 
 
 # -- the values ------------------------------------------------------------------------------------
