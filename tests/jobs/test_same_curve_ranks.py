@@ -11,6 +11,7 @@
 | Every process group has the time-out that was set | all on 2 | test_every_group_has_the_time_out_and_all_ranks_end_together |
 | A loss or gradient that is not finite ends all ranks at one step, or is skipped by all | all on 2 | test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step, test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks, test_a_step_that_is_left_out_leaves_buffers_as_they_were |
 | A signal stops all ranks at one step, for few reductions | all on 2 | test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step |
+| The trial of the loss makes no later step exchange more | all on 2 | test_steps_gather_no_more_often_after_the_trial_of_the_loss |
 
 One job a strategy; "all" is DDP, FSDP2 and ZeRO-3 in the quick tests, ZeRO-1 and ZeRO-2 nightly.
 """
@@ -37,6 +38,7 @@ CASES = (
     *("masked", "left_out", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects"),
     "waits",
     *("nan_stops", "nan_is_skipped", "nan_leaves_buffers", "reductions"),
+    "gathers",
 )
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
 
@@ -285,3 +287,12 @@ def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(
     assert first == second
     assert (first["step"], first["signal"], first["evaluation"]) == (82, 10, {})
     assert [step for step in first["counted"] if step < 82] == [1, 2, 4, 8, 16, 32, 57]
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_steps_gather_no_more_often_after_the_trial_of_the_loss(
+    strategy: str, folder: Path
+) -> None:
+    for said in results(strategy, folder)["gathers"]:
+        # The first steps of ZeRO-3 record the order of the layers.
+        assert said["tried"][3:] == said["untried"][3:]

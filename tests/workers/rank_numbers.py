@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer
 from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
@@ -398,6 +400,47 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wide(Masked):
+    """Two matrices above the size up to which ZeRO-3 keeps parameters whole."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 60_000), nn.Linear(60_000, 2))
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the calls that gather a tensor of all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += function is torch.ops.c10d._allgather_base_.default
+        return function(*args, **(kwargs or {}))
+
+
+def gathers(accel: str, folder: Path) -> dict[str, Any]:
+    """How often each step gathers, with the trial of the loss before the first step, and without."""
+    counts: dict[str, list[int]] = {}
+    for name, is_tried in (("tried", True), ("untried", False)):
+        config = TrainConfig(
+            task="rank_numbers:x",
+            output_dir=str(folder / name),
+            max_steps=5,
+            micro_batch_size=2,
+            lr=1e-6,
+            sanity_evaluation=is_tried,
+        )
+        made = Trainer(Wide(), config, launch(config, accel_config=accel))
+        with Gathers() as gathered:
+            sums = [0, *(gathered.count for _ in made.steps())]
+        counts[name] = [after - before for before, after in pairwise(sums)]
+    return counts
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -413,7 +456,7 @@ CASES: dict[str, Case] = {
             objects,
             waits,
         ),
-        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions),
+        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions, gathers),
     )
 }
 

@@ -12,6 +12,7 @@ stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -119,6 +120,22 @@ def copy_to_model_stage_3(zero: Any) -> None:
     zero._partition_all_parameters()
     for group in range(len(zero.fp32_partitioned_groups_flat)):
         zero._reassign_or_swap_out_partitioned_parameters(group)
+
+
+def forget_released(zero: Any) -> None:
+    """Forget which parameters each layer frees, unless the engine knows the order of the layers.
+
+    Call after each backward pass. The engine records the order during a pass (``is_complete_trace``
+    of ``parameter_offload``), and keeps which parameters each layer of the order frees
+    (``_PartitionedParameterCoordinator__params_to_release``, an ``lru_cache`` in the decorator
+    ``instrument_w_nvtx``). The kept parameters outlive the order. After forward passes alone, as in
+    an evaluation before the first step, each layer would be freed in each forward pass of the
+    training, and gathered again alone in the backward pass.
+    """
+    coordinator = zero.parameter_offload.get_param_coordinator()
+    if not coordinator.is_complete_trace():
+        decorated = type(coordinator)._PartitionedParameterCoordinator__params_to_release
+        inspect.getclosurevars(decorated).nonlocals["func"].cache_clear()
 
 
 # -- full-precision values ------------------------------------------------------------------------

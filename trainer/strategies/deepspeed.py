@@ -269,6 +269,8 @@ class ZeRO(Strategy):
         # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
+        if self._stage == 3:
+            private_deepspeed.forget_released(self.zero)
         if self._order is not None:
             self.fingerprint = self._order.fingerprint
 

@@ -22,12 +22,15 @@ ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 STAGES_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
 STAGE_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 INIT = "deepspeed.runtime.zero.partition_parameters:Init"
+COORDINATOR = "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator"
+OFFLOAD = "deepspeed.runtime.zero.parameter_offload:DeepSpeedZeRoOffload"
 LINKAGE = "deepspeed.utils.mixed_precision_linkage"
 
 
 @pytest.mark.parametrize(
     ("place", "name"),
     [
+        (COORDINATOR, "is_complete_trace"),
         (ENGINE, "_backward_prologue"),
         (ENGINE, "_backward_prologue_per_tensor"),
         (ENGINE, "basic_optimizer"),
@@ -40,6 +43,7 @@ LINKAGE = "deepspeed.utils.mixed_precision_linkage"
         (INIT, "ds_numel"),
         (INIT, "ds_tensor"),
         (LINKAGE, "_hp_mapping"),
+        (OFFLOAD, "get_param_coordinator"),
         (STAGES_1_AND_2, REDUCE_METHODS[1]),
         (STAGES_1_AND_2, REDUCE_METHODS[2]),
         (STAGES_1_AND_2, "_finalize_cpu_offload_gradient_accumulation"),
@@ -67,6 +71,7 @@ LINKAGE = "deepspeed.utils.mixed_precision_linkage"
         (STAGE_3, "grad_position"),
         (STAGE_3, "norm_for_param_grads"),
         (STAGE_3, "offload_optimizer"),
+        (STAGE_3, "parameter_offload"),
         (STAGE_3, "persistent_parameters"),
     ],
 )
@@ -86,6 +91,15 @@ def test_deepspeed_takes_hooks_for_the_end_of_a_backward_pass() -> None:
 
     assert hasattr(ZeROOptimizer, "register_grad_acc_post_hook"), (
         f"deepspeed {deepspeed.__version__} has no register_grad_acc_post_hook"
+    )
+
+
+def test_released_parameters_are_kept_in_a_cache_that_can_be_cleared() -> None:
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    decorated = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+    assert hasattr(inspect.getclosurevars(decorated).nonlocals["func"], "cache_clear"), (
+        f"deepspeed {deepspeed.__version__} keeps the parameters that a layer frees elsewhere"
     )
 
 
