@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import trainer
+from trainer.distributed.launcher import detect
 
 from ..turns import Turns
 from ..work import CLIP, DECAY, FINAL, LR, READ_EVERY, Work, build_data, loss_of
@@ -88,7 +89,9 @@ def run(work: Work, turns: Turns, task: trainer.Task) -> dict[str, Tensor]:
         log_every=READ_EVERY,
         keep_last=0,
     )
-    file = None if work.strategy == "single" else f"accel_configs/{work.strategy}.yaml"
+    # accelerate launch names the file itself.
+    needs_file = work.strategy != "single" and detect().name != "accelerate"
+    file = f"accel_configs/{work.strategy}.yaml" if needs_file else None
     launched = trainer.launch(config, accel_config=file)
     trainer.Trainer(task, config, launched, callbacks=[Tick(turns)]).fit()
     return load_file(output_dir / "model" / "model.safetensors")
