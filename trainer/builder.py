@@ -386,7 +386,7 @@ def _prepare(
     setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
 
     if model.meta_model is not None:
-        setup.note(*model.meta_model.fill(parts, setup.agreement))
+        setup.note(*model.meta_model.fill(parts))
     if model.model_file.names is not None:  # no checkpoint holds the rest of the model
         from .checkpoint.checksums import base_weights
 

@@ -385,6 +385,7 @@ class Run(Setup, Folder, RunData, Prepared):
                 check = check_of(
                     self.model,
                     form.load,
+                    exported=self.task.exported,
                     parameters=self.parameters,
                     rounded=self.plan.mixed_precision != "no",
                     say=self.say,

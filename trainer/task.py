@@ -74,11 +74,18 @@ class Pretrained:
             names.
         new: parameters that do not come from the files (a new head): they have values, or
             ``initialize`` gives them their first values.
+        part: the submodule to which the files belong, in which ``names`` and ``new`` are names.
+            Empty for the whole model.
     """
 
     folder: str | Path
     names: Mapping[str, str] = field(default_factory=dict)
     new: Collection[str] = ()
+    part: str = ""
+
+    def in_model(self, name: str) -> str:
+        """Return the name in the whole model of a tensor of the part."""
+        return within(self.part, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +97,15 @@ class SavedPart:
     Args:
         file: the name of the exported file.
         names: the name of each tensor in that file, by its name in the model.
-        save_config: writes the configuration files into the folder of the exported file.
+        save_config: writes the configuration files into the folder of the exported file. None: the
+            configuration of the model is written.
         load: returns the model of that folder as users load it. Its logits are compared with those
             of the trained model before the folder is published.
     """
 
     file: str
     names: Mapping[str, str]
-    save_config: Callable[[Path], None]
+    save_config: Callable[[Path], None] | None = None
     load: Callable[[Path], nn.Module] | None = None
 
 
@@ -111,9 +119,15 @@ class Task:
     Attributes:
         counts_tokens: whether ``weight`` counts tokens. Speed is then also given in tokens a
             second, computed tokens (``computed_tokens``) and trained tokens.
+        exported: the submodule that is the product, such as the policy beside a frozen reference.
+            Empty: the whole model is. The exported model has the names and the configuration of
+            the submodule. Frozen parameters beside the submodule are in no checkpoint:
+            ``build_model`` or ``pretrained`` gives them again, and a checksum tells a change.
+            Called with the inputs of the submodule alone, the model returns its outputs.
     """
 
     counts_tokens: ClassVar[bool] = False
+    exported: ClassVar[str] = ""
 
     def fine_tuning_defaults(self) -> Mapping[str, Any]:
         """Return defaults of config keys for a task that starts from pretrained weights.
@@ -137,8 +151,8 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
-    def pretrained(self, model: nn.Module) -> Pretrained | None:
-        """Return the files of the values of a model on the meta device.
+    def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
+        """Return the files of the values of a model on the meta device, or those of each part.
 
         None if ``initialize`` draws the values.
         """
@@ -179,7 +193,8 @@ class Task:
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         """Return the part of the model that is saved. None for the whole model.
 
-        Called once, with the model that ``build_model`` returned.
+        Called once, with the model that ``build_model`` returned, or with the submodule
+        ``exported``.
         """
         return None
 
@@ -307,6 +322,22 @@ class Task:
                 counted) and ``seconds``.
         """
         return ""
+
+
+def within(part: str, name: str) -> str:
+    """Return the name in the whole model of a tensor of a submodule."""
+    return f"{part}.{name}" if part else name
+
+
+def sources_of(task: Task, model: nn.Module) -> list[Pretrained]:
+    """Return the files of a model on the meta device. Empty if the task draws all values."""
+    given = task.pretrained(model) or ()
+    return [given] if isinstance(given, Pretrained) else list(given)
+
+
+def new_names(sources: Iterable[Pretrained]) -> set[str]:
+    """Return the names in the model of the parameters that no file of these folders has."""
+    return {source.in_model(name) for source in sources for name in source.new}
 
 
 def own_optimizer(task: Task) -> str | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from ..checkpoint.checksums import check_dtypes
 from ..checkpoint.parts import Parts
-from ..distributed.agreement import Agreement
 from ..strategies.initial_values import InitialValues
 from ..strategies.tensors import canonical_state
-from ..task import Pretrained, Task
+from ..task import Pretrained, Task, new_names, sources_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +20,11 @@ class MetaModel:
 
     Args:
         initial_values: draws the values that no file has.
-        source: the folder of a pretrained model, or None if all values are drawn.
+        sources: the folders of a pretrained model. Empty if all values are drawn.
     """
 
     initial_values: InitialValues
-    source: Pretrained | None
+    sources: Sequence[Pretrained]
 
     @classmethod
     def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> MetaModel | None:
@@ -44,18 +43,18 @@ class MetaModel:
             CheckpointError: the pretrained folder is missing, or to read the files would round
                 values.
         """
-        source = None if resumes else task.pretrained(model)
-        if source is not None:
-            check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))
+        sources = [] if resumes else sources_of(task, model)
+        for source in sources:
+            check_dtypes(source, dict(canonical_state(model)))
 
         initial_values = InitialValues(
-            model, task.initialize, seed, stored=resumes or source is not None
+            model, task.initialize, seed, stored=resumes or bool(sources)
         )
         if resumes:
             return None
-        return cls(initial_values=initial_values, source=source)
+        return cls(initial_values=initial_values, sources=sources)
 
-    def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
+    def fill(self, parts: Parts) -> list[str]:
         """Give the prepared model its values. Collective: call on every rank.
 
         Returns:
@@ -70,21 +69,15 @@ class MetaModel:
             for name, _, _, tensor in parts.strategy.named_tensors()
             if isinstance(tensor, nn.Parameter)
         }
-        if self.source is not None:
-            names = names.intersection(self.source.new)
+        if self.sources:
+            names &= new_names(self.sources)
 
         parts.strategy.fill(self.initial_values.draw(names))
         for shard, average in parts.averages:
             average.copy_(shard.tensor)
 
-        if self.source is None:
+        if not self.sources:
             return []
-        from ..checkpoint.restore import load_weights
+        from ..checkpoint.restore import load_pretrained
 
-        return load_weights(
-            parts,
-            Path(self.source.folder),
-            agreement,
-            names=self.source.names,
-            without=self.source.new,
-        )
+        return load_pretrained(parts, self.sources)

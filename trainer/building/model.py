@@ -17,7 +17,7 @@ from ..errors import CheckpointError, LaunchError
 from ..private.torch import BatchNormBase, DropoutBase
 from ..strategies.base import compute_in
 from ..strategies.tensors import is_on_meta
-from ..task import Task
+from ..task import Task, new_names, sources_of
 from ..text import kind_of, listed
 from .normalize import make_contiguous, refuse_compiled
 from .returned import returned
@@ -141,19 +141,19 @@ def model_of(
     """
     module, changes = build_model(task, config, plan)
     frozen_modes, modes = enter_training_mode(task, module)
-    source = task.pretrained(module) if is_on_meta(module) else None
-    dtypes = export_dtypes(module, config.export_dtype, source)
-    model_file = ModelFile.of(task.saved_part(module), dtypes, module)
+    sources = sources_of(task, module) if is_on_meta(module) else []
+    dtypes = export_dtypes(module, config.export_dtype, sources)
+    model_file = ModelFile.of(task, module, dtypes)
     if trains:
         check_storable(module)
 
     # Of a model whose part is saved, the files of the model hold the rest.
     is_read = resumes or config.weights is not None
     has_all = model_file.names is None and (resumes if trains else is_read)
-    if source is not None and source.new and not trains and not is_read:
-        raise CheckpointError(
-            f"{source.folder}: does not hold this model: it lacks {listed(sorted(source.new))}"
-        )
+    new = sorted(new_names(sources))
+    if new and not trains and not is_read:
+        folders = ", ".join(str(source.folder) for source in sources)
+        raise CheckpointError(f"{folders}: does not hold this model: it lacks {listed(new)}")
     meta_model = None
     if is_on_meta(module):
         from .meta_model import MetaModel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from torch.nn.functional import pad
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies.tensors import DTYPES
+from ..task import Pretrained
 from .parts import Parts, assign_writers
-from .ranges import of_model_folder
+from .ranges import of_pretrained
 from .safetensors_io import dtype_name
 
 _AT_A_TIME = 1 << 19  # elements: some megabytes
@@ -22,24 +22,23 @@ _MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
 
 
-def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+def check_dtypes(source: Pretrained, tensors: Mapping[str, Tensor]) -> None:
     """Check that the dtypes of a model hold every value of the files that it is read from.
 
     Args:
-        names: the name of a tensor in the model, by the name in the files.
         tensors: of the model, by name.
 
     Raises:
         CheckpointError: reading the files would round values, or they are no safetensors files.
     """
-    _, entries = of_model_folder(folder, names)
+    _, entries = of_pretrained([source])
     for name, entry in entries.items():
         if name not in tensors or not tensors[name].is_floating_point():
             continue
         own, stored = tensors[name].dtype, entry.dtype
         if torch.promote_types(own, stored) != own:
             raise CheckpointError(
-                f"{folder}: {name} is stored in {dtype_name(stored)}, and the model has "
+                f"{source.folder}: {name} is stored in {dtype_name(stored)}, and the model has "
                 f"{dtype_name(own)}, which would round the values; build the model in "
                 f"{dtype_name(stored)}"
             )
@@ -52,7 +51,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
     """
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard, low, high in assign_writers(parts.strategy.shards(trainable=False)):
+    for shard, low, high in assign_writers(parts.frozen(stored=False)):
         checksum = content_sum(shard.tensor[low:high], shard.start + low, dtype)
         own += zlib.crc32(shard.name.encode()) * checksum
     sums = agreement.gather(own)

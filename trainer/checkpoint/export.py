@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..errors import CheckpointError, TrainerError
 from ..private.transformers import loader_of
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
-from ..task import Pretrained, SavedPart
+from ..task import Pretrained, SavedPart, Task, within
 from .disk import delete, part_of, publish, write_file
 from .safetensors_io import CODES, METADATA, dtype_name, header, raw, read_header
 
@@ -59,14 +59,20 @@ class ModelFile:
     @classmethod
     def of(
         cls,
-        part: SavedPart | None,
+        task: Task,
+        model: nn.Module,
         dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
-        model: nn.Module | None = None,
     ) -> ModelFile:
-        """Return the file of a saved part, or of the whole ``model`` for None."""
+        """Return the file of the product of a task: of a part of ``model``, or of the whole."""
+        product = model.get_submodule(task.exported)
+        part = task.saved_part(product)
         if part is None:
-            return cls(dtypes=dtypes, load=loader_of(model))
-        return cls(**vars(part), dtypes=dtypes)
+            if not task.exported:
+                return cls(dtypes=dtypes, load=loader_of(model))
+            every = {name: name for name, _ in canonical_state(product)}
+            part = SavedPart(file=MODEL_FILE, names=every, load=loader_of(product))
+        names = {within(task.exported, name): in_file for name, in_file in part.names.items()}
+        return cls(**{**vars(part), "names": names}, dtypes=dtypes)
 
     def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""
@@ -202,25 +208,25 @@ def exported_file(directory: Path) -> Path | None:
 
 
 def export_dtypes(
-    model: nn.Module, wanted: str, source: Pretrained | None
+    model: nn.Module, wanted: str, sources: Sequence[Pretrained]
 ) -> dict[str, torch.dtype]:
     """Return the dtypes to which tensors are rounded in the exported file, by name.
 
     Args:
         model: not prepared yet.
         wanted: a dtype, or ``auto``: that of the files from which each tensor is read.
-        source: the folder of these files. None for a model that is not read from files.
+        sources: the folders of these files. Empty for a model that is not read from files.
     """
     own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
     if wanted != "auto":
         return dict.fromkeys(own, getattr(torch, wanted))
-    if source is None:
+    if not sources:
         return {}
 
-    from .ranges import of_model_folder
+    from .ranges import of_pretrained
 
     try:
-        _, entries = of_model_folder(Path(source.folder), source.names)
+        _, entries = of_pretrained(sources)
     except CheckpointError:  # a run that resumes does not need these files
         return {}
     halves = (torch.bfloat16, torch.float16)

@@ -18,6 +18,7 @@ from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..position import Position
 from ..strategies import Shard, Strategy
+from ..strategies.tensors import unwrapped
 from ..task import Task
 from .export import ModelFile, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
@@ -105,7 +106,8 @@ class Parts:
             more: the texts of further files, by name.
         """
         if self.model_file.save_config is None:
-            save_config(self.strategy.model, folder, self.model_file.most_of())
+            product = unwrapped(self.strategy.model).get_submodule(self.task.exported)
+            save_config(product, folder, self.model_file.most_of())
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)
@@ -151,16 +153,21 @@ class Parts:
             for name, buffer in self.strategy.buffers():
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
-    def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether no checkpoint holds a tensor: a frozen tensor, if a part is saved."""
-        saves_part = self.model_file.names is not None
-        return saves_part and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    def leaves_out(self, name: str, tensor: Tensor) -> bool:
+        """Return whether no checkpoint holds a tensor: frozen, and not in the exported file."""
+        is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        return is_frozen and self.model_file.name(name) is None
+
+    def frozen(self, *, stored: bool) -> Iterator[Shard]:
+        """Yield the frozen parameters that checkpoints hold, or those that no checkpoint holds."""
+        for shard in self.strategy.shards(trainable=False):
+            if (self.model_file.name(shard.name) is not None) == stored:
+                yield shard
 
     def _written(self) -> Iterator[tuple[Shard, int, int]]:
         """Yield the trainable parameters, then the frozen parameters, as ``assign_writers``."""
         yield from assign_writers(self.strategy.shards())
-        if self.model_file.names is None:
-            yield from assign_writers(self.strategy.shards(trainable=False))
+        yield from assign_writers(self.frozen(stored=True))
 
     def bytes(self) -> int:
         """Return how many bytes this rank will write, to within some kilobytes.

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..task import Pretrained
 from .safetensors_io import Entry, read_header
 
 CHUNK = 1 << 24  # bytes that are read at a time
@@ -177,27 +178,38 @@ def of_model_folder(
     Args:
         names: the name of a tensor in the model, by the name in the files. By default the same.
 
+    Returns, raises:
+        As ``of_pretrained``.
+    """
+    return of_pretrained([Pretrained(folder=folder, names=names or {})])
+
+
+def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entry]]:
+    """Open the folders of a pretrained model, or of its parts.
+
     Returns:
         The tensors, all of the kind ``parameter``, and the entry of each in its file.
 
     Raises:
-        CheckpointError: the folder has no safetensors file, or two files hold a tensor of the same
+        CheckpointError: a folder has no safetensors file, or two files hold a tensor of the same
             name.
     """
-    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if not paths:
-        raise CheckpointError(f"{folder}: holds no .safetensors file")
-
     pieces: dict[str, Piece] = {}
-    for path in paths:
-        for name_in_file, entry in read_header(path).items():
-            name = (names or {}).get(name_in_file, name_in_file)
-            if name in pieces:
-                raise CheckpointError(
-                    f"{folder}: {name} is in {pieces[name].path.name} and in {path.name}; "
-                    "remove one of the two"
-                )
-            pieces[name] = Piece(0, path, entry)
+    for source in sources:
+        folder = Path(source.folder)
+        paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+        if not paths:
+            raise CheckpointError(f"{folder}: holds no .safetensors file")
+
+        for path in paths:
+            for name_in_file, entry in read_header(path).items():
+                name = source.in_model(source.names.get(name_in_file, name_in_file))
+                if name in pieces:
+                    raise CheckpointError(
+                        f"{folder}: {name} is in {pieces[name].path.name} and in {path.name}; "
+                        "remove one of the two"
+                    )
+                pieces[name] = Piece(0, path, entry)
 
     ranges = Ranges(("parameter", name, piece) for name, piece in pieces.items())
     return ranges, {name: piece.entry for name, piece in pieces.items()}

@@ -6,7 +6,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, Origin
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
+from ..task import Pretrained, new_names
 from ..text import listed
 from .compatibility import changed_settings, differences
 from .contents import WEIGHTS, Contents
 from .decode import decode
 from .discover import CheckpointInfo, verify_together
 from .parts import Parts
-from .ranges import Ranges, of_model_folder
+from .ranges import Ranges, of_model_folder, of_pretrained
 from .restore_optimizer import (
     check_states,
     restore_optimizer,
@@ -93,7 +94,7 @@ def _load_parts(
     before, now = state["mathematics"], fingerprint(parts)
 
     tensors = list(parts.strategy.named_tensors())
-    base = [name for name, *_, handle in tensors if parts.leaves_out(handle)]
+    base = [name for name, *_, handle in tensors if parts.leaves_out(name, handle)]
     trained = [
         name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape
     ]
@@ -135,47 +136,66 @@ def _load_parts(
     return notices + restore_schedule(parts.schedule, state["schedule"])
 
 
-def load_weights(
-    parts: Parts,
-    path: Path,
-    agreement: Agreement,
-    *,
-    names: Mapping[str, str] | None = None,
-    without: Collection[str] = (),
-) -> list[str]:
+def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     """Read parameters and buffers from a checkpoint or a model folder. Return notices.
 
     A checkpoint with a moving average gives the average. Everything else of the training stays.
     Collective: call on every rank.
 
-    Args:
-        names: the name of a tensor in the model, by the name in the files of a model folder.
-        without: parameters that keep their values.
-
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
-    part: Mapping[str, str] = {}
+    part = parts.model_file.names or {}
     if os.path.lexists(path / MANIFEST):
         contents = verify_together(path, agreement).open()
-        ranges = contents.ranges
         shapes = {name: shape for name, shape, _ in contents.model}
-    else:
-        # Beside the saved part of a model, the other tensors keep the values of build_model.
-        if os.path.lexists(path / parts.model_file.file):
-            part = parts.model_file.names or {}
-        names = names or {name_in_file: name for name, name_in_file in part.items()}
-        ranges, entries = of_model_folder(path, names)
-        shapes = {name: entry.shape for name, entry in entries.items()}
+        return _load_found(parts, contents.ranges, shapes, path, only=part)
 
+    # Beside the saved part of a model, the other tensors keep the values of build_model.
+    names = {name_in_file: name for name, name_in_file in part.items()}
+    ranges, entries = of_model_folder(path, names)
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    return _load_found(parts, ranges, shapes, path, only=part)
+
+
+def load_pretrained(parts: Parts, sources: Sequence[Pretrained]) -> list[str]:
+    """Read parameters and buffers from the files of a pretrained model. Return notices.
+
+    Collective: call on every rank.
+
+    Raises:
+        CheckpointError: the folders do not hold this model.
+    """
+    ranges, entries = of_pretrained(sources)
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    folders = ", ".join(dict.fromkeys(str(source.folder) for source in sources))
+    return _load_found(parts, ranges, shapes, folders, without=new_names(sources))
+
+
+def _load_found(
+    parts: Parts,
+    ranges: Ranges,
+    shapes: Mapping[str, tuple[int, ...]],
+    source: object,
+    *,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+) -> list[str]:
+    """Read the tensors of the model that files hold. Return notices.
+
+    Collective: call on every rank.
+
+    Args:
+        shapes, source, only, without: as of ``_find``.
+    """
     places, unused = _find(
-        parts, ranges, ("average", *WEIGHTS), shapes, path, only=part, without=without
+        parts, ranges, ("average", *WEIGHTS), shapes, source, only=only, without=without
     )
     _load_tensors(parts, ranges, places)
 
-    notices = [f"starts with the weights of {path}: {len(places)} tensors"]
+    notices = [f"starts with the weights of {source}: {len(places)} tensors"]
     if unused:
-        notices.append(f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}")
+        notices.append(f"{len(unused)} tensors of {source} are not in the model: {listed(unused)}")
     return notices
 
 
@@ -184,9 +204,9 @@ def _find(
     ranges: Ranges,
     kinds: tuple[str, ...],
     shapes: Mapping[str, tuple[int, ...]],
-    source: Path,
+    source: object,
     *,
-    only: Mapping[str, str] | None = None,
+    only: Collection[str] = (),
     without: Collection[str] = (),
     strict: bool = False,
 ) -> tuple[Places, list[str]]:
@@ -195,6 +215,7 @@ def _find(
     Args:
         kinds: under which a tensor may be stored. The first is preferred.
         shapes: of the stored tensors, by their names.
+        source: of the files, for messages.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
         strict: refuse stored tensors that the model lacks, and a shared tensor under another name
@@ -228,7 +249,7 @@ def _find(
             found = shapes[stored[0][1]]
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
-        elif 0 not in shape and (not only or not only.keys().isdisjoint(names)):
+        elif 0 not in shape and (not only or not {*only}.isdisjoint(names)):
             wrong.append(f"{name} is missing")  # a tensor without elements is not stored
 
     unused = [name for name in shapes if name not in in_model]

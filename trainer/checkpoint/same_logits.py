@@ -19,14 +19,17 @@ SAME_IN_32_BITS = 0.002
 SAME_IN_16_BITS = 0.1
 
 
-def logits_of(model: Any) -> Tensor:
+def logits_of(model: Any, product: Any) -> Tensor:
     """Return the logits of the batch that transformers has for such a model, on the CPU.
 
     Collective for a sharded model.
+
+    Args:
+        product: the part of the model that is exported, or the model.
     """
     device = next(model.parameters()).device
-    rows = getattr(model.get_input_embeddings(), "num_embeddings", 8)  # tokens of 0 to 7
-    inputs = {name: value.to(device) % rows for name, value in model.dummy_inputs.items()}
+    rows = getattr(product.get_input_embeddings(), "num_embeddings", 8)  # tokens of 0 to 7
+    inputs = {name: value.to(device) % rows for name, value in product.dummy_inputs.items()}
     with torch.no_grad():
         logits: Tensor = model(**inputs)[0]
     return logits.float().cpu()
@@ -36,6 +39,7 @@ def check_of(
     model: nn.Module,
     load: Callable[[Path], Any],
     *,
+    exported: str,
     parameters: int,
     rounded: bool,
     say: Callable[[str], object],
@@ -49,15 +53,17 @@ def check_of(
     Args:
         model: prepared.
         load: returns the model of a folder.
+        exported: as of ``Task``.
         parameters: elements of the model.
         rounded: whether the model computes in 16 bits.
         say: prints a line.
     """
-    module: Any = unwrapped(model)
-    if getattr(module, "main_input_name", "") != "input_ids":
+    module = unwrapped(model)
+    product = module.get_submodule(exported)
+    if getattr(product, "main_input_name", "") != "input_ids":
         return bool
     try:
-        trained = logits_of(module)
+        trained = logits_of(module, product)
     except Exception as error:  # the model takes more than tokens
         say(f"exports are not compared with the model: {error}")
         return bool
@@ -70,7 +76,7 @@ def check_of(
         with torch.random.fork_rng(devices=[]):
             try:
                 loaded = load(folder).eval()
-                difference = float((logits_of(loaded) - trained).norm() / trained.norm())
+                difference = float((logits_of(loaded, loaded) - trained).norm() / trained.norm())
             except Exception as error:  # transformers, safetensors and further libraries
                 raise CheckpointError(f"does not load: {' '.join(str(error).split())}") from None
 

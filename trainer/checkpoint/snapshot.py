@@ -140,7 +140,7 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         "model": [
             (name, shape, dtype_name(form.dtype(name, dtype)))
             for name, shape, dtype, handle in strategy.named_tensors()
-            if not parts.leaves_out(handle)
+            if not parts.leaves_out(name, handle)
         ],
         "mathematics": fingerprint(parts),
         "config": encode_plain(parts.config, "config"),

@@ -39,7 +39,7 @@ def first_weights(loaded: Loaded) -> tuple[str, dict[str, Tensor]]:
     task, _ = load_task(loaded)
     task.build_data()  # a model may be built from something that the data prepares
     model = build_whole(task, loaded.config.seed)
-    form = ModelFile.of(task.saved_part(model))
+    form = ModelFile.of(task, model)
     # A shared tensor has its first name alone.
     names = {tensor: form.name(name) for name, tensor in reversed([*canonical_state(model)])}
     return form.file, {name: tensor for tensor, name in names.items() if name is not None}

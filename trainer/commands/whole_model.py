@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from accelerate.utils import set_seed
 from torch import nn
 
 from ..building.meta_model import MetaModel
 from ..building.returned import returned
-from ..checkpoint.ranges import of_model_folder
+from ..checkpoint.ranges import of_pretrained
 from ..strategies.meta_device import allocate
 from ..strategies.tensors import canonical_state
-from ..task import Task
+from ..task import Task, new_names
 
 
 def build_whole(task: Task, seed: int = 0) -> nn.Module:
@@ -34,13 +32,11 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
 
     allocate(model.modules(), torch.device("cpu"), {})
     tensors = dict(canonical_state(model))
-    source = on_meta.source
-    initialized = tensors if source is None else set(source.new)
-    for name, value in on_meta.initial_values.draw(initialized):
+    new = new_names(on_meta.sources)
+    for name, value in on_meta.initial_values.draw(new if on_meta.sources else tensors):
         tensors[name].data.copy_(value)
 
-    if source is not None:
-        store, entries = of_model_folder(Path(source.folder), source.names)
-        for name in entries.keys() & tensors.keys() - set(source.new):
-            store.read("parameter", name, 0, tensors[name].data.view(-1))
+    store, entries = of_pretrained(on_meta.sources)
+    for name in entries.keys() & tensors.keys() - new:
+        store.read("parameter", name, 0, tensors[name].data.view(-1))
     return model

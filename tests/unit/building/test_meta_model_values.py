@@ -45,7 +45,7 @@ def test_buffers_get_their_values_before_the_model_is_sharded(resumes: bool) -> 
 
 def test_values_are_drawn_by_name_and_seed() -> None:
     made = MetaModel.of(on_meta(), Built(), 0, resumes=False)
-    assert made is not None and made.source is None
+    assert made is not None and made.sources == []
     drawn = dict(made.initial_values.draw(["0.weight", "1.bias"]))
     assert {name: tuple(value.shape) for name, value in drawn.items()} == {
         "0.weight": (3, 2),

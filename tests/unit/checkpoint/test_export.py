@@ -22,7 +22,7 @@ from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load
 from trainer.checkpoint import discover, saver
 from trainer.checkpoint.export import ModelFile, export_dtypes, save_config
 from trainer.commands import cli
-from trainer.task import Pretrained
+from trainer.task import Pretrained, Task
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -260,17 +260,17 @@ def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_p
     }
     save_file(stored, tmp_path / "model.safetensors")
     source = Pretrained(folder=tmp_path, names={"first.head": "head.weight"})
-    assert export_dtypes(model, "auto", source) == {"body.weight": torch.bfloat16}
-    assert export_dtypes(model, "auto", None) == {}
-    assert export_dtypes(model, "auto", Pretrained(folder=tmp_path / "gone")) == {}
+    assert export_dtypes(model, "auto", [source]) == {"body.weight": torch.bfloat16}
+    assert export_dtypes(model, "auto", []) == {}
+    assert export_dtypes(model, "auto", [Pretrained(folder=tmp_path / "gone")]) == {}
     both = {"body.weight": torch.float16, "head.weight": torch.float16}
-    assert export_dtypes(model, "float16", source) == both
+    assert export_dtypes(model, "float16", [source]) == both
 
-    form = ModelFile.of(None, export_dtypes(model, "auto", source))
+    form = ModelFile.of(Task(), model, export_dtypes(model, "auto", [source]))
     assert form.dtype("body.weight", torch.float32) == form.most_of() == torch.bfloat16
     assert (
         form.dtype("head.weight", torch.float32) == torch.float32
-        and ModelFile.of(None).most_of() is None
+        and ModelFile.of(Task(), model).most_of() is None
     )
 
 
