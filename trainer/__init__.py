@@ -36,6 +36,7 @@ _MODULES = {
     "prepare_once": "data.cache",
     "run_and_exit": "distributed.exit",
     "say": "reporting.say",
+    "unwrapped": "strategies.tensors",
 }
 __all__ = sorted(_MODULES)
 

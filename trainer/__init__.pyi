@@ -22,6 +22,7 @@ from .run import Run as Run
 from .script import load_config as load_config
 from .script import load_task as load_task
 from .script import main as main
+from .strategies.tensors import unwrapped as unwrapped
 from .task import Data as Data
 from .task import EvaluationSet as EvaluationSet
 from .task import Pretrained as Pretrained

@@ -15,15 +15,27 @@ How a file of rows becomes a packed batch, and the module of each step:
 5. ``packing``: documents are cut and put together into rows of the same length, and rows into
    batches of input_ids, labels and position_ids, by which transformers keeps the documents of a
    row apart. ``separation`` proves on the model itself that they do not see each other.
-6. ``causal``, ``masked``, ``classifier``: the tasks, on ``base``. ``loss`` computes the mean over
-   the targets. ``pretrained`` and ``meta_model`` build the model without values and find these in
-   the files. ``adapters`` and ``quantized`` add LoRA and QLoRA.
+6. ``causal``, ``masked``, ``classifier``, ``dpo``, ``reward``: the tasks, on ``base``, ``decoder``
+   and ``preference``. ``loss`` computes the mean over the targets, or the loss of each.
+   ``pretrained`` and ``meta_model`` build the model without values and find these in the files.
+   ``adapters`` and ``quantized`` add LoRA and QLoRA.
 7. ``ends``, ``card``: the end of a text and the model card of an export.
+8. ``pairs``: rows with a chosen and a rejected answer, as two neighbouring documents. ``turns``:
+   the tokens of rows with the spans of each turn, for tasks of your own.
 """
 
 from .adapters import Adapter
 from .causal import CausalLM
 from .classifier import SequenceClassifier
+from .loss import token_losses
 from .masked import MaskedLM
+from .turns import tokenize_rows
 
-__all__ = ["Adapter", "CausalLM", "MaskedLM", "SequenceClassifier"]
+__all__ = [
+    "Adapter",
+    "CausalLM",
+    "MaskedLM",
+    "SequenceClassifier",
+    "token_losses",
+    "tokenize_rows",
+]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -76,7 +77,16 @@ class ChatWriter:
         self._form = cache(self._find_form)
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
-        """Write a conversation.
+        """Write a conversation, with the spans of the messages that are trained on.
+
+        Args, raises:
+            As of ``turns``.
+        """
+        text, parts = self.turns(origin, chat)
+        return text, [(start, end) for number, start, end in parts if chat.trained[number]]
+
+    def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
+        """Write a conversation, and return the parts that messages wrote, in order.
 
         Args:
             origin: of the conversation, for error messages.
@@ -120,7 +130,7 @@ class ChatWriter:
             raise setting_error(
                 "template", origin, "the template leaves the row's tools out; give another template"
             )
-        return text, [(start, end) for _, start, end in spans]
+        return text, parts
 
     def turn_ends(self) -> list[int]:
         """Return the tokens that end an answer of the assistant, and a call of a tool.
@@ -148,7 +158,7 @@ class ChatWriter:
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and the parts that messages wrote, in order.
 
-        The parts of a template with {% generation %} marks are the marked text.
+        In a template with {% generation %} marks the assistant's parts are the marked text.
 
         Args:
             given: messages.
@@ -184,7 +194,10 @@ class ChatWriter:
         if self.has_marks:
             # NOBODY writes the end of the whole text (Phi-3). If marked, the last message has it.
             count = len(messages)
-            parts = [Part(writers[at] % count, at, end) for at, end in marks if at < end]
+            marked = [Part(writers[at] % count, at, end) for at, end in marks if at < end]
+            roles = [*watch.roles, "assistant"]  # NOBODY is the last
+            others = [part for part in parts if roles[part.message] != "assistant"]
+            parts = sorted([*marked, *others], key=attrgetter("start"))
         return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .messages import Chat, read_chat
+from .messages import Chat, Message, read_chat
 from .problems import setting_error
 from .sources import Row
 
-Kind = Literal["text", "messages", "prompt", "instruction", "ids"]
-USUAL: tuple[tuple[Kind, tuple[str, ...]], ...] = (  # names that data sets have
+Kind = Literal["text", "messages", "prompt", "instruction", "ids", "pair"]
+Usual = tuple[Kind, tuple[str, ...]]
+USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("messages", ("messages",)),
     ("messages", ("conversations",)),
     ("messages", ("conversation",)),
@@ -51,7 +52,7 @@ class Columns:
         kind: of the contents. ``messages`` is a conversation, ``prompt`` a question and the answer
             as text or as messages, ``ids`` are tokens, with ``labels`` beside them if the row has
             labels. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
-            answer is ``output``.
+            answer is ``output``. ``pair`` is a preference, see ``pairs.py``.
         names: of the columns.
         each_turn: train on each turn of a conversation as the template writes the turn when the
             turn is the last.
@@ -77,19 +78,8 @@ class Columns:
         Raises:
             ConfigError: the row has another form.
         """
-        if any(map(row.get, MEDIA)):
-            raise setting_error("data", origin, "has images or other media; only text is supported")
-
-        tools: Any = row.get("tools") or []
-        with suppress(TypeError, ValueError):  # a list already, or text that is no JSON
-            tools = json.loads(tools) or []
-        if not isinstance(tools, list):
-            raise setting_error("data", origin, "tools: must be a list, or the JSON text of a list")
-        settings = {**self.settings, **(row.get("chat_template_kwargs") or {})}
-        if tools:
-            settings["tools"] = tools
-
-        prompt = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+        settings = self.settings_of(row, origin)
+        prompt = system_of(row)
         key = "messages_column"
         if self.kind == "prompt":
             key = "completion_column"
@@ -108,6 +98,40 @@ class Columns:
             for number, is_trained in enumerate(chat.trained)
             if is_trained
         ]
+
+    def settings_of(self, row: Row, origin: str) -> dict[str, Any]:
+        """Return the arguments of the template for a row, tools included.
+
+        Raises:
+            ConfigError: the row has tools of another form, or media.
+        """
+        if any(map(row.get, MEDIA)):
+            raise setting_error("data", origin, "has images or other media; only text is supported")
+
+        tools: Any = row.get("tools") or []
+        with suppress(TypeError, ValueError):  # a list already, or text that is no JSON
+            tools = json.loads(tools) or []
+        if not isinstance(tools, list):
+            raise setting_error("data", origin, "tools: must be a list, or the JSON text of a list")
+        settings = {**self.settings, **(row.get("chat_template_kwargs") or {})}
+        if tools:
+            settings["tools"] = tools
+        return settings
+
+
+def system_of(row: Row) -> list[Message]:
+    """Return the message of the system in a column of its own, if there is such a column."""
+    return [{"role": "system", "content": row["system"]}] if row.get("system") else []
+
+
+def usual_columns(row: Row, usual: Sequence[Usual]) -> Usual:
+    """Return the kind and the names of the columns of a row that fit first, or else the first.
+
+    Args:
+        usual: in the order of preference.
+    """
+    fitting = (given for given in usual if None not in map(row.get, given[1]))
+    return next(fitting, usual[0])
 
 
 def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[bool]]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from ..strategies.compiled import compiled_as
 from .packing import IGNORED
@@ -30,7 +31,7 @@ ON_CPU, ON_GPU = (1 << 26, 256, 1), (1 << 30, 1024, 128)
 
 
 class FusedHead(nn.Linear):
-    """A model's last layer, which returns the loss instead of the logits if ``targets`` are set.
+    """A model's last layer, which returns losses instead of the logits if ``targets`` are set.
 
     The loss is computed in ``forward`` of the layer, so that the hooks of a strategy (which gather
     the weight) run as always. A Linear becomes a FusedHead by a new ``__class__``: names and
@@ -38,6 +39,7 @@ class FusedHead(nn.Linear):
     """
 
     targets: Tensor | None = None
+    reduction = "mean"  # or "none": the loss of each target
     always = False  # in chunks also if all logits fit
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -47,15 +49,30 @@ class FusedHead(nn.Linear):
         targets = self.targets.flatten()
         # The same on every rank and machine.
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
-            return loss_of_logits(super().forward(hidden), targets)
+            return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
         rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
+        if self.reduction == "none":
+            return torch.cat(
+                [
+                    # The logits of a chunk are computed again in the backward pass.
+                    checkpoint(self._losses, *chunk, use_reentrant=False, preserve_rng_state=False)
+                    for chunk in zip(
+                        torch.split(hidden.flatten(0, -2), rows),
+                        torch.split(targets, rows),
+                        strict=True,
+                    )
+                ]
+            )
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         dtype = dtype_of_products(hidden)
         hidden = hidden.flatten(0, -2)
         return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
             hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
         )
+
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return loss_of_logits(super().forward(hidden), targets, "none")
 
 
 def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
@@ -169,22 +186,40 @@ def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
     return f"{name} changes the logits behind its last layer"
 
 
-def mean_loss(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
+def mean_loss(
+    model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, reduction: str = "mean"
+) -> Tensor:
     """Return the mean cross entropy over the positions of ``labels`` that are not ``IGNORED``.
 
     Args:
         labels: the token to predict at each position, so shifted already.
+        reduction: ``none`` for the loss of each position, flat.
     """
-    for head in model.modules():
-        if isinstance(head, FusedHead):
-            head.targets = labels
-            try:
-                return model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
-            finally:
-                head.targets = None
+    heads = [module for module in model.modules() if isinstance(module, FusedHead)]
+    for head in heads:
+        head.targets, head.reduction = labels, reduction
+    try:
+        found: Tensor = model(**inputs, use_cache=False).logits
+    finally:
+        for head in heads:
+            head.targets = None
+    return found if heads else compiled_as(model, loss_of_logits)(found, labels, reduction)
 
-    logits = model(**inputs, use_cache=False).logits
-    return compiled_as(model, loss_of_logits)(logits, labels)
+
+def token_losses(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
+    """Return the cross entropy at each position, in float32: minus the logarithm of the probability
+    of the label. 0 where the label is -100.
+
+    Differentiable. The last layer of a model that ``CausalLM.build_model`` returned computes the
+    losses in chunks, so that the logits of all positions are never in memory together. The model is
+    called as a whole, so that every strategy takes part.
+
+    Args:
+        model: as ``training_step`` is given the model.
+        inputs: the arguments of the model: input_ids, and for packed rows position_ids.
+        labels: the token to predict at each position, or -100. Position i predicts token i + 1.
+    """
+    return mean_loss(model, inputs, labels, "none").view(labels.shape)
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:

@@ -15,7 +15,7 @@ from launchers import clean_environment
 from tiny_language import CONFIGS, VOCABULARY, build_with_batch
 
 from trainer import ConfigError
-from trainer.language import Adapter, CausalLM
+from trainer.language import Adapter, CausalLM, token_losses
 from trainer.language.loss import ChunkedLoss, FusedHead, mean_loss, rows_of_chunk
 from trainer.language.packing import IGNORED
 from trainer.strategies.compiled import remember_settings
@@ -346,3 +346,44 @@ def test_predictions_are_the_loss_and_the_tokens_of_each_row(
         assert summed == pytest.approx(float(total), rel=1e-5) and int(tokens) > 0
         batch["labels"][1] = IGNORED
         assert causal.prediction_step(model, batch)["loss"][1].isnan(), "a row without a token"
+
+
+# -- the loss of each position ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_the_loss_of_each_position_has_the_gradients_of_plain_logits(
+    packing: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of a few tokens, packed rows included, for any weights of the positions."""
+    monkeypatch.setattr("trainer.language.loss.ON_CPU", (1, 7, 1))
+    values, found = [], []
+    for loss in ("plain", "fused"):
+        causal = task(loss=loss, packing=packing)
+        model, batch = build_with_batch(causal)
+        model.double()
+        labels = batch["labels"]
+        labels[0, :30] = IGNORED
+        value = token_losses(model, causal.inputs(batch), labels)
+        assert value.shape == labels.shape and not value[labels == IGNORED].any()
+        (value * torch.linspace(0, 1, value.numel()).view_as(value)).sum().backward()
+        values.append(value)
+        found.append({key: parameter.grad for key, parameter in model.named_parameters()})
+    torch.testing.assert_close(*values, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
+
+    logits = model(**causal.inputs(batch), use_cache=False).logits.log_softmax(-1)
+    alone = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0].where(labels >= 0, 0.0)
+    torch.testing.assert_close(values[1].double(), -alone, rtol=1e-6, atol=1e-6)
+
+
+def test_the_mean_follows_the_loss_of_each_position(task: Callable[..., CausalLM]) -> None:
+    """The last layer goes back to means and to logits."""
+    causal = task(loss="fused")
+    model, batch = build_with_batch(causal)
+    inputs, labels = causal.inputs(batch), batch["labels"]
+    with torch.no_grad():
+        mean = mean_loss(model, inputs, labels)
+        each = token_losses(model, inputs, labels)
+        assert torch.equal(mean_loss(model, inputs, labels), mean)
+    assert each.sum().item() / (labels != IGNORED).sum().item() == pytest.approx(mean.item())

@@ -1,0 +1,54 @@
+"""Rows as tokens with the spans of each turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chats import ENDS_TEXT
+from tiny_language import MARKED, UNMARKED, conversation, tokenizer
+
+from trainer import ConfigError
+from trainer.language import tokenize_rows
+
+ROW = conversation("Hello", "Good day", "Why?", "Because.")
+
+
+def spans(row: dict[str, Any], template: str | None = None) -> list[tuple[str, str, bool]]:
+    own = tokenizer()
+    [(ids, turns)] = tokenize_rows(own, [row], template)
+    return [(role, own.decode(ids[start:end]), trained) for role, start, end, trained in turns]
+
+
+@pytest.mark.parametrize("template", [MARKED, UNMARKED, ENDS_TEXT])
+def test_each_turn_has_the_tokens_that_its_message_wrote(template: str) -> None:
+    found = spans(ROW, template)
+    assert [role for role, *_ in found] == ["user", "assistant"] * 2 + ["assistant"] * (
+        len(found) - 4
+    )
+    assert ("user", "Hello") in [
+        (role, text.split("\n")[1].removesuffix("<|im_end|>")) for role, text, _ in found[:1]
+    ]
+    assert found[1][1].startswith("Good day<|im_end|>") and found[1][2]
+    assert found[3][1].startswith("Because.<|im_end|>") and not found[2][2]
+
+
+def test_the_turns_of_a_prompt_are_not_learnt() -> None:
+    row = {"prompt": ROW["messages"][:3], "completion": ROW["messages"][3:]}
+    assert [trained for *_, trained in spans(row)] == [False, False, False, True]
+
+
+def test_texts() -> None:
+    assert spans({"text": "Hello"}) == []
+    assert spans({"prompt": "Why?", "completion": " Because."}) == [
+        ("user", "Why?", False),
+        ("assistant", " Because.<|end|>", True),
+    ]
+    [whole, again] = tokenize_rows(tokenizer(), [{"text": "Hello"}, {"text": "Hello"}])
+    assert whole == again and tokenizer().decode(whole.ids) == "Hello<|end|>"
+
+
+def test_a_bad_row_is_named() -> None:
+    rows = [ROW, {"messages": [{"role": "user"}]}]
+    with pytest.raises(ConfigError, match="row 2 message 1"):
+        list(tokenize_rows(tokenizer(), rows))

@@ -1,0 +1,78 @@
+"""Rows as tokens with the turns of a conversation, for tasks of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .chat import ChatWriter
+from .columns import USUAL, Columns, usual_columns
+from .sources import Row
+from .templates import read_template
+from .tokens import Encoder, tokens_in_spans
+
+
+class Turn(NamedTuple):
+    """The tokens of a message, from ``start`` to ``end``.
+
+    Args:
+        role: such as ``user`` and ``assistant``. Tools answer as ``tool``.
+        trained: whether the message is one to learn: of the assistant, and not of the prompt.
+    """
+
+    role: str
+    start: int
+    end: int
+    trained: bool
+
+
+class Tokenized(NamedTuple):
+    """The tokens of a row, and the turns in them. A text has no turns."""
+
+    ids: list[int]
+    turns: list[Turn]
+
+
+def tokenize_rows(
+    tokenizer: Any, rows: Iterable[Row], template: str | None = None
+) -> Iterator[Tokenized]:
+    """Yield the tokens of rows, each with the spans of its turns.
+
+    A conversation is written as a whole by the chat template. A turn of the assistant is without
+    the text that makes the assistant speak, and with the token that ends the turn. The prompt and
+    the completion of a row with two texts are turns of user and assistant.
+
+    Args:
+        rows: with the columns that ``CausalLM`` knows, but ``input_ids``.
+        template: as of ``CausalLM``.
+
+    Raises:
+        ConfigError: a row has another form, or the template refuses a conversation.
+    """
+    writer = None
+    for number, row in enumerate(rows, 1):
+        origin = f"row {number}"
+        columns = Columns(*usual_columns(row, [("text", ("text",)), *USUAL]))
+        if not columns.are_chats(row):
+            encoder = Encoder(tokenizer, columns)
+            [(ids, targets)] = encoder.encode([(origin, row)])
+            turns = []
+            if columns.kind == "prompt":
+                start = int(np.argmax(targets))
+                turns = [Turn("user", 0, start, False), Turn("assistant", start, len(ids), True)]
+            yield Tokenized(ids, turns)
+            continue
+
+        writer = writer or ChatWriter(tokenizer, read_template(tokenizer, template)[0])
+        [chat] = columns.read_chats(row, origin)
+        text, parts = writer.turns(origin, chat)
+        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        turns = []
+        for message, start, end in parts:
+            tokens = np.flatnonzero(tokens_in_spans(coded["offset_mapping"], [(start, end)]))
+            if len(tokens):
+                role, trained = chat.messages[message]["role"], chat.trained[message]
+                turns.append(Turn(role, int(tokens[0]), int(tokens[-1]) + 1, trained))
+        yield Tokenized(coded["input_ids"], turns)
