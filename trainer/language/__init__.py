@@ -27,11 +27,13 @@ How a file of rows becomes a packed batch, and the module of each step:
 from .adapters import Adapter
 from .causal import CausalLM
 from .classifier import SequenceClassifier
+from .dpo import DPO
 from .loss import token_losses
 from .masked import MaskedLM
 from .turns import tokenize_rows
 
 __all__ = [
+    "DPO",
     "Adapter",
     "CausalLM",
     "MaskedLM",

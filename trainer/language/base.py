@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,8 +14,7 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
-from .columns import Columns
-from .loss import loss_of_logits, mean_loss
+from .loss import mean_loss, token_losses
 from .meta_model import build_on_meta
 from .packing import IGNORED
 from .pretrained import from_configuration
@@ -162,7 +161,7 @@ class LanguageTask(Task):
         model.config.architectures = [type(model).__name__]
         return add_adapter(model, self.adapter, task_type) if self.adapter else model
 
-    def pretrained(self, model: nn.Module) -> Pretrained | None:
+    def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
         stored = self.memory.get("stored")
         return stored and stored(model)
 
@@ -201,15 +200,15 @@ class TokenTask(LanguageTask):
     Args:
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
-        text_column: the column to train on.
         bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
             first bad row ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
 
+    corpus: ClassVar[type[Corpus]] = Corpus
+
     config: dict[str, Any] | None = None
-    text_column: str = "text"
     bad_rows: BadRows = None
 
     def __post_init__(self) -> None:
@@ -221,15 +220,13 @@ class TokenTask(LanguageTask):
         if self.config and self.adapter and self.adapter.quantize:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
+    @abstractmethod
     def encoder(self, row: Row) -> Encoder:
         """Return the encoder of the rows of a source.
 
         Args:
             row: the first row of the source. Empty if there is none.
         """
-        return Encoder(
-            self.load_tokenizer(), Columns(names=(self.text_column,)), bad_rows=self.bad_rows
-        )
 
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
@@ -241,7 +238,7 @@ class TokenTask(LanguageTask):
             encoders.append(encoder)
             if encoder.columns.kind != "text":
                 self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
-        corpus = Corpus.prepare(sources, encoders, self.cache_dir, key)
+        corpus = self.corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus
 
@@ -253,16 +250,22 @@ class TokenTask(LanguageTask):
             defaults: values of keys that ``config`` does not set.
 
         Raises:
-            ConfigError: the model has no embedding for some tokens. A GPU would stop without a
-                reason.
+            ConfigError: as of ``check_vocabulary``.
         """
-        vocabulary = vocabulary_of(self.load_tokenizer())
         if self.config is None:
             model = self.build_pretrained(auto_class)
         else:
-            defaults["vocab_size"] = vocabulary
+            defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
             model = from_configuration(self.config, self.attention, defaults, auto_class)
+        self.check_vocabulary(model)
+        return model
 
+    def check_vocabulary(self, model: Any) -> None:
+        """Raise ``ConfigError`` if a model has no embedding for some tokens.
+
+        A GPU would stop without a reason.
+        """
+        vocabulary = vocabulary_of(self.load_tokenizer())
         rows = model.get_input_embeddings().num_embeddings
         if vocabulary > rows:
             raise setting_error(
@@ -270,7 +273,6 @@ class TokenTask(LanguageTask):
                 self.tokenizer or self.model,
                 f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows",
             )
-        return model
 
     @abstractmethod
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -279,7 +281,7 @@ class TokenTask(LanguageTask):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return mean_loss(model, self.inputs(batch), batch["labels"])
 
-    def weight(self, batch: Any) -> Tensor:
+    def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
@@ -290,8 +292,7 @@ class TokenTask(LanguageTask):
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss over the targets of each row, and the number of these targets."""
         labels = batch["labels"]
-        logits = model(**self.inputs(batch), use_cache=False).logits
-        losses = loss_of_logits(logits, labels, "none").view(labels.shape)
+        losses = token_losses(model, self.inputs(batch), labels)
         tokens = (labels != IGNORED).sum(-1)
         return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
 

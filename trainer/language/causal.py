@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import torch
-from pydantic import Field
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..task import Data
-from .base import DENSE, TokenTask
+from .base import DENSE
 from .card import model_card
-from .chat import ChatWriter
-from .columns import USUAL, Columns, Kind
-from .ends import end_with
-from .loss import FusedHead, why_not_fusible
-from .meta_model import CAUSAL, small_copy
+from .columns import USUAL, Columns, Usual, usual_columns
+from .decoder import DecoderTask, LossMemory
 from .packing import LongDocuments, Packing, Rows, collate
-from .pretrained import checkpoint_activations
 from .problems import setting_error
-from .quantized import training_device
-from .separation import check_separation, small_batch
 from .sources import Row
-from .templates import ALPACA_INPUT, read_template
-from .tokens import Encoder, vocabulary_of
+from .templates import ALPACA_INPUT
+from .tokens import Encoder
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLM(TokenTask):
+class CausalLM(DecoderTask):
     """Predict the next token of texts, or the assistant's words in conversations.
 
     Args:
@@ -77,17 +65,14 @@ class CausalLM(TokenTask):
         cache_dir: for tokens and converted files, a folder for each content.
     """
 
+    text_column: str = "text"
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
-    template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     turns: Literal["each"] | None = None
-    sequence_length: Annotated[int, Field(ge=2)] = 1024
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
-    activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
-    loss: Literal["auto", "plain", "fused"] = "auto"
+    loss: LossMemory = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,16 +92,15 @@ class CausalLM(TokenTask):
                 cache=self.cache_dir,
             ),
         )
-        tokenizer = self.load_tokenizer()
         batch = partial(
             collate,
             length=None if self.packing == "none" else self.sequence_length,
-            padding=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+            padding=self.padding,
         )
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
     def encoder(self, row: Row) -> Encoder:
-        usual: list[tuple[Kind, tuple[str, ...]]] = [("text", (self.text_column,)), *USUAL]
+        usual: list[Usual] = [("text", (self.text_column,)), *USUAL]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column:
@@ -125,102 +109,34 @@ class CausalLM(TokenTask):
             raise setting_error(
                 "data",
                 ", ".join(row),
-                "are preferences, and CausalLM learns every answer; keep the good answers, and "
+                "are preferences, and CausalLM learns every answer; use trainer.language:DPO, or "
                 "name prompt_column and completion_column, or messages_column",
             )
-        fitting = (given for given in usual if None not in map(row.get, given[1]))
         columns = Columns(
-            *next(fitting, usual[0]),
+            *usual_columns(row, usual),
             self.turns == "each",
             self.chat_template_kwargs or {},
             ALPACA_INPUT if self.template == "alpaca" else "\n\n",
         )
 
-        tokenizer = self.load_tokenizer()
-        end = tokenizer.eos_token_id
-        self.memory.setdefault("ends", [] if end is None else [end])
-        writer = None
-        if columns.are_chats(row):
-            text, name = read_template(tokenizer, self.template)
-            self.note(f"template: {name}")
-            writer = ChatWriter(tokenizer, text)
-            # Conversations beside texts decide the end of a text.
-            self.memory["ends"] = writer.turn_ends()
-            if not self.memory["ends"]:
-                self.note("template: no token ends a turn of the assistant")
-        return Encoder(tokenizer, columns, writer, self.bad_rows)
+        return self.encoder_of(columns, row)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        is_known = self.attention in (*DENSE, "flash_attention_2")
-        if torch.are_deterministic_algorithms_enabled() and not is_known:
-            raise setting_error(
-                "attention",
-                self.attention,
-                "is not known to be deterministic; set flash_attention_2 or sdpa",
-            )
-        tokenizer = self.load_tokenizer()
-        model = self.load_model(vocabulary_of(tokenizer))
-        self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
-        if self.activation_checkpointing:
-            checkpoint_activations(model, self.activation_checkpointing)
-
-        # The model has no values yet. A small copy with random values is tried.
-        probe = small_copy(model).to("cpu" if self.attention in DENSE else training_device())
-        if self.packing == "best_fit":
-            check_separation(probe, self.inputs)
-        adapted = self.adapted(model, "CAUSAL_LM")
-        if self.loss == "plain":
-            return adapted  # type: ignore[no-any-return]
-
-        head = adapted.get_output_embeddings()
-        reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
-        if not reason and type(head) is not nn.Linear:
-            reason = "the last layer has an adapter"
-        if not reason:
-            head.__class__ = FusedHead
-            head.always = self.loss == "fused"
-        elif self.loss == "fused":
-            raise setting_error("loss", "fused", f"{reason}; set plain")
-        else:
-            self.note(f"loss: all logits at once, since {reason}")
-        return adapted  # type: ignore[no-any-return]
-
-    def load_model(self, vocabulary: int) -> Any:
-        """Build the transformers model. A subclass may override this method.
-
-        Args:
-            vocabulary: number of tokens of the tokenizer.
-        """
-        end = self.load_tokenizer().eos_token_id
-        # torch never trains the embedding of a pad_token_id, which is often the end of a text.
-        return self.build(CAUSAL, bos_token_id=None, eos_token_id=end, pad_token_id=None)
+        model = self.build_decoder(self.loss, packed=self.packing == "best_fit")
+        return model  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        # No mask: with a mask, models ignore the positions.
         if self.packing == "none":
-            # Padding is behind the row's only document, which does not see the padding.
-            return {"input_ids": batch["input_ids"]}
+            return super().inputs(batch)
 
         # For flash kernels transformers 5.23 finds the documents in the positions of a single row
         # only. All rows as a single long row have the same loss.
         rows = len(batch["input_ids"]) if self.attention in DENSE else 1
         return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
-
-    # -- export -----------------------------------------------------------------------------------
-
-    def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer, with the chat template and the end of a text of this training."""
-        tokenizer = copy.deepcopy(self.load_tokenizer())
-        ends = self.memory.get("ends")
-        if ends and tokenizer.eos_token_id not in ends:
-            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
-        if self.template:
-            tokenizer.chat_template, _ = read_template(tokenizer, self.template)
-        tokenizer.save_pretrained(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-generation", "Causal language model")

@@ -15,9 +15,11 @@ from ..data.seeds import generator_of
 from ..task import Data
 from .base import TokenTask
 from .card import model_card
+from .columns import Columns
 from .packing import IGNORED
 from .problems import setting_error
-from .tokens import Corpus, Int64Array, vocabulary_of, words_of
+from .sources import Row
+from .tokens import Corpus, Encoder, Int64Array, vocabulary_of, words_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -32,14 +34,16 @@ class MaskedLM(TokenTask):
     """Predict tokens of a text of which some are hidden, with an encoder.
 
     Args:
-        data, evaluation, model, config, tokenizer, text_column, adapter, attention, ignore_tensors,
+        data, evaluation, model, config, tokenizer, adapter, attention, ignore_tensors,
             cache_dir: as of ``CausalLM``.
+        text_column: the column to train on.
         sequence_length: most tokens of a row. Longer texts are cut into several rows.
         mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are
             hidden, 10 % are replaced by other tokens, 10 % are left. They are drawn anew in each
             epoch, and once for evaluation.
     """
 
+    text_column: str = "text"
     sequence_length: Annotated[int, Field(ge=2)] = 512
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
 
@@ -68,6 +72,10 @@ class MaskedLM(TokenTask):
             augment=mask,
             version=train.version,
         )
+
+    def encoder(self, row: Row) -> Encoder:
+        columns = Columns(names=(self.text_column,))
+        return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 
     def build_model(self) -> nn.Module:
         model = self.build("AutoModelForMaskedLM", pad_token_id=self.load_tokenizer().pad_token_id)

@@ -71,6 +71,7 @@ class Encoder:
         writer: writes conversations. None if the rows are no conversations.
         bad_rows: whether rows that cannot be trained on are left out.
         bad: the errors of these rows.
+        numbers: of each row that was encoded, for encoders that keep a number (a margin).
     """
 
     tokenizer: Any
@@ -78,6 +79,7 @@ class Encoder:
     writer: ChatWriter | None = None
     bad_rows: BadRows = None
     bad: list[ConfigError] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         """Yield the tokens of each document of some rows, in order, and 1 for each target, else 0.
@@ -180,12 +182,14 @@ class Corpus:
         ends: of each document, in ``tokens``.
         content: a hash of the tokens and targets, and of nothing else.
         notices: about rows that are left out, for the banner.
+        numbers: of the rows, see ``Encoder``.
     """
 
     tokens: UInt32Array
     ends: Int64Array
     content: str
     notices: Sequence[str] = ()
+    numbers: Sequence[float] = ()
 
     @classmethod
     def prepare(
@@ -278,5 +282,7 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.data)
     np.save(folder / "ends.npy", ends)
-    about = json.dumps({"content": content.hexdigest(), "notices": notices})
+    numbers = [number for encoder in encoders for number in encoder.numbers]
+    content.update(np.array(numbers).data)
+    about = json.dumps({"content": content.hexdigest(), "notices": notices, "numbers": numbers})
     (folder / "about.json").write_text(about)

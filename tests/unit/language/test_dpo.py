@@ -1,0 +1,271 @@
+"""DPO: the formulas in float64, every kind of reference, and settings that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from preferences import TEMPLATE, preferences, save_preferences, two_steps
+from safetensors.torch import load_file
+from tiny_language import change_tensors, save_model, save_rows, tokenizer
+
+from trainer import ConfigError, DataError, TrainConfig, Trainer
+from trainer.language import DPO, Adapter
+from trainer.language.adapters import without_adapter
+from trainer.task import Task
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, another of the same kind, and eight pairs."""
+    folder = tmp_path_factory.mktemp("given")
+    save_model(folder / "llama")
+    change_tensors(
+        save_model(folder / "other"), lambda tensors: [one.mul_(1.1) for one in tensors.values()]
+    )
+    save_preferences(folder / "pairs.jsonl", 8)
+    return folder
+
+
+def task(given: Path, cache: Path, **settings: Any) -> DPO:
+    defaults = {
+        "model": str(given / "llama"),
+        "data": str(given / "pairs.jsonl"),
+        "template": TEMPLATE,
+        "sequence_length": 128,
+        "cache_dir": str(cache),
+    }
+    return DPO(**{**defaults, **settings})
+
+
+def trainer(task: Task, folder: Path, **settings: Any) -> Trainer:
+    defaults = {
+        "task": "trainer.language:DPO",
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "micro_batch_size": 3,
+        "accumulation_steps": 3,
+        "lr": 3e-3,
+        "eps": 1e-4,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "log_every": 1,
+    }
+    return Trainer(task, TrainConfig(**{**defaults, **settings}))
+
+
+def steps(training: Trainer) -> list[dict[str, float]]:
+    found = [
+        {**(info.metrics or {}), "grad_norm": float(info.grad_norm)} for info in training.steps()
+    ]
+    training.close()
+    return found
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sigmoid": {},
+    "smooth": {"label_smoothing": 0.2, "beta": 0.5},
+    "robust": {"objective": "robust", "label_smoothing": 0.2},
+    "ipo": {"objective": "ipo", "beta": 0.3},
+    "sft": {"sft_weight": 0.7},
+}
+
+
+@pytest.mark.parametrize("reference", ["frozen", "computed_once", "other"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_steps_are_those_of_the_formula_in_float64(
+    objective: str, reference: str, given: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    settings: dict[str, Any] = {"reference": reference}
+    if reference == "other":
+        settings = {"reference_model": str(given / "other"), "loss": "plain"}
+    dpo = task(given, tmp_path, **settings, **OBJECTIVES[objective])
+    found = steps(trainer(dpo, tmp_path / "run"))
+
+    model: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
+    fixed: Any = AutoModelForCausalLM.from_pretrained(
+        given / ("other" if reference == "other" else "llama")
+    )
+    rows = preferences(8)
+    exact = two_steps(model, fixed, tokenizer(), rows, 3e-3, **OBJECTIVES[objective])
+    del exact[0]["accuracy"]  # of rewards that are zero up to rounding
+    for ours, theirs in zip(found, exact, strict=True):
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: Path) -> None:
+    """Frozen copy and the model without an adapter have the same curve, and the adapter learns."""
+    found = {}
+    for name, settings in {
+        "without_adapter": {},
+        "frozen": {"reference": "frozen"},
+        "computed_once": {"reference": "computed_once"},
+    }.items():
+        dpo = task(given, tmp_path, adapter=Adapter(r=4), **settings)
+        found[name] = steps(trainer(dpo, tmp_path / name, max_steps=4, lr=2e-2))
+    numbers = ("loss", "grad_norm", "chosen_reward", "rejected_reward")
+    for row, *others in zip(*found.values(), strict=True):
+        for other in others:
+            expected = pytest.approx([row[name] for name in numbers], rel=1e-5, abs=2e-6)
+            assert [other[name] for name in numbers] == expected
+    assert found["frozen"][0]["margin"] == 0.0 and found["frozen"][-1]["margin"] > 0.01
+
+
+def test_an_adapter_is_off_and_on_again(given: Path, tmp_path: Path) -> None:
+    from trainer.commands.whole_model import build_whole
+
+    model: Any = build_whole(task(given, tmp_path, adapter=Adapter(r=4)))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.fill_(0.1)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        trained, plain = model(input_ids=ids), model(input_ids=ids, from_reference=True)
+        again = model(input_ids=ids)
+        with without_adapter(model.policy):
+            off = model(input_ids=ids)
+    assert torch.equal(trained.logits, again.logits) and torch.equal(plain.logits, off.logits)
+    assert not torch.allclose(trained.logits, plain.logits)
+    learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert learning and all("lora_" in name for name in learning)
+
+
+def test_the_log_probabilities_of_the_same_weights_are_read(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other weights, another length and other data compute anew."""
+    said = {}
+    for name, settings in {
+        "first": {},
+        "second": {"objective": "ipo"},
+        "other weights": {"model": str(given / "other")},
+        "shorter": {"sequence_length": 64},
+        "less data": {"evaluation": 0.25},
+    }.items():
+        dpo = task(given, tmp_path, reference="computed_once", **settings)
+        steps(trainer(dpo, tmp_path / name, max_steps=1))
+        said[name] = "are read from" in capsys.readouterr().out
+    assert said == {**dict.fromkeys(said, False), "second": True}
+
+
+def test_a_trained_model_is_no_reference(given: Path, tmp_path: Path) -> None:
+    """A resumed run has the log-probabilities of its checkpoint, and a measured model has none."""
+    dpo = task(given, tmp_path, reference="computed_once", evaluation=0.25)
+    whole = steps(trainer(dpo, tmp_path / "whole", max_steps=4))
+    half = task(given, tmp_path, reference="computed_once", evaluation=0.25)
+    trainer(half, tmp_path / "half", max_steps=4, stop_at=2).fit()
+    [kept] = tmp_path.glob("reference-*.npy")
+    kept.unlink()
+    again = task(given, tmp_path, reference="computed_once", evaluation=0.25)
+    resumed = steps(trainer(again, tmp_path / "half", max_steps=4, resume="auto"))
+    names = ("loss", "grad_norm", "margin")
+    assert [[row[name] for name in names] for row in resumed] == [
+        [row[name] for name in names] for row in whole[2:]
+    ]
+
+    other = task(given, tmp_path, reference="computed_once", evaluation=0.5)
+    changed = trainer(
+        other, tmp_path / "half", max_steps=6, resume="auto", allow_config_change=True
+    )
+    with pytest.raises(DataError, match="set reference: frozen"):
+        steps(changed)
+    changed.close()
+
+
+def test_the_export_is_the_policy_and_no_checkpoint_has_the_reference(
+    given: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer(task(given, tmp_path), tmp_path / "run").fit()
+    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    start: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
+    assert exported.state_dict().keys() == start.state_dict().keys()
+    assert not torch.equal(exported.lm_head.weight, start.lm_head.weight)
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
+    stored = {name for path in checkpoint.glob("rank-*") for name in load_file(path)}
+    assert any("/policy." in name for name in stored)
+    assert not any("reference" in name for name in stored)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "from scratch": (
+        {"model": None, "config": {"model_type": "llama"}, "tokenizer": "x"},
+        "config: preferences need a trained model",
+    ),
+    "no adapter": ({"reference": "without_adapter"}, "needs an adapter"),
+    "no use": (
+        {"reference": "computed_once", "reference_model": "x"},
+        "reference_model: has no use with reference: computed_once",
+    ),
+    "4 bits": (
+        {"adapter": Adapter(quantize="nf4"), "reference": "frozen"},
+        "a model in 4 bits has the reference without_adapter",
+    ),
+    "ipo": ({"objective": "ipo", "label_smoothing": 0.1}, "the objective ipo has none"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_cannot_be(case: str, given: Path, tmp_path: Path) -> None:
+    settings, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        task(given, tmp_path, **settings)
+
+
+def test_a_reference_with_other_tokens_is_refused(given: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "model")
+    longer = tokenizer()
+    longer.add_tokens(["<|extra|>"])
+    longer.save_pretrained(other)
+    dpo = task(given, tmp_path, reference_model=str(other))
+    with pytest.raises(
+        ConfigError, match=r"another vocabulary than the model \(321 and 320 tokens"
+    ):
+        dpo.build_model()
+
+
+def test_dropout_is_off(tmp_path: Path, given: Path) -> None:
+    """Otherwise the policy would be away from its reference before the first step."""
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = save_model(tmp_path / "gpt2", "gpt2", **dropout, **ends)
+    dpo = task(given, tmp_path, model=str(model), reference="computed_once", sequence_length=100)
+    [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
+    assert first["margin"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -> None:
+    from trainer.commands.whole_model import build_whole
+
+    dpo = task(given, tmp_path, reference_model=str(given / "other"))
+    data, model = dpo.build_data(), build_whole(dpo)
+    with torch.no_grad():
+        batch = data.collate([data.train[at] for at in range(3)])
+        columns = dpo.prediction_step(model, batch)
+    assert {len(column) for column in columns.values()} == {3}
+    assert torch.equal(columns["margin"], columns["chosen_reward"] - columns["rejected_reward"])
+
+
+def test_a_model_of_a_folder_has_the_first_model_as_its_reference(
+    given: Path, tmp_path: Path
+) -> None:
+    dpo = task(given, tmp_path, adapter=Adapter(r=4))
+    measured = dpo.for_model(given / "other")
+    assert measured is not None and measured.model == str(given / "other")
+    assert (measured.kind, measured.reference_model) == ("frozen", str(given / "llama"))
+    save_rows(tmp_path / "adapter_config.json", [{}])
+    save_rows(tmp_path / "config.json", [{}])
+    assert dpo.for_model(tmp_path) is None

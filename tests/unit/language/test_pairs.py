@@ -1,0 +1,236 @@
+"""Rows of preferences in all their forms, and the rows that are refused, each in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import DROPS_THOUGHTS
+from preferences import TEMPLATE, preference
+from tiny_language import conversation, save_model, save_rows, tokenizer
+
+from trainer import ConfigError
+from trainer.language import DPO
+from trainer.language.tokens import TARGET, words_of
+
+Q = {"role": "user", "content": "Why?"}
+WHO = {"role": "user", "content": "Who?"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Because.", "No."))
+MARK = "<|im_start|>user|Why?<|im_end|><|im_start|>assistant|"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "llama")
+
+
+def task(folder: Path, llama: Path, *rows: dict[str, Any], **settings: Any) -> DPO:
+    defaults = {
+        "model": str(llama),
+        "data": str(save_rows(folder / "rows.jsonl", list(rows))),
+        "cache_dir": str(folder / "cache"),
+        "sequence_length": 64,
+    }
+    return DPO(**{**defaults, **settings})
+
+
+def sides(dpo: DPO, number: int = 0) -> list[tuple[str, str]]:
+    """The text before the answer, and the answer, of both sides of a pair."""
+    found = []
+    for tokens in dpo.build_data().train[number].sides:
+        ids, targets = words_of(tokens), tokens >= TARGET
+        start = int(targets.argmax())
+        assert targets[start:].all(), "the answer is the end"
+        found.append((tokenizer().decode(ids[:start]), tokenizer().decode(ids[start:])))
+    return found
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "messages": preference("Why?", "Because.", "No."),
+    "whole conversations": {"chosen": [Q, GOOD], "rejected": [Q, BAD]},
+    "whole conversations and the prompt as text": {
+        **{"prompt": "Why?", "chosen": [Q, GOOD], "rejected": [Q, BAD]}
+    },
+    "whole conversations and the prompt as messages": {
+        **{"prompt": [Q], "chosen": [Q, GOOD], "rejected": [Q, BAD]}
+    },
+    "a prompt as text": {"prompt": "Why?", "chosen": [GOOD], "rejected": [BAD]},
+    "ShareGPT": {
+        "conversations": [{"from": "human", "value": "Why?"}],
+        "chosen": {"from": "gpt", "value": "Because."},
+        "rejected": {"from": "gpt", "value": "No."},
+    },
+    "texts": {"prompt": "Why?", "chosen": "Because.", "rejected": "No."},
+    "Orca": {"question": "Why?", "chosen": "Because.", "rejected": "No."},
+}
+
+
+@pytest.mark.parametrize("case", CHATS)
+def test_a_prompt_and_two_answers_in_every_form(case: str, llama: Path, tmp_path: Path) -> None:
+    dpo = task(tmp_path, llama, CHATS[case], template=TEMPLATE)
+    assert sides(dpo) == [(MARK, "Because.<|im_end|>"), (MARK, "No.<|im_end|>")]
+
+
+def test_system_tools_and_several_turns(llama: Path, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {"role": "tool", "content": "noon"}
+    template = "{% for tool in tools %}[{{ tool.name }}]{% endfor %}" + TEMPLATE.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}(){% endfor %}",
+    )
+    row = {
+        "system": "Brief.",
+        "tools": [{"name": "f"}],
+        "chosen": [Q, calling, answer, GOOD],
+        "rejected": [Q, calling, answer, BAD],
+    }
+    direct = {"prompt": [Q], "chosen": [calling], "rejected": [BAD], "tools": '[{"name": "f"}]'}
+    both = task(tmp_path, llama, row, direct, template=template)
+    before = "[f]<|im_start|>system|Brief.<|im_end|>" + MARK
+    before += "f()<|im_end|><|im_start|>tool|noon<|im_end|><|im_start|>assistant|"
+    assert sides(both) == [(before, "Because.<|im_end|>"), (before, "No.<|im_end|>")]
+    assert [answer for _, answer in sides(both, 1)] == ["f()<|im_end|>", "No.<|im_end|>"]
+
+
+TEXTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a prompt": ({"prompt": "Why?", "chosen": " Yes", "rejected": " No"}, "Why?", " Yes"),
+    "whole texts": (
+        {"prompt": "Why?", "chosen": "Why? Yes", "rejected": "Why? No"},
+        "Why?",
+        " Yes",
+    ),
+    "the same beginning": (
+        {"chosen": "Human: hi\n\nAssistant: It is", "rejected": "Human: hi\n\nAssistant: I am"},
+        "Human: hi\n\nAssistant:",
+        " It is",
+    ),
+    "Alpaca": (
+        {"instruction": "Add.", "input": "1, 2", "chosen": " 3", "rejected": " 4"},
+        "Add.\n\n1, 2",
+        " 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_texts_end_with_the_end_of_a_text(case: str, llama: Path, tmp_path: Path) -> None:
+    row, prompt, answer = TEXTS[case]
+    [chosen, rejected] = sides(task(tmp_path, llama, row))
+    assert chosen == (prompt, f"{answer}<|end|>")
+    assert rejected[0] == prompt and rejected[1].endswith("<|end|>")
+
+
+def test_a_template_that_drops_earlier_thoughts_shows_the_last(llama: Path, tmp_path: Path) -> None:
+    rows = [
+        conversation("Hi", "<think>hm</think>Hello", "And?", f"<think>so</think>{word}")["messages"]
+        for word in ("Bye", "Stay")
+    ]
+    dpo = task(tmp_path, llama, {"chosen": rows[0], "rejected": rows[1]}, template=DROPS_THOUGHTS)
+    [(prompt, chosen), _] = sides(dpo)
+    assert "hm" not in prompt and "so" in chosen and chosen.endswith("Bye<|im_end|>\n")
+
+
+def test_long_sides_are_cut_and_the_batch_is_padded(llama: Path, tmp_path: Path) -> None:
+    rows = [preference("Why?", "Because. " * 40, "No."), preference("Who?", "I", "You")]
+    dpo = task(tmp_path, llama, *rows, template=TEMPLATE, evaluation=0.5)
+    data = dpo.build_data()
+    assert (len(data.train), len(data.evaluation)) == (1, 1)
+    batch = data.collate([data.train[0], data.evaluation[0]])
+    assert batch["input_ids"].shape == batch["labels"].shape == (4, 64)
+    assert (batch["labels"][0] >= 0).sum() > 30 and (batch["labels"][1:, 40:] == -100).all()
+    assert batch["pair"].tolist() == [0, 1] and dpo.weight(batch) == 2
+
+
+EMPTY = "the side has no answer of its own; the answer is empty, or the same on both sides"
+BEGIN = "the prompt is not the beginning of both sides"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an empty side": (preference("Why?", " ", "No."), rf"chosen_column.*{EMPTY}"),
+    "an empty text": (
+        {"prompt": "Why?", "chosen": "Yes", "rejected": ""},
+        rf"rejected_column.*{EMPTY}",
+    ),
+    "equal sides": (preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
+    "equal texts": (
+        {"prompt": "Why?", "chosen": "No", "rejected": "No"},
+        "chosen and rejected are the same",
+    ),
+    "equal up to the length": (
+        preference("Why?", "No. " * 60, "No. " * 61),
+        "chosen and rejected are the same",
+    ),
+    "a long prompt": (
+        preference("Why? " * 90, "Yes", "No."),
+        r"the prompt has \d+ tokens, and sequence_length allows 65",
+    ),
+    "another prompt": ({"prompt": [Q], "chosen": [GOOD], "rejected": [WHO, BAD]}, BEGIN),
+    "conversations without a beginning": (
+        {"chosen": [Q, GOOD], "rejected": [WHO, BAD]},
+        BEGIN,
+    ),
+    "the prompt of another row": (
+        {"prompt": "Who?", "chosen": [Q, GOOD], "rejected": [Q, BAD]},
+        BEGIN,
+    ),
+    "texts of which one has the prompt": (
+        {"prompt": "Why?", "chosen": "Why? Yes", "rejected": "No"},
+        BEGIN,
+    ),
+    "texts without a beginning": ({"chosen": "Yes", "rejected": "No"}, BEGIN),
+    "no answer": ({"prompt": [Q], "chosen": [GOOD], "rejected": [Q]}, rf"rejected_column.*{EMPTY}"),
+    "a number": ({"prompt": "Why?", "chosen": "Yes", "rejected": 3}, "is a int in"),
+    "a margin": (
+        {**preference("Why?", "Yes", "No."), "margin": "big"},
+        "margin: 'big' is no number",
+    ),
+    "a system beside texts": (
+        {"prompt": "Why?", "chosen": "Yes", "rejected": "No", "system": "Brief."},
+        "a row with system or tools is a conversation; set a template",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_rows_are_one_line_with_the_row_or_left_out(
+    case: str, llama: Path, tmp_path: Path
+) -> None:
+    bad, message = REFUSED[case]
+    good: dict[str, Any] = preference("Why?", "Yes", "No.")
+    if not isinstance(bad["chosen"], list):
+        good = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
+    if "prompt" not in bad:
+        good = {**good, "prompt": None, "chosen": [Q, GOOD], "rejected": [Q, BAD]}
+        if not isinstance(bad["chosen"], list):
+            good |= {"chosen": "A Yes", "rejected": "A No"}
+    dpo = task(tmp_path, llama, good, bad)
+    with pytest.raises(ConfigError, match=message) as refused:
+        dpo.build_data()
+    assert len(str(refused.value).strip().splitlines()) == 1
+    assert "rows.jsonl row 2" in str(refused.value)
+
+    left = task(tmp_path, llama, good, bad, bad_rows="leave_out")
+    assert len(left.build_data().train) == 1
+    assert any(note.startswith("1 bad rows are left out") for note in left.notices())
+
+
+def test_columns_of_other_names(llama: Path, tmp_path: Path) -> None:
+    names = {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad"}
+    row = {"q": "Why?", "good": "Yes", "bad": "No"}
+    assert sides(task(tmp_path, llama, row, **names))[0] == ("Why?", "Yes<|end|>")
+    bad = task(tmp_path, llama, row, {**row, "bad": " "}, **names)
+    with pytest.raises(ConfigError, match=rf"rejected_column: .*row 2'?: {EMPTY}"):
+        bad.build_data()
+
+
+def test_rows_that_are_no_preferences(llama: Path, tmp_path: Path) -> None:
+    dpo = task(tmp_path, llama, {"prompt": "Why?", "completion": "Yes", "label": True})
+    with pytest.raises(ConfigError, match=r"prompt, completion, label.*are no preferences; a row"):
+        dpo.build_data()
+
+
+def test_long_sides_are_refused_if_asked_for(llama: Path, tmp_path: Path) -> None:
+    row = preference("Why?", "Because. " * 40, "No.")
+    dpo = task(tmp_path, llama, row, long_documents="refuse")
+    with pytest.raises(ConfigError, match=r"row 1'?: a side has \d+ tokens, and sequence_length"):
+        dpo.build_data()

@@ -1,0 +1,144 @@
+"""The base of the tasks on a decoder: a chat template, the model, the last layer, the export."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from .base import DENSE, TokenTask
+from .chat import ChatWriter
+from .columns import Columns
+from .ends import end_with
+from .loss import FusedHead, why_not_fusible
+from .meta_model import CAUSAL, small_copy
+from .pretrained import checkpoint_activations
+from .problems import setting_error
+from .quantized import training_device
+from .separation import check_separation, small_batch
+from .sources import Row
+from .templates import read_template
+from .tokens import Encoder, vocabulary_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossMemory = Literal["auto", "plain", "fused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTask(TokenTask):
+    """A task on a causal language model.
+
+    Args:
+        template, chat_template_kwargs, sequence_length, activation_checkpointing: as of
+            ``CausalLM``.
+    """
+
+    template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    sequence_length: Annotated[int, Field(ge=2)] = 1024
+    activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
+
+    def encoder_of(self, columns: Columns, row: Row, kind: type[Encoder] = Encoder) -> Encoder:
+        """Return the encoder of the rows of a source, which a chat template writes if needed.
+
+        Args:
+            row: the first row of the source. Empty if there is none.
+            kind: the class of the encoder.
+        """
+        tokenizer = self.load_tokenizer()
+        end = tokenizer.eos_token_id
+        self.memory.setdefault("ends", [] if end is None else [end])
+        writer = None
+        if columns.are_chats(row):
+            text, name = read_template(tokenizer, self.template)
+            self.note(f"template: {name}")
+            writer = ChatWriter(tokenizer, text)
+            # Conversations beside texts decide the end of a text.
+            self.memory["ends"] = writer.turn_ends()
+            if not self.memory["ends"]:
+                self.note("template: no token ends a turn of the assistant")
+        return kind(tokenizer, columns, writer, self.bad_rows)
+
+    @property
+    def padding(self) -> int:
+        """Return the token of padded positions."""
+        tokenizer = self.load_tokenizer()
+        return tokenizer.pad_token_id or tokenizer.eos_token_id or 0
+
+    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        # No mask: with a mask, models ignore the positions. Padding is behind the row's only
+        # document, which does not see the padding.
+        return {"input_ids": batch["input_ids"]}
+
+    # -- model ------------------------------------------------------------------------------------
+
+    def build_decoder(self, loss: LossMemory, *, packed: bool) -> Any:
+        """Build the model with its adapters, and a last layer that computes the loss if possible.
+
+        Args:
+            loss: as of ``CausalLM``.
+            packed: whether several documents share a row.
+        """
+        is_known = self.attention in (*DENSE, "flash_attention_2")
+        if torch.are_deterministic_algorithms_enabled() and not is_known:
+            raise setting_error(
+                "attention",
+                self.attention,
+                "is not known to be deterministic; set flash_attention_2 or sdpa",
+            )
+        tokenizer = self.load_tokenizer()
+        model = self.load_model(vocabulary_of(tokenizer))
+        self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
+        if self.activation_checkpointing:
+            checkpoint_activations(model, self.activation_checkpointing)
+
+        # The model has no values yet. A small copy with random values is tried.
+        probe = small_copy(model).to("cpu" if self.attention in DENSE else training_device())
+        if packed:
+            check_separation(probe, self.inputs)
+        adapted = self.adapted(model, "CAUSAL_LM")
+        if loss == "plain":
+            return adapted
+
+        head = adapted.get_output_embeddings()
+        reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
+        if not reason and type(head) is not nn.Linear:
+            reason = "the last layer has an adapter"
+        if not reason:
+            head.__class__ = FusedHead
+            head.always = loss == "fused"
+        elif loss == "fused":
+            raise setting_error("loss", "fused", f"{reason}; set plain")
+        else:
+            self.note(f"loss: all logits at once, since {reason}")
+        return adapted
+
+    def load_model(self, vocabulary: int) -> Any:
+        """Build the transformers model. A subclass may override this method.
+
+        Args:
+            vocabulary: number of tokens of the tokenizer.
+        """
+        end = self.load_tokenizer().eos_token_id
+        # torch never trains the embedding of a pad_token_id, which is often the end of a text.
+        return self.build(CAUSAL, bos_token_id=None, eos_token_id=end, pad_token_id=None)
+
+    # -- export -----------------------------------------------------------------------------------
+
+    def save_extras(self, directory: Path) -> None:
+        """Write the tokenizer, with the chat template and the end of a text of this training."""
+        tokenizer = copy.deepcopy(self.load_tokenizer())
+        ends = self.memory.get("ends")
+        if ends and tokenizer.eos_token_id not in ends:
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+        if self.template:
+            tokenizer.chat_template, _ = read_template(tokenizer, self.template)
+        tokenizer.save_pretrained(directory)

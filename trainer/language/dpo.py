@@ -1,0 +1,306 @@
+"""The task of preference training without a reward model (Rafailov et al. 2023, "DPO")."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import xxhash
+from accelerate import PartialState
+from accelerate.utils import reduce
+from pydantic import Field
+from torch import nn
+from torch.nn.functional import logsigmoid
+from torch.utils.data import ConcatDataset
+
+from ..config.paths import LocalPath
+from ..data.now import now
+from ..errors import DataError
+from ..reporting.say import say
+from ..task import Pretrained
+from .adapters import without_adapter
+from .base import LanguageTask
+from .card import model_card
+from .decoder import LossMemory
+from .loss import token_losses
+from .packing import IGNORED, collate
+from .preference import PreferenceTask
+from .problems import setting_error
+from .tokens import TARGET, words_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reference = Literal["without_adapter", "frozen", "computed_once"]
+BLOCK = 4  # pairs whose log-probabilities are computed at once
+DIGITS = 4  # of a log-probability, which do not depend on the order of sums
+
+
+class PolicyAndReference(nn.Module):
+    """A policy and its reference.
+
+    Args:
+        policy: the model that is trained.
+        reference: frozen. None: the policy without its adapter.
+    """
+
+    def __init__(self, policy: nn.Module, reference: nn.Module | None) -> None:
+        super().__init__()
+        self.policy = policy
+        self.reference = reference
+
+    def forward(self, *, from_reference: bool = False, **inputs: Any) -> Any:
+        if from_reference and self.reference is not None:
+            return self.reference(**inputs)
+        with without_adapter(self.policy) if from_reference else nullcontext():
+            return self.policy(**inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPO(PreferenceTask):
+    """Train a policy on preferences, with a reference that the policy stays near.
+
+    Args:
+        data, evaluation: as of ``CausalLM``. Rows have a prompt, a chosen and a rejected answer, as
+            text or as messages, or two conversations that begin alike.
+        prompt_column: by default the first of ``pairs.PROMPTS`` that the first row has.
+        chosen_column, rejected_column: the answers.
+        model: a folder of safetensors or a name on the Hub.
+        template: as of ``CausalLM``. If set, texts are turns of user and assistant.
+        sequence_length: positions of a side, the prompt included.
+        long_documents: longer sides are ``cut`` off, or ``refuse``d.
+        reference: ``without_adapter`` (the default with an adapter), a ``frozen`` copy (the default
+            without an adapter), or log-probabilities that are ``computed_once``, before the first
+            step, and kept in ``cache_dir`` and in checkpoints.
+        reference_model: the files of a ``frozen`` reference. By default ``model``.
+        beta: how much a distance from the reference costs.
+        objective: ``sigmoid``, ``robust`` to flipped preferences (Chowdhury et al. 2024), or
+            ``ipo`` (Azar et al. 2023), with log-probabilities a token.
+        label_smoothing: share of the preferences that are taken to be flipped.
+        sft_weight: weight of the mean loss a token of the chosen answer.
+        tokenizer, chat_template_kwargs, bad_rows, adapter, attention, activation_checkpointing,
+            loss, ignore_tensors, cache_dir: as of ``CausalLM``.
+    """
+
+    exported: ClassVar[str] = "policy"
+
+    reference: Reference | None = None
+    reference_model: LocalPath | None = None
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    objective: Literal["sigmoid", "robust", "ipo"] = "sigmoid"
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    sft_weight: Annotated[float, Field(ge=0)] = 0.0
+    loss: LossMemory = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference == "without_adapter" and not self.adapter:
+            raise ValueError("reference: without_adapter needs an adapter")
+        if self.reference_model and self.kind != "frozen":
+            raise ValueError(f"reference_model: has no use with reference: {self.kind}")
+        if self.kind == "frozen" and self.adapter and self.adapter.quantize:
+            raise ValueError("reference: a model in 4 bits has the reference without_adapter")
+        if self.label_smoothing and self.objective == "ipo":
+            raise ValueError("label_smoothing: the objective ipo has none; set 0")
+
+    @property
+    def kind(self) -> Reference:
+        """Return the kind of the reference."""
+        without = self.adapter and not self.reference_model
+        return self.reference or ("without_adapter" if without else "frozen")
+
+    @property
+    def most_tokens(self) -> int:
+        return self.sequence_length + 1  # the last position predicts a token
+
+    def fine_tuning_defaults(self) -> dict[str, Any]:
+        return {**super().fine_tuning_defaults(), "lr": 1e-5 if self.adapter else 1e-6}
+
+    def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
+        rows = []
+        for side in sides:
+            ids = torch.from_numpy(words_of(side))
+            is_target = torch.from_numpy(side >= TARGET)
+            labels = ids.where(is_target, IGNORED)[1:]
+            positions = torch.arange(len(labels))
+            rows.append({"input_ids": ids[:-1], "labels": labels, "position_ids": positions})
+        return collate(rows, length=None, padding=self.padding)
+
+    # -- model ------------------------------------------------------------------------------------
+
+    def build_model(self) -> nn.Module:
+        policy = self.build_decoder(self.loss, packed=False)
+        reference = None
+        if self.kind == "frozen":
+            other = self._task_of_reference()
+            reference = other.build_decoder(self.loss, packed=False)
+            reference.requires_grad_(False)
+            self.memory["reference"] = other.memory["stored"]
+        return PolicyAndReference(policy, reference)
+
+    def _task_of_reference(self) -> DPO:
+        """Return the task whose model is the reference.
+
+        Raises:
+            ConfigError: the reference has other tokens.
+        """
+        other = replace(self, model=self.reference_model or self.model, adapter=None)
+        ours, theirs = self.load_tokenizer().get_vocab(), other.load_tokenizer().get_vocab()
+        if ours != theirs:
+            raise setting_error(
+                "reference_model",
+                self.reference_model,
+                f"has another vocabulary than the model ({len(theirs):,} and {len(ours):,} tokens)",
+            )
+        return other
+
+    def load_model(self, vocabulary: int) -> Any:
+        model = super().load_model(vocabulary)
+        # Dropout would part the policy from the reference before the first step.
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model
+
+    def pretrained(self, model: Any) -> list[Pretrained]:
+        parts = {"policy": self.memory.get("stored"), "reference": self.memory.get("reference")}
+        return [
+            replace(stored(model.get_submodule(part)), part=part)
+            for part, stored in parts.items()
+            if stored
+        ]
+
+    def initialize(self, model: Any, module: Any) -> None:
+        reference = model.reference
+        is_reference = reference is not None and module in {*reference.modules()}
+        super().initialize(reference if is_reference else model.policy, module)
+
+    def held_in_evaluation(self, model: Any) -> list[nn.Module]:
+        return [] if model.reference is None else [model.reference]
+
+    def for_model(self, folder: Path) -> LanguageTask | None:
+        """Return the task with the policy of a folder, and the reference of this task."""
+        first = self.reference_model or self.model
+        frozen = replace(self, adapter=None, reference="frozen", reference_model=first)
+        return super(DPO, frozen).for_model(folder)
+
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        return model_card(self, run, "text-generation", "Language model trained on preferences")
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        reference = self.reference_log_probs(model, batch)
+        policy = self.log_probs(model, batch)
+        counts = (batch["labels"] != IGNORED).sum(-1).view(-1, 2)
+
+        distances = policy - reference
+        losses = self.objective_of(distances / counts if self.objective == "ipo" else distances)
+        if self.sft_weight:
+            losses = losses - self.sft_weight * (policy / counts)[:, 0]
+        return losses, self.beta * distances
+
+    def objective_of(self, distances: Tensor) -> Tensor:
+        """Return the loss of each pair.
+
+        Args:
+            distances: (pairs, 2), the logarithms of policy over reference, chosen first. Those of
+                ``ipo`` are a token's.
+        """
+        gap = distances[:, 0] - distances[:, 1]
+        if self.objective == "ipo":
+            return (gap - 1 / (2 * self.beta)).square()
+        share = self.label_smoothing
+        right, flipped = -logsigmoid(self.beta * gap), -logsigmoid(-self.beta * gap)
+        if self.objective == "robust":
+            return ((1 - share) * right - share * flipped) / (1 - 2 * share)
+        return (1 - share) * right + share * flipped
+
+    def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
+        """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64.
+
+        Args:
+            which: arguments of ``PolicyAndReference``.
+        """
+        losses = token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
+        return -losses.double().sum(-1).view(-1, 2)
+
+    @torch.no_grad()
+    def reference_log_probs(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the log-probabilities of the reference, as of ``log_probs``."""
+        if self.kind != "computed_once":
+            return self.log_probs(model, batch, from_reference=True)
+
+        numbers = batch["pair"]
+        if "log_probs" not in self.memory:
+            self.memory["log_probs"] = self._compute_once(model, numbers.device)
+        table = self.memory["log_probs"] = self.memory["log_probs"].to(numbers.device)
+        return table[numbers]  # type: ignore[no-any-return]
+
+    # -- the reference, computed once -------------------------------------------------------------
+
+    def _compute_once(self, model: nn.Module, device: torch.device) -> Tensor:
+        """Return the reference's log-probabilities of all pairs, from a file if there is a file.
+
+        Collective: all ranks come here in the same micro-batch.
+
+        Raises:
+            DataError: the model has been trained, so that the reference is lost.
+        """
+        moment = now()
+        if not self.adapter and moment.step > (moment.evaluation_set is None):
+            raise DataError(
+                "the reference is the model before the first step, whose log-probabilities of "
+                "these pairs no checkpoint holds; set reference: frozen"
+            )
+        pairs: Any = ConcatDataset(self.memory["sets"])
+        every = range(len(pairs))
+
+        def computed(block: range) -> Tensor:
+            batch = self.collate([pairs[number] for number in block])
+            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+            return self.log_probs(model, on_device, from_reference=True)
+
+        # The first pairs tell these weights and this precision from others.
+        digits = [f"{value:.{DIGITS}g}" for value in computed(every[:BLOCK]).flatten().tolist()]
+        name = xxhash.xxh3_128_hexdigest(" ".join([self._version(), *digits]).encode())
+        file = Path(self.cache_dir).expanduser() / f"reference-{name}.npy"
+        table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
+        state = PartialState()
+        if state.is_main_process and file.is_file():
+            table += torch.from_numpy(np.load(file)).to(device)
+        table = reduce(table, "sum")
+        if table.any():
+            say(f"reference: the log-probabilities of {len(pairs):,} pairs are read from {file}")
+            return table  # type: ignore[no-any-return]
+
+        say(f"reference: the log-probabilities of {len(pairs):,} pairs are computed")
+        for start in range(0, len(pairs), BLOCK * state.num_processes):
+            block = every[start + BLOCK * state.process_index :][:BLOCK]
+            values = computed(block or every[:1])  # every rank calls the model as often
+            table[block.start : block.stop] = values[: len(block)]
+        table = reduce(table, "sum")
+        if state.is_main_process:
+            part = file.with_suffix(f".{os.getpid()}.npy")
+            np.save(part, table.cpu().numpy())
+            os.replace(part, file)
+        return table  # type: ignore[no-any-return]
+
+    def _version(self) -> str:
+        """Return a hash of all pairs."""
+        return " ".join(pairs.version for pairs in self.memory["sets"])
+
+    def state_dict(self) -> dict[str, Any]:
+        if "log_probs" not in self.memory:
+            return {}
+        return {"pairs": self._version(), "log_probs": self.memory["log_probs"].cpu()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("pairs") == self._version():
+            self.memory["log_probs"] = state["log_probs"]

@@ -1,0 +1,236 @@
+"""Preferences: rows with a prompt, a chosen and a rejected answer, as pairs of documents.
+
+A pair is two neighbouring documents of a corpus: the prompt with each of the answers. The targets
+are the tokens of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
+from os.path import commonprefix
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError
+from .chat import TrainingText
+from .columns import Columns, system_of, take
+from .messages import Chat, read_chat
+from .problems import setting_error
+from .sources import Row
+from .tokens import Corpus, Encoder, Int64Array, UInt32Array
+
+# Columns of the prompt that data sets have. Without any, the prompt is the beginning of both sides.
+PROMPTS = ("prompt", "messages", "conversations", "conversation", "question", "instruction")
+SIDES = ("chosen_column", "rejected_column")  # the settings that name the columns of the answers
+SAME = "chosen and rejected are the same"
+
+
+@dataclass(frozen=True)
+class PairColumns(Columns):
+    """The columns of a preference: ``names`` are those of prompt, chosen and rejected.
+
+    Args:
+        tokens: of a side, at most.
+        cuts: longer sides are cut off. Else they are refused.
+        as_chat: texts are turns of user and assistant, which the chat template writes.
+        margin: the column with the margin of a pair, a number.
+    """
+
+    tokens: int = 0
+    cuts: bool = True
+    as_chat: bool = False
+    margin: str = "margin"
+
+    def are_chats(self, row: Row) -> bool:
+        return self.as_chat or not isinstance(row.get(self.names[1], ""), str)
+
+    def read_chats(self, row: Row, origin: str) -> list[Chat]:
+        """Return both sides as conversations, of which the messages that differ are trained on.
+
+        Raises:
+            ConfigError: the row has another form, the sides do not begin with the prompt, or a side
+                has no answer of its own.
+        """
+        settings, system = self.settings_of(row, origin), system_of(row)
+        prompt = _messages(self._prompt(row), "user")
+        chats = []
+        for key, column in zip(SIDES, self.names[1:], strict=True):
+            answer = _messages(take(row, origin, column, key), "assistant")
+            role = read_chat(origin, key, [], answer, {}).messages[0]["role"]
+            # A side that begins with an answer follows the prompt. Others are whole conversations.
+            follows = role in ("assistant", "tool")
+            before = [*system, *prompt] if follows else system if role != "system" else []
+            chats.append(read_chat(origin, key, before, answer, settings))
+
+        both = zip(*(chat.messages for chat in chats), strict=False)
+        shared = [chosen for chosen, _ in takewhile(lambda pair: eq(*pair), both)]
+        given = read_chat(origin, "prompt_column", [], prompt, {}).messages if prompt else []
+        if not shared or not all(message in shared for message in given):
+            raise _no_beginning(origin)
+
+        begin = len(shared)
+        for key, chat in zip(SIDES, chats, strict=True):
+            chat.trained[:begin] = [False] * begin
+            answers = [m for m, learns in zip(chat.messages, chat.trained, strict=True) if learns]
+            if not any(m["content"].strip() or m.get("tool_calls") for m in answers):
+                raise _no_answer(key, origin)
+        return chats
+
+    def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
+        """Return both sides as texts, each with the span of the answer.
+
+        Without a prompt, the beginning of both sides up to a whole word is the prompt.
+
+        Raises:
+            ConfigError: as of ``read_chats``, or the row has parts that texts cannot have.
+        """
+        if row.get("system") or row.get("tools"):
+            raise setting_error(
+                "template",
+                origin,
+                "a row with system or tools is a conversation; set a template (default: the "
+                "tokenizer's)",
+            )
+        columns = zip(SIDES, self.names[1:], strict=True)
+        texts = [take(row, origin, column, key, str) for key, column in columns]
+        prompt = self._prompt(row)
+        if prompt is None:
+            same = commonprefix(texts)  # noqa: RUF071
+            prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
+        begins = [text.startswith(prompt) for text in texts] if prompt else [True, False]
+        if not any(begins):
+            texts = [prompt + text for text in texts]
+        elif not all(begins):
+            raise _no_beginning(origin)
+        for key, text in zip(SIDES, texts, strict=True):
+            if not text[len(prompt) :].strip():
+                raise _no_answer(key, origin)
+        return [(text, [(len(prompt), len(text))]) for text in texts]
+
+    def _prompt(self, row: Row) -> Any:
+        """Return the prompt of a row, with Alpaca's ``input``. None without a prompt."""
+        column = self.names[0]
+        prompt = row.get(column)
+        if column == "instruction" and row.get("input"):
+            return f"{prompt}{self.before_input}{row['input']}"
+        return prompt
+
+
+def _messages(value: Any, role: str) -> Any:
+    """Return a prompt or an answer as messages: a list, a single message, or a text of ``role``."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return [value] if isinstance(value, Mapping) else value or []
+
+
+def _no_answer(key: str, origin: str) -> ConfigError:
+    rule = "the side has no answer of its own; the answer is empty, or the same on both sides"
+    return setting_error(key, origin, rule)
+
+
+def _no_beginning(origin: str) -> ConfigError:
+    return setting_error(
+        "prompt_column",
+        origin,
+        "the prompt is not the beginning of both sides; chosen and rejected hold answers to the "
+        "prompt, or whole conversations that begin alike",
+    )
+
+
+@dataclass(frozen=True)
+class PairEncoder(Encoder):
+    """A function from preferences to pairs of documents.
+
+    Args:
+        columns: of preferences.
+    """
+
+    columns: PairColumns
+
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
+        for origin, row in rows:
+            pair = list(super().encode([(origin, row)]))
+            problem = self._problem(row, pair) if pair else ""
+            if problem:
+                error = setting_error("data", origin, problem)
+                if not self.bad_rows:
+                    raise error
+                self.bad.append(error)
+            elif pair:
+                self.numbers.append(float(row.get(self.columns.margin) or 0.0))
+                yield from pair
+
+    def _texts(self, origin: str, row: Row) -> list[TrainingText]:
+        if self.writer:
+            return super()._texts(origin, row)
+        return self.columns.read_texts(row, origin)
+
+    def _problem(self, row: Row, pair: list[tuple[list[int], Any]]) -> str:
+        """Return why a pair of documents cannot be learnt from. Empty if it can."""
+        margin = row.get(self.columns.margin) or 0.0
+        if not isinstance(margin, int | float):
+            return f"{self.columns.margin}: {margin!r} is no number"
+
+        limit = self.columns.tokens
+        longest = max(len(ids) for ids, _ in pair)
+        if longest > limit and not self.columns.cuts:
+            return f"a side has {longest:,} tokens, and sequence_length allows {limit:,}"
+        for _, targets in pair:
+            if not np.any(targets[1:limit]):  # nothing predicts the first token
+                prompt = int(np.argmax(targets))
+                return f"the prompt has {prompt:,} tokens, and sequence_length allows {limit:,}"
+        return SAME if pair[0][0][:limit] == pair[1][0][:limit] else ""
+
+
+class PairCorpus(Corpus):
+    """Tokens of pairs, of which each is two documents. The length is the number of pairs."""
+
+    def __len__(self) -> int:
+        return len(self.ends) // 2
+
+
+class Pair(NamedTuple):
+    """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``.
+
+    Args:
+        number: of the pair among those of all data sets of a task.
+    """
+
+    sides: list[UInt32Array]
+    number: int
+    margin: float
+
+
+class Pairs:
+    """Pairs of a corpus.
+
+    Args:
+        chosen: pairs of the corpus, by number.
+        tokens: of a side, at most.
+
+    Attributes:
+        first: the number of the first pair among those of all data sets of a task.
+    """
+
+    def __init__(self, corpus: PairCorpus, chosen: Int64Array, tokens: int) -> None:
+        self.corpus = corpus
+        self.chosen = chosen
+        self.starts = corpus.starts
+        self.ends = np.minimum(corpus.ends, self.starts + tokens)
+        self.version = f"{corpus.version(chosen)}-{tokens}"
+        self.first = 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Pair:
+        number = int(self.chosen[index])  # IndexError behind the last pair
+        sides = [
+            self.corpus.tokens[self.starts[document] : self.ends[document]]
+            for document in (2 * number, 2 * number + 1)
+        ]
+        return Pair(sides, self.first + index, self.corpus.numbers[number])

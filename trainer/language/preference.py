@@ -1,0 +1,143 @@
+"""The base of the tasks that learn from preferences: pairs, batches of pairs, metrics."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from ..losses import weighted
+from ..task import Data
+from .decoder import DecoderTask
+from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
+from .problems import setting_error
+from .sources import Row
+from .tokens import Corpus, Encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTask(DecoderTask):
+    """A task that learns from pairs of a chosen and a rejected answer.
+
+    A batch has both sides of each pair, as neighbouring rows, chosen first.
+
+    Args:
+        prompt_column: by default the first of ``PROMPTS`` that a row has. A row without a prompt
+            has whole conversations or texts, which begin alike.
+        chosen_column, rejected_column: the answers, as text or as messages.
+        long_documents: sides that are longer than ``sequence_length`` are ``cut`` off, or
+            ``refuse``d.
+    """
+
+    counts_tokens: ClassVar[bool] = False
+    corpus: ClassVar[type[Corpus]] = PairCorpus
+
+    prompt_column: str | None = None
+    chosen_column: str = "chosen"
+    rejected_column: str = "rejected"
+    long_documents: Literal["cut", "refuse"] = "cut"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.config:
+            raise ValueError("config: preferences need a trained model; give model instead")
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens of a side."""
+        return self.sequence_length
+
+    # -- data -------------------------------------------------------------------------------------
+
+    def encoder(self, row: Row) -> Encoder:
+        sides = (self.chosen_column, self.rejected_column)
+        if None in map(row.get, sides):
+            raise setting_error(
+                "data",
+                ", ".join(row),
+                f"are no preferences; a row needs {' and '.join(sides)} (or chosen_column and "
+                "rejected_column name others), and a prompt or the same beginning",
+            )
+        found = [name for name in PROMPTS if row.get(name) is not None]
+        columns = PairColumns(
+            "pair",
+            (self.prompt_column or (found or PROMPTS)[0], *sides),
+            settings=self.chat_template_kwargs or {},
+            tokens=self.most_tokens,
+            cuts=self.long_documents == "cut",
+            as_chat=self.template is not None,
+        )
+        return self.encoder_of(columns, row, PairEncoder)
+
+    def build_data(self) -> Data:
+        train, evaluation = self.parts(self.tokenized, partial(Pairs, tokens=self.most_tokens))
+        sets = [train]
+        if evaluation is not None:
+            sets += evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
+        for before, after in pairwise(sets):
+            after.first = before.first + len(before)
+        self.memory["sets"] = sets
+        return Data(train=train, evaluation=evaluation, collate=self.collate, version=train.version)
+
+    @abstractmethod
+    def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the inputs of a batch, each of shape (sides, tokens).
+
+        Args:
+            sides: tokens of each side. Targets have the bit ``TARGET``.
+        """
+
+    def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        """Return a batch of pairs: the inputs, and number and margin of each pair."""
+        return {
+            **self.rows([side for pair in pairs for side in pair.sides]),
+            "pair": torch.tensor([pair.number for pair in pairs]),
+            "pair_margin": torch.tensor([pair.margin for pair in pairs]),
+        }
+
+    # -- training ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the loss of each pair, and the rewards of the sides, (pairs,) and (pairs, 2)."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        losses, rewards = self.losses(model, batch)
+        return losses.mean().float(), measured(rewards)
+
+    def weight(self, batch: Any) -> int:
+        return len(batch["pair"])
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return weighted(self.training_step(model, batch), self.weight(batch))
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        """Return the loss and the rewards of each pair."""
+        losses, rewards = self.losses(model, batch)
+        return {"loss": losses, **measured(rewards)}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return metrics
+
+
+def measured(rewards: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of each pair.
+
+    Args:
+        rewards: (pairs, 2), chosen first.
+    """
+    chosen, rejected = rewards.detach().unbind(1)
+    return {
+        "chosen_reward": chosen,
+        "rejected_reward": rejected,
+        "margin": chosen - rejected,
+        "accuracy": (chosen > rejected).float(),
+    }
