@@ -1,7 +1,8 @@
 """``trainer show FILE``: print the first batch of a language task as the model sees it.
 
-Tokens that are trained on stand between « and ». The hidden token of ``MaskedLM`` stands behind the
-mask, and the label of ``SequenceClassifier`` above the text.
+Tokens that are trained on stand between « and », in colour on a terminal. The hidden token of
+``MaskedLM`` stands behind the mask, the label of ``SequenceClassifier`` above the text, and both
+sides of a preference below each other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def run(argv: Sequence[str]) -> int:
     from ..building.data import build_data
     from ..data.batches import Layout
     from ..language.base import LanguageTask
+    from ..language.preference import PreferenceTask
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries print as well
         task, config = load_task(loaded)
@@ -46,9 +48,14 @@ def run(argv: Sequence[str]) -> int:
     for notice in task.notices():
         print(f"note: {notice}")
 
-    for number in range(len(batch["input_ids"]))[: args.rows]:
-        row = {name: column[number].tolist() for name, column in batch.items()}
-        print(f"== row {number + 1}")
+    sides = (": chosen", ": rejected") if isinstance(task, PreferenceTask) else ("",)
+    rows = len(batch["input_ids"])
+    columns = {name: column for name, column in batch.items() if len(column) == rows}
+    for number in range(rows)[: args.rows and args.rows * len(sides)]:
+        row = {name: column[number].tolist() for name, column in columns.items()}
+        place, side = divmod(number, len(sides))
+        print(f"== row {place + 1}{sides[side]}")
+        row.setdefault("labels", [-100] * len(row["input_ids"]))  # a reward model learns no token
         if not isinstance(row["labels"], list):
             print(f"label: {task.memory['labels'][row['labels']]}")
             row["labels"] = [-100] * len(row["input_ids"])
@@ -90,6 +97,11 @@ def _masked(row: Mapping[str, Any]) -> list[tuple[int, bool]]:
     return tokens
 
 
+def _marked(text: str) -> str:
+    """Return text that is trained on: between marks, and green on a terminal."""
+    return f"\033[32m«{text}»\033[0m" if sys.stdout.isatty() else f"«{text}»"
+
+
 def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
     """Return tokens as text, with marks around those that are trained on."""
     ids: list[int] = []
@@ -99,6 +111,6 @@ def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
         # A span that is decoded alone may lose the first space.
         decoded = tokenizer.decode(ids)
         added = decoded[len(before) :]
-        text += f"«{added}»" if is_trained else added
+        text += _marked(added) if is_trained else added
         before = decoded
     return text

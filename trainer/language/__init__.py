@@ -30,6 +30,7 @@ from .classifier import SequenceClassifier
 from .dpo import DPO
 from .loss import token_losses
 from .masked import MaskedLM
+from .reward import RewardModel
 from .turns import tokenize_rows
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Adapter",
     "CausalLM",
     "MaskedLM",
+    "RewardModel",
     "SequenceClassifier",
     "token_losses",
     "tokenize_rows",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conversation_config import conversation_config
+from preferences import preference
 from tiny_language import save_masked, save_rows
 
 from trainer.commands import cli
@@ -62,3 +64,26 @@ def test_show_refuses_a_wrong_config_and_another_task(
     (tmp_path / "train.yaml").write_text("task: digits_cnn:DigitsCNN\nmax_steps: 1\n")
     assert cli.main(["show", *words]) == 2
     assert "shows tasks of trainer.language" in capsys.readouterr().err
+
+
+def test_show_both_sides_of_a_preference(
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    rows = save_rows(tmp_path / "rows.jsonl", [preference("Why?", "Because.", "No.")] * 2)
+    path = tmp_path / "train.yaml"
+    settings = f"model: {llama}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
+    path.write_text(f"task: trainer.language:DPO\ntask_settings: {{{settings}}}\nmax_steps: 1\n")
+    assert cli.main(["show", str(path), "--micro_batch_size", "2", "--rows", "1"]) == 0
+    shown = capsys.readouterr().out
+    before = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert f"== row 1: chosen\n-- {before}«Because.<|im_end|>»\n" in shown
+    assert f"== row 1: rejected\n-- {before}«No.<|im_end|>»\n" in shown
+    assert "== row 2" not in shown and "\033" not in shown
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(["show", str(path)]) == 0
+    assert "\033[32m«No.<|im_end|>»\033[0m" in capsys.readouterr().out
+
+    path.write_text(path.read_text().replace(":DPO", ":RewardModel"))
+    assert cli.main(["show", str(path)]) == 0
+    assert "== row 1: rejected\n-- " in capsys.readouterr().out

@@ -1,0 +1,139 @@
+"""Reward models: the formula in float64, the end of a text, and the export."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from preferences import TEMPLATE, preferences, save_preferences
+from tiny_language import save_model, tokenizer
+
+from trainer import ConfigError, TrainConfig, Trainer
+from trainer.language import Adapter, RewardModel
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    save_model(folder / "llama")
+    save_preferences(folder / "pairs.jsonl", 8)
+    return folder
+
+
+def task(given: Path, cache: Path, **settings: Any) -> RewardModel:
+    defaults = {
+        "model": str(given / "llama"),
+        "data": str(given / "pairs.jsonl"),
+        "template": TEMPLATE,
+        "sequence_length": 128,
+        "cache_dir": str(cache),
+    }
+    return RewardModel(**{**defaults, **settings})
+
+
+def trainer(task: RewardModel, folder: Path) -> Trainer:
+    config = TrainConfig(
+        task="trainer.language:RewardModel",
+        output_dir=str(folder),
+        max_steps=2,
+        micro_batch_size=3,
+        accumulation_steps=3,
+        lr=3e-3,
+        eps=1e-4,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        log_every=1,
+    )
+    return Trainer(task, config)
+
+
+def loss_of(model: Any, rows: list[dict[str, Any]], weight: float) -> tuple[torch.Tensor, Any]:
+    """The mean loss over some rows in float64, each side alone, and the metrics."""
+    losses, scores = [], []
+    for row in rows:
+        pair = []
+        for side in ("chosen", "rejected"):
+            messages = row["prompt"] + row[side]
+            ids = tokenizer().apply_chat_template(
+                messages, chat_template=TEMPLATE, return_dict=False
+            )
+            hidden = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+            pair.append(hidden @ model.score.weight[0])
+        chosen, rejected = pair
+        loss = -F.logsigmoid(chosen - rejected - row["margin"])
+        losses.append(loss + weight * (chosen + rejected) ** 2)
+        scores.append(torch.stack(pair).detach())
+    chosen, rejected = torch.stack(scores).unbind(1)
+    return torch.stack(losses).mean(), {
+        "chosen_reward": chosen.mean().item(),
+        "rejected_reward": rejected.mean().item(),
+        "margin": (chosen - rejected).mean().item(),
+        "accuracy": (chosen > rejected).double().mean().item(),
+    }
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.05])
+def test_two_steps_are_those_of_the_formula_in_float64(
+    weight: float, given: Path, tmp_path: Path
+) -> None:
+    training = trainer(task(given, tmp_path, center_rewards=weight), tmp_path / "run")
+    model: Any = copy.deepcopy(training.run.model).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4, weight_decay=0.0)
+    for info in training.steps():
+        loss, metrics = loss_of(model, preferences(8), weight)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        exact = {"loss": loss.item(), "grad_norm": norm.item(), **metrics}
+        assert info.metrics is not None
+        ours = {**info.metrics, "grad_norm": float(info.grad_norm)}
+        assert {name: ours[name] for name in exact} == pytest.approx(exact, rel=1e-5, abs=1e-6)
+    training.close()
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(r=4)])
+def test_the_export_loads_as_a_classifier_with_one_label(
+    adapter: Adapter | None, given: Path, tmp_path: Path
+) -> None:
+    from peft import AutoPeftModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    reward = task(given, tmp_path, adapter=adapter)
+    training = trainer(reward, tmp_path / "run")
+    training.fit()
+    folder = tmp_path / "run" / "model"
+    loaded: Any
+    if adapter:
+        loaded = AutoPeftModelForSequenceClassification.from_pretrained(
+            folder, num_labels=1, pad_token_id=0
+        )
+    else:
+        loaded = AutoModelForSequenceClassification.from_pretrained(folder)
+        assert json.loads((folder / "config.json").read_text())["pad_token_id"] == 0
+    data = reward.build_data()
+    batch = data.collate([data.train[at] for at in range(4)])
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        scores, ours = loaded.eval()(**inputs).logits, training.run.model.eval()(**inputs).logits
+    assert scores.shape == (8, 1) and torch.allclose(scores, ours, atol=1e-6)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE
+
+
+def test_a_side_that_is_too_long_is_refused(given: Path, tmp_path: Path) -> None:
+    """A text that is cut off has no score of its end."""
+    with pytest.raises(ConfigError, match=r"row \d+'?: a side has \d+ tokens, and sequence_length"):
+        task(given, tmp_path, sequence_length=30).build_data()
+    few = task(given, tmp_path, sequence_length=60, bad_rows="leave_out").build_data()
+    assert 0 < len(few.train) < 8
+    assert few.collate([few.train[0]])["input_ids"].shape[1] <= 60

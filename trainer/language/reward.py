@@ -1,0 +1,79 @@
+"""The task of a reward model, by settings: a score for each answer, learnt from preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
+
+from .card import model_card
+from .meta_model import CLASSIFIER
+from .preference import PreferenceTask
+from .pretrained import checkpoint_activations
+from .tokens import words_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel(PreferenceTask):
+    """Learn a score of answers: that of the chosen answer is to be larger by the ``margin`` of the
+    row, which is 0 without such a column (Bradley and Terry 1952).
+
+    The score is the only output of a new last layer, at the last token of a text.
+
+    Args:
+        data, evaluation, prompt_column, chosen_column, rejected_column, template,
+            chat_template_kwargs, model, tokenizer, bad_rows, adapter, attention,
+            activation_checkpointing, ignore_tensors, cache_dir: as of ``DPO``.
+        sequence_length: tokens of a side.
+        long_documents: ``refuse`` longer sides, or ``cut`` them off. The end of a text that is cut
+            off is not scored.
+        center_rewards: weight of the squared sum of both scores, which keeps scores near 0
+            (Eisenstein et al. 2023).
+    """
+
+    long_documents: Literal["cut", "refuse"] = "refuse"
+    center_rewards: Annotated[float, Field(ge=0)] = 0.0
+
+    def fine_tuning_defaults(self) -> dict[str, Any]:
+        return {**super().fine_tuning_defaults(), "lr": 1e-4}
+
+    def load_tokenizer(self) -> Any:
+        tokenizer = super().load_tokenizer()
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        return tokenizer
+
+    def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
+        ids = [torch.from_numpy(words_of(side)) for side in sides]
+        padding = self.load_tokenizer().pad_token_id
+        return {
+            "input_ids": pad_sequence(ids, True, padding),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+        }
+
+    def build_model(self) -> nn.Module:
+        model = self.build_pretrained(CLASSIFIER, num_labels=1)
+        self.check_vocabulary(model)
+        # Decoders find the last token of a text by the padding behind the text.
+        model.config.pad_token_id = self.load_tokenizer().pad_token_id
+        if self.activation_checkpointing:
+            checkpoint_activations(model, self.activation_checkpointing)
+        return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
+
+    def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        rewards = model(**inputs).logits.view(-1, 2).double()
+        losses = -logsigmoid(rewards[:, 0] - rewards[:, 1] - batch["pair_margin"])
+        if self.center_rewards:
+            losses = losses + self.center_rewards * rewards.sum(1).square()
+        return losses, rewards
+
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        return model_card(self, run, "text-classification", "Reward model")
