@@ -17,7 +17,7 @@ from doc_pages import write_files
 from launchers import ROOT
 
 import trainer
-from trainer.language import CausalLM
+from trainer.language import DPO, CausalLM, RewardModel
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -133,7 +133,8 @@ def test_places_that_are_named_exist() -> None:
     ]
     assert sum(len(found) for found, _ in places) > 350
     launch, wrong = launch_keys(), []
-    settings = KEYS | {field.name for field in dataclasses.fields(CausalLM)}
+    tasks = (CausalLM, DPO, RewardModel)
+    settings = KEYS | {field.name for task in tasks for field in dataclasses.fields(task)}
     classes = r"(Task|Data|Trainer|Run|TrainConfig|StepInfo|Callback|trainer)\."
     for found, ours in places:
         if re.match(r"not (needed|offered)\b", ours):

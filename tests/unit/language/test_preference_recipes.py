@@ -1,0 +1,142 @@
+"""Public recipes of preference training run as configs, and those that cannot be said are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launchers import ROOT
+from tiny_language import UNMARKED, paragraphs, save_model, save_rows, tokenizer
+
+import trainer
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+RECIPES: dict[str, dict[str, Any]] = yaml.safe_load(
+    (ROOT / "tests" / "support" / "preference_recipes.yaml").read_text()
+)
+
+
+def rows_like(name: str) -> list[dict[str, Any]]:
+    """Rows in the form of a public data set."""
+    texts = paragraphs(60)
+    rows = []
+    for at in range(0, 60, 3):
+        question, good, bad = (text[:40] for text in texts[at : at + 3])
+        user = {"role": "user", "content": question}
+        answers = [{"role": "assistant", "content": text} for text in (good, bad)]
+        if "ultrafeedback" in name:
+            row: dict[str, Any] = {"chosen": [user, answers[0]], "rejected": [user, answers[1]]}
+            row |= {"score_chosen": 8.0, "score_rejected": 5.5}
+            if "HuggingFaceH4" in name:
+                row |= {"prompt": question, "prompt_id": str(at), "messages": [user, answers[0]]}
+        elif "dpo_en_demo" in name:
+            row = {"conversations": [{"from": "human", "value": question}]}
+            row["chosen"], row["rejected"] = ({"from": "gpt", "value": t} for t in (good, bad))
+        elif "alpaca_messages" in name:
+            row = {"conversation": [user], "chosen": answers[0], "rejected": answers[1]}
+        else:
+            assert "orca" in name
+            row = {"system": "Be brief.", "input": question, "chosen": good, "rejected": bad}
+        rows.append(row)
+    return rows
+
+
+def small(recipe: dict[str, Any], folder: Path) -> Path:
+    """Write a recipe for a small model and a few rows, for two steps."""
+    settings = recipe["task_settings"]
+    save_model(folder / "llama", max_position_embeddings=8192)
+    own = tokenizer()
+    own.chat_template = UNMARKED
+    own.save_pretrained(folder / "llama")
+    data = str(save_rows(folder / "rows.jsonl", rows_like(settings["data"])))
+    changed = {"model": str(folder / "llama"), "data": data, "cache_dir": str(folder / "cache")}
+    evaluation = settings.get("evaluation")
+    if isinstance(evaluation, str):
+        changed["evaluation"] = data
+    elif isinstance(evaluation, dict):
+        changed["evaluation"] = dict.fromkeys(evaluation, data)
+    if "epoch" in str(recipe.get("eval_every")):
+        recipe = {**recipe, "eval_every": "1 epoch"}
+    given = {
+        **recipe,
+        "task_settings": {**settings, **changed},
+        "max_steps": 2,
+        "output_dir": str(folder / "run"),
+        "workers": 0,
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
+    return folder / "recipe.yaml"
+
+
+QUICK = ("zephyr-7b-beta/dpo/config_full", "qwen3_lora_dpo", "gemma2/reward-model")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if any(one in name for one in QUICK) else pytest.mark.slow)
+        for name in RECIPES
+    ],
+)
+def test_a_recipe_runs_at_small_size(name: str, tmp_path: Path) -> None:
+    loaded = trainer.load_config(["--config", str(small(RECIPES[name], tmp_path))])
+    task, config = trainer.load_task(loaded)
+    training = trainer.Trainer(task, config, origins=loaded.origins)
+    losses = [float(info.loss) for info in training.steps()]
+    assert len(losses) == 2 and all(0.1 < loss < 2.0 for loss in losses)
+    if recipe_of(name) == "DPO":
+        assert losses[0] == pytest.approx(0.6931, abs=2e-3), "the policy is its own reference"
+    training.close()
+
+
+def recipe_of(name: str) -> str:
+    return str(RECIPES[name]["task"]).partition(":")[2]
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    # alignment-handbook/recipes/smollm3/dpo/apo.yaml
+    "apo_zero": ("DPO", {"objective": "apo_zero"}, r"objective: 'apo_zero'.*sigmoid.*robust.*ipo"),
+    # LLaMA-Factory, pref_loss: simpo, which has no reference
+    "simpo": ("DPO", {"objective": "simpo"}, r"objective: 'simpo'.*sigmoid.*robust.*ipo"),
+    "max_prompt_length": ("DPO", {"max_prompt_length": 512}, "max_prompt_length.*unknown key"),
+    "packing": ("DPO", {"packing": "best_fit"}, "packing.*unknown key"),
+    "scores": ("RewardModel", {"num_labels": 5}, "num_labels.*unknown key"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_setting_that_cannot_be_said_is_refused(case: str, tmp_path: Path) -> None:
+    kind, settings, message = REFUSED[case]
+    recipe = next(one for one in RECIPES.values() if one["task"].endswith(kind))
+    path = small({**recipe, "task_settings": {**recipe["task_settings"], **settings}}, tmp_path)
+    with pytest.raises(trainer.ConfigError, match=message) as refused:
+        trainer.load_task(trainer.load_config(["--config", str(path)]))
+    assert len(str(refused.value).strip().splitlines()) == 1
+
+
+BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    # LLaMA-Factory and TRL: KTO
+    "kto": ({"prompt": "Why?", "completion": "Because.", "label": True}, "are no preferences"),
+    # LLaMA-Factory/examples/train_lora/qwen3vl_lora_dpo.yaml
+    "images": (
+        {**rows_like("dpo_en_demo")[0], "images": ["a.png"]},
+        "row 1.*has images or other media",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_rows_that_cannot_be_learnt_from_are_refused(case: str, tmp_path: Path) -> None:
+    row, message = BAD_ROWS[case]
+    path = small(next(iter(RECIPES.values())), tmp_path)
+    save_rows(tmp_path / "rows.jsonl", [row])
+    task, _ = trainer.load_task(trainer.load_config(["--config", str(path)]))
+    with pytest.raises(trainer.ConfigError, match=message):
+        task.build_data()
