@@ -41,7 +41,9 @@ class Agreement:
         is_connected = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if is_connected else 0
         self.world_size = dist.get_world_size() if is_connected else 1
-        self.distributed = self.world_size > 1
+        # In `trainer rehearse` the other ranks are fakes, whose answers would be arbitrary bytes.
+        # This rank's answers stand for theirs.
+        self.distributed = self.world_size > 1 and dist.get_backend() != "fake"
 
         self.timeout = timeout
         self.group: Any = None
@@ -179,7 +181,7 @@ class Agreement:
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order. Collective: call on every rank."""
         if not self.distributed:
-            return [value]
+            return [value] * self.world_size
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values

@@ -424,6 +424,8 @@ def start(timeout: timedelta) -> None:
 
     if _watch or not dist.is_initialized() or dist.get_world_size() == 1:
         return
+    if dist.get_backend() == "fake":  # the other ranks of a rehearsal
+        return
     _watch = Heartbeat(
         dist.get_rank(),
         dist.get_world_size(),
