@@ -48,9 +48,13 @@ class Validator:
             texts: values of the command line, by dotted key below ``prefix``. They replace
                 ``values``. They are read as YAML, and stay text if only the text fits.
         """
-        given = with_values(values, {key: parse_scalar(text) for key, text in texts.items()})
+        given = with_values(values, {key: parse_scalar(texts[key]) for key in sorted(texts)})
         fitting, problems = _checked(cls, given)
-        as_text = {key: texts[key] for key in texts if key in problems}
+        as_text = {
+            key: text
+            for key, text in texts.items()
+            if key in problems and not any(other.startswith(f"{key}.") for other in texts)
+        }
         if as_text:
             fitting, left = _checked(cls, with_values(given, as_text))
             problems = {key: broken for key, broken in problems.items() if key in left}
