@@ -14,13 +14,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from doc_pages import places_that_wait
 from launchers import ROOT, launch_file, ranks, some_quick
 from tiny_language import save_model, save_texts
 
 ENGINES = {"single": (), "others": ("ddp", "fsdp"), "zero": ("zero1", "zero2", "zero3")}
 CASES = ("alone", "masked", "sgd", "unclipped")
-SECTION = "## What waits for the device in a step\n"
-PLACE = re.compile(r"`([\w/]+\.py: \w+)`")
 
 Found = dict[str, dict[str, int]]
 
@@ -45,20 +44,12 @@ def found(strategy: str, folder: Path) -> Found:
     return {case: counts[f"{strategy} {case}"] for case in CASES}
 
 
-def tables() -> tuple[set[str], set[str]]:
-    """The places of both tables of the page: what waits for a device, and what does not."""
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    section = page.split(SECTION)[1].split("\n## ")[0]
-    waits, host = section.split("The same test meets these")
-    return set(PLACE.findall(waits)), set(PLACE.findall(host))
-
-
 @pytest.mark.parametrize(
     "strategy",
     ["single", *some_quick("ddp", "fsdp")],
 )
 def test_every_value_that_a_step_reads_back_is_listed(strategy: str, folder: Path) -> None:
-    waits, host = tables()
+    waits, host = places_that_wait()
     for case, counts in found(strategy, folder).items():
         assert counts.keys() <= waits | host, f"{case}: not in docs/gpu.md"
 
@@ -80,7 +71,7 @@ def test_every_value_that_a_step_reads_back_is_listed(strategy: str, folder: Pat
 
 
 def test_every_place_of_the_page_exists_and_every_synchronize_is_on_it() -> None:
-    waits, host = tables()
+    waits, host = places_that_wait()
     for place in waits | host:
         file, _, function = place.partition(": ")
         if file.startswith("trainer/"):

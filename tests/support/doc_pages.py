@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from launchers import ROOT
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -20,3 +22,15 @@ def write_files(page: str) -> None:
     for _, text in examples(page):
         if name := re.match(r"# (\w+\.(?:py|yaml))\n", text):
             Path(name[1]).write_text(text)
+
+
+SECTION = "## What waits for the device in a step\n"
+PLACE = re.compile(r"`([\w/]+\.py: \w+)`")
+
+
+def places_that_wait() -> tuple[set[str], set[str]]:
+    """The places of both tables of the page: what waits for a device, and what does not."""
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    section = page.split(SECTION)[1].split("\n## ")[0]
+    waits, host = section.split("The same test meets these")
+    return set(PLACE.findall(waits)), set(PLACE.findall(host))

@@ -40,6 +40,7 @@ NOT_LOADED = (
     "callbacks.profiling",
     "reporting.gpus",
     "commands",
+    "rehearsal",
 )
 
 # Each costs 0.3 to 3 seconds.
@@ -56,12 +57,14 @@ STARTS_OF_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.syst
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 # Files of both programs are told apart, planned and imported by commands of their own. What packages
-# do not document, the engines among them, is in a room of its own.
+# do not document, the engines among them, is in a room of its own. A rehearsal replaces functions of
+# the engines.
 AT_HOME = (
     "launching",
     "strategies",
     "private",
     "check.py",
+    "rehearsal",
 )
 ELSEWHERE = {
     "arguments.py": {
@@ -83,7 +86,7 @@ ELSEWHERE = {
 WAY = """
 errors, text, plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
 <- evaluator <- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- row <- builder
-<- loop <- script, language <- commands
+<- loop <- script, language <- rehearsal <- commands
 """
 
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "trainer"
 KEY_AND_ROW = {"config/train_config.py", "config/rules.py", "row.py"}
 
 # Rooms that are wings as a whole. No room of the core imports from them (test_structure.py).
-ROOMS = ("commands/", "language/")
+ROOMS = ("commands/", "language/", "rehearsal/")
 
 # The words of each wing, its own modules, and the reason of each other module that names it.
 WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {

@@ -24,6 +24,7 @@ COMMANDS = {
     "check": "read launch files and training configs, and show the plan of each run",
     "parity": "train a few steps under each launch file: are loss, norm and weights the same?",
     "plan": "the memory of a GPU under each launch file, and which file to take",
+    "rehearse": "the memory and exchanges of a job on many GPUs, on a machine without a GPU",
     "compare": "runs beside each other: curves, speed, memory",
 }
 

@@ -4,8 +4,9 @@
     trainer plan path/to/hf_model --gpus 8 --gpu H100 --micro_batch 2 --sequence 4096
     trainer plan train.yaml --gpus 2 --gpu 24GiB
 
-MODEL is a parameter count, a folder with a Hugging Face model, or a training config.
-docs/strategies.md derives the formulas.
+MODEL is a parameter count, a folder with a Hugging Face model, or a training config. Each launch
+file is rehearsed for a config (``trainer rehearse``). docs/strategies.md derives the formulas for
+the others.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..config.documents import read_document
 from ..errors import usage_error
 from ..private.transformers import model_from_config
-from ..reporting.gpus import memory_of
-from ..script import load_config, load_task
+from ..rehearsal.job import Job
+from ..rehearsal.kinds import KINDS
+from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
 from .usage import local_text
 
-_RESERVED = 2**30  # for the driver's context and the workspaces of libraries
-_USABLE = 0.92  # the share of the memory that an allocator can fill
+_LAUNCH_FILES = Path(__file__).parent / "templates" / "classifier" / "accel_configs"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
 
 
@@ -48,17 +50,23 @@ def run(argv: Sequence[str]) -> int:
     args = _read_arguments(argv)
     usable = math.inf
     if args.gpu:
-        usable = _USABLE * memory_of(args.gpu) * 2**30 - _RESERVED
+        usable = usable_bytes(memory_of(args.gpu))
     layouts = LAYOUTS if args.gpus > 1 else ALONE
-    rows = [_row(name, layout, args) for name, layout in layouts.items()]
+    if args.rehearses:
+        rows = [_rehearsed(name, args) for name in layouts]
+    else:
+        rows = [_row(name, layout, args) for name, layout in layouts.items()]
     fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
 
     if args.json:
         print(json.dumps({"rows": rows, "fitting": fitting}, indent=2))
         return int(not fitting)
+    how = f"{args.precision}, {args.optimizer}; buffers are an upper bound"
+    if args.rehearses:
+        how = "rehearsed, at the peak of a step"
     print(
-        f"{args.trainable:,} trainable parameters, {args.precision}, {args.optimizer}; for each of "
-        f"{args.gpus} GPUs\n(files of accel_configs/; buffers are an upper bound):"
+        f"{args.trainable:,} trainable parameters, for each of {args.gpus} GPUs\n"
+        f"(files of accel_configs/; {how}):"
     )
     print("\n".join(columns([[name, *(_cell(row[name]) for row in rows)] for name in rows[0]])))
     if not fitting:
@@ -100,7 +108,6 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
         frozen_bytes=args.frozen_bytes,
         precision=args.precision,
         slots=1 if args.optimizer == "sgd" else 2,
-        accumulates=args.accumulates,
         layers=args.layers,
     )
     host = states.total if layout.offloads else 0
@@ -113,8 +120,23 @@ def _row(name: str, layout: Layout, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _rehearsed(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the bytes of a GPU at the peak of a step under a launch file."""
+    job = Job(
+        launch_file=dict(read_document(str(_LAUNCH_FILES / f"{name}.yaml")).data),
+        words=[f"--config={args.what}"],
+        gpus=args.gpus,
+        gpu=args.gpu or "H100",
+    )
+    (found,) = job.rehearse()
+    peak = max(found["phases"].values(), key=lambda phase: phase["most"])
+    args.trainable = found["trainable"]
+    kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
+    return {"launch file": f"accel_configs/{name}.yaml", **kinds, "on the GPU": peak["most"]}
+
+
 def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options with the model's sizes. A training config replaces options."""
+    """Return the options with the model's sizes."""
     parser = argparse.ArgumentParser(
         prog="trainer plan",
         description=__doc__,
@@ -130,27 +152,17 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--optimizer", choices=["adamw", "sgd"], default="adamw")
     add("--json", action="store_true", help="print JSON")
     # 32 layers are assumed for a parameter count.
-    parser.set_defaults(layers=32, frozen_bytes=0, activations=None, accumulates=False)
+    parser.set_defaults(layers=32, frozen_bytes=0, activations=None)
     args = parser.parse_args(argv)
+    args.rehearses = args.what.endswith((".yaml", ".yml"))
 
     count = _COUNT.fullmatch(args.what)
     if count:
         args.trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2]))
+    if count or args.rehearses:
         return args
 
-    if args.what.endswith((".yaml", ".yml")):
-        task, config = load_task(load_config(["--config", args.what]))
-        share = (config.global_batch_size or 0) / args.gpus
-        args.micro_batch = config.micro_batch_size or int(share) or 1
-        args.accumulates = max(config.accumulation_steps or 0, share / args.micro_batch) > 1
-        args.precision = config.mixed_precision or args.precision
-        args.optimizer = config.optimizer
-        args.sequence = getattr(task, "sequence_length", args.sequence)
-        task.build_data()  # some models are built from the data
-        model = task.build_model()
-    else:
-        model = _model_in(args.what)
-
+    model = _model_in(args.what)
     args.trainable = 0
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -14,6 +14,8 @@ from ..text import did_you_mean
 KNOWN: dict[str, list[float | None]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text()
 )
+_RESERVED = 2**30  # for the driver's context and the workspaces of libraries
+_USABLE = 0.92  # the share of the memory that an allocator can fill
 # Such a word after a chip's name stands for another chip, or for a part of the chip.
 _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "MIG"}
 
@@ -33,6 +35,11 @@ def memory_of(text: str) -> float:
 
     rule = f"not a GPU known here, nor memory such as 24GiB; {did_you_mean(text, KNOWN)}"
     raise usage_error("gpu", text, rule)
+
+
+def usable_bytes(memory: float) -> float:
+    """Return the bytes that the tensors of a program can fill, of a memory in GiB."""
+    return _USABLE * memory * 2**30 - _RESERVED
 
 
 def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:

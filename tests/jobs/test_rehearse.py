@@ -1,0 +1,193 @@
+"""What ``trainer rehearse`` says of a job is what the job's ranks hold and send.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
+| The table, its JSON, a change that fits, and ranks that differ | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named |
+| Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_pages import places_that_wait
+from launchers import ROOT, clean_environment, launch_file, ranks
+from tiny_language import save_model, save_texts
+
+from trainer.config.documents import read_document
+from trainer.rehearsal.collectives import Collective
+from trainer.rehearsal.job import Job
+from trainer.rehearsal.kinds import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+
+WORKERS = ROOT / "tests" / "workers"
+WORLDS = {"single": 1, "ddp": 2, "fsdp": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}
+SETTINGS = {
+    "task": "observed:Llama",
+    "max_steps": "5",
+    "micro_batch_size": "2",
+    "lr": "1e-3",
+    "max_grad_norm": "1.0",
+    "mixed_precision": "bf16",
+}
+CASES = {
+    "plain": {},
+    "accumulated": {"accumulation_steps": "2"},
+    "recomputed": {"task_settings.recomputes": "true"},
+    "frozen": {"task_settings.only_last": "true"},
+    "float32": {"mixed_precision": "no"},
+}
+
+
+def real_and_rehearsed(
+    strategy: str, world: int, case: str, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    words = [f"--{key}={value}" for key, value in {**SETTINGS, **CASES[case]}.items()]
+    file = None
+    if world == 2:
+        file = launch_file(folder / f"{strategy}.yaml", strategy)
+    elif world > 2:
+        file = ROOT / "accel_configs" / f"{strategy}.yaml"
+    given = [f"--accel_config={file}"] if file else []
+    own = [f"--output_dir={folder / 'run'}", "--sanity_evaluation=false", "--overwrite"]
+    result = folder / "real.json"
+    done = ranks(
+        ["tests/workers/observed.py", result, *words, *given, *own], world=world if file else 0
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+    data = dict(read_document(str(file)).data) if file else {}
+    (rehearsed,) = Job(launch_file=data, words=words, gpus=world, gpu="H100").rehearse()
+    return json.loads(result.read_text()), rehearsed
+
+
+def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
+    assert real["plan"]["strategy"] == rehearsed["plan"]["strategy"]
+    held, predicted = (found["phases"]["step"]["at_most"] for found in (real, rehearsed))
+    for kind in (PARAMETERS, GRADIENTS, OPTIMIZER):
+        assert predicted.get(kind, 0) == pytest.approx(held.get(kind, 0), rel=0.01, abs=2000), kind
+    ends = [found["phases"]["forward"]["at_end"][ACTIVATIONS] for found in (real, rehearsed)]
+    assert ends[1] == pytest.approx(ends[0], rel=0.1)
+    sent, expected = (
+        [Collective(**made).signature for made in found["collectives"][found["first"] :]]
+        for found in (real, rehearsed)
+    )
+    assert expected == sent
+
+
+QUICK = {("ddp", "frozen"), ("fsdp", "recomputed"), ("zero3", "accumulated")}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in product(WORLDS, CASES)
+    ],
+)
+def test_a_rehearsal_is_like_a_real_run(
+    strategy: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    compared(*real_and_rehearsed(strategy, WORLDS[strategy], case, tmp_path))
+
+
+CASES_ON_GPU: dict[str, dict[str, str]] = {
+    "words": {"mixed_precision": "bf16"},
+    "packed": {"mixed_precision": "bf16", "task": "trainer.language:CausalLM"},
+    "adapter": {
+        "mixed_precision": "bf16",
+        "task": "trainer.language:CausalLM",
+        "task_settings.adapter": "{r: 4}",
+    },
+    "fp16": {"mixed_precision": "fp16"},
+    "skip": {"mixed_precision": "bf16", "optimizer": "sgd", "on_nan": "skip"},
+    "tf32": {"mixed_precision": "no", "task": "gpu_cases:Pictures", "float32": "tf32"},
+    "deterministic": {"mixed_precision": "no", "deterministic": "true"},
+    "average": {"mixed_precision": "bf16", "ema_decay": "0.9"},
+}
+QUICK_ON_GPU = {("single", "packed"), ("zero3", "words")}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK_ON_GPU else pytest.mark.slow)
+        for pair in product(("single", "fsdp", "zero2", "zero3"), CASES_ON_GPU)
+    ],
+)
+def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
+    strategy: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    settings = {**SETTINGS, "task": "gpu_cases:Words", "log_every": "1000", **CASES_ON_GPU[case]}
+    if "CausalLM" in settings["task"]:
+        save_model(tmp_path / "llama")
+        save_texts(tmp_path / "texts.jsonl", 300)
+        of_task = {"model": "llama", "data": "texts.jsonl", "cache_dir": "cache"}
+        paths = {f"task_settings.{key}": str(tmp_path / name) for key, name in of_task.items()}
+        settings |= {**paths, "task_settings.sequence_length": "64"}
+    file = ROOT / "accel_configs" / f"{strategy}.yaml"
+    (found,) = Job(
+        launch_file={} if strategy == "single" else dict(read_document(str(file)).data),
+        words=[f"--{key}={value}" for key, value in settings.items()],
+        gpus=1 if strategy == "single" else 2,
+        gpu="H100",
+    ).rehearse()
+    assert found["plan"]["device"] == "cuda" and found["plan"]["strategy"] == strategy
+
+    listed = "\n".join(places_that_wait()[0])
+    places = {f"{line.rpartition(':')[0]}: {name}" for _, line, name, *_ in found["reads"]}
+    assert {place for place in places if place not in listed} == set()
+    # The count finds the waits that there are.
+    expected = {"checkpoint/snapshot.py: take"}
+    expected |= {"runtime/utils.py: is_invalid_grad_norm"} if "zero" in strategy else set()
+    expected |= (
+        {"strategies/base.py: finish_step"} if (strategy, case) == ("fsdp", "fp16") else set()
+    )
+    assert places >= expected
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder of its own, with this test's tasks."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", "rehearse", *map(str, words)],
+        env=clean_environment({"PYTHONPATH": f"{ROOT}:{WORKERS}"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
+    config, report = tmp_path / "train.yaml", tmp_path / "report.json"
+    lines = [f"{key}: {value}" for key, value in SETTINGS.items() if key != "mixed_precision"]
+    config.write_text("\n".join([*lines, "mixed_precision: bf16", "compile: true"]))
+    file = ROOT / "accel_configs" / "ddp.yaml"
+    done = command(file, config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
+    assert "all-reduce float32" in done.stdout and "compile: true is left out" in done.stdout
+    assert "DOES NOT FIT" in done.stdout
+    told = json.loads(report.read_text())
+    assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
+    assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
+
+
+def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:
+    words = [f"--{key}={value}" for key, value in {**SETTINGS, "task": "observed:Uneven"}.items()]
+    file = ROOT / "accel_configs" / "ddp.yaml"
+    done = command(file, "--gpus", 3, "--ranks", "all", "--to", tmp_path / "r.json", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(
+        r"RANKS DIFFER at collective \d+.*\n  rank 0 has .*\n"
+        r"  rank 1 has all-reduce of 256 B over 3 ranks at workers/observed.py:\d+",
+        done.stdout,
+    ), done.stdout

@@ -1,0 +1,100 @@
+"""The parts of a rehearsal that need no fake GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launchers import ROOT, clean_environment
+
+from trainer.commands.rehearse import first_difference
+from trainer.rehearsal.changes import changes_of
+from trainer.rehearsal.collectives import Collective
+from trainer.rehearsal.device import Recorder
+from trainer.rehearsal.job import Job
+from trainer.rehearsal.kinds import ACTIVATIONS, OPTIMIZER, PARAMETERS
+from trainer.rehearsal.ledger import Ledger
+
+GATHER = {"kind": "all-gather", "ranks": 8, "machines": 1, "bytes": 8 << 30, "dtype": "bfloat16"}
+
+
+def gathering(**changed: Any) -> Collective:
+    return Collective(**{**GATHER, "line": "task.py:1", **changed})
+
+
+def test_the_time_of_a_collective_follows_its_slowest_link() -> None:
+    sent = (8 << 30) * 7 / 8
+    assert gathering().seconds("H100") == pytest.approx(sent / 450e9, rel=0.01)
+    assert gathering().seconds("RTX4090") == pytest.approx(sent / 25e9, rel=0.01)
+    assert gathering(machines=2).seconds("H100") == pytest.approx(sent / 50e9, rel=0.01)
+    assert gathering(kind="all-reduce").seconds("H100") == pytest.approx(2 * sent / 450e9, rel=0.01)
+
+
+def test_the_first_collective_that_differs_is_named() -> None:
+    same = {"collectives": [vars(gathering())]}
+    more = {"collectives": [vars(gathering()), vars(gathering(bytes=1024, line="task.py:7"))]}
+    elsewhere = {"collectives": [vars(gathering(line="other.py:3"))]}
+    assert first_difference([same, elsewhere], [0, 5]) == ""
+    told = first_difference([same, same, more], [0, 1, 2])
+    assert "at collective 2" in told
+    assert "rank 0 has ended\n  rank 2 has all-gather of 1.0 KiB over 8 ranks at task.py:7" in told
+
+
+def test_the_ledger_knows_kinds_and_the_moment_of_the_most() -> None:
+    ledger = Ledger("cpu")
+    with Recorder(ledger):
+        weight = torch.zeros(1000)
+        ledger.claim(PARAMETERS, [weight])
+        ledger.enter("forward")
+        square = weight * weight
+        cube = square * weight
+        del square
+        ledger.enter("step")
+        moments = torch.zeros(500)
+        ledger.claim(OPTIMIZER, [moments])
+    forward, step = ledger.phases()["forward"], ledger.phases()["step"]
+    assert (forward.most, step.most) == (12_000, 10_000)
+    assert forward.at_most == {PARAMETERS: 4000, ACTIVATIONS: 8000}
+    assert forward.at_end == {PARAMETERS: 4000, ACTIVATIONS: 4000}
+    assert step.at_most == {PARAMETERS: 4000, ACTIVATIONS: 4000, OPTIMIZER: 2000}
+    assert forward.line.startswith("rehearsal/test_rehearsal.py:") and cube.numel() == 1000
+
+
+def test_without_a_compiler_a_line_says_what_to_install(tmp_path: Path) -> None:
+    environment = clean_environment({"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-compiler"})
+    words = [sys.executable, "-m", "trainer.rehearsal", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "result.json").read_text())["error"]
+    assert "install g++" in told and "CXX" in told
+
+
+FSDP = {"fsdp_config": {"fsdp_version": 2}}
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (FSDP, ["fsdp_config: {'fsdp_activation_checkpointing': True}", "micro_batch_size: 2"]),
+        (
+            {"deepspeed_config": {"zero_stage": 2}},
+            ["micro_batch_size: 2", "accel_configs/fsdp.yaml"],
+        ),
+        ({"zero_optimization": {"stage": 3}}, ["micro_batch_size: 2", "accel_configs/fsdp.yaml"]),
+    ],
+)
+def test_the_changes_that_cost_least_are_tried_first(
+    file: dict[str, Any], expected: list[str]
+) -> None:
+    words = ["--task=trainer.language:MaskedLM", "--max_steps=1", "--micro_batch_size=4"]
+    words += ["--task_settings.model=m", "--task_settings.data=d"]
+    job = Job(launch_file=file, words=words, gpus=8, gpu="H100")
+    changes = dict(changes_of(job))
+    assert list(changes)[:2] == expected
+    assert "offload" in list(changes)[-1]
+    assert "--micro_batch_size=2" in changes["micro_batch_size: 2"].words

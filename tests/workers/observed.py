@@ -1,0 +1,97 @@
+"""Two steps of a real job over gloo, with the memory and the collectives that a rehearsal predicts.
+
+    ranks tests/workers/observed.py RESULT WORD ...
+
+The words are those of ``trainer train``. Rank 0 leaves ``one_rank.observe``'s result as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import trainer
+from trainer import Data, Task
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Token ids, the same in each row."""
+
+    def __init__(self, length: int) -> None:
+        self.ids = torch.arange(length) % 64
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"ids": self.ids}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama(Task):
+    """A Llama of 2.8 million parameters."""
+
+    layers: int = 3
+    length: int = 64
+    recomputes: bool = False
+    only_last: bool = False
+
+    def build_data(self) -> Data:
+        return Data(train=Rows(self.length))
+
+    def build_model(self) -> nn.Module:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=512,
+                hidden_size=256,
+                intermediate_size=512,
+                num_hidden_layers=self.layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                use_cache=False,
+            )
+        )
+        if self.recomputes:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.only_last:
+            model.requires_grad_(False)
+            model.model.layers[-1].requires_grad_(True)
+        return model
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = model(input_ids=batch["ids"], labels=batch["ids"]).loss
+        return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven(Llama):
+    """A task whose second rank sums a tensor of its own."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        if dist.get_rank() == 1:
+            dist.all_reduce(torch.zeros(64, device=batch["ids"].device))
+        return super().training_step(model, batch)
+
+
+def main() -> None:
+    from trainer.rehearsal.device import Recorder
+    from trainer.rehearsal.ledger import Ledger
+    from trainer.rehearsal.one_rank import observe
+
+    found = observe(sys.argv[2:], Recorder(Ledger("cpu")))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)

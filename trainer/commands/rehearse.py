@@ -1,0 +1,180 @@
+"""``trainer rehearse LAUNCH_FILE CONFIG --gpus N``: the memory and the exchanges of a large job, on
+a machine without a GPU.
+
+    trainer rehearse accel_configs/fsdp.yaml train.yaml --gpus 64 --gpu H100
+    trainer rehearse accel_configs/zero3.yaml train.yaml --gpus 8 --gpu 24GiB --micro_batch_size 2
+
+Two steps of the real task under the real strategy run for two of the ranks, on a fake GPU without
+values. The bytes are those of the tensors of the job. The seconds of the collectives are estimates
+from the links of the GPU, without overlap. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config.arguments import launch_option
+from ..config.documents import read_document
+from ..errors import usage_error
+from ..rehearsal.changes import changes_of
+from ..rehearsal.collectives import Collective
+from ..rehearsal.job import Job
+from ..rehearsal.kinds import KINDS
+from ..reporting.gpus import memory_of, usable_bytes
+from ..script import load_config
+from ..text import columns, size
+from .usage import local_path
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the table of a job, and write it as JSON.
+
+    Returns:
+        0 if the job fits the GPU and the ranks agree, else 1.
+
+    Raises:
+        ConfigError, LaunchError: the job would not start, or cannot be rehearsed.
+    """
+    args, settings = _parser().parse_known_args(argv)
+    files = {bool(launch_option(read_document(path).data)): path for path in args.files}
+    if len(files) != len(args.files) or (args.gpus > 1 and True not in files):
+        raise usage_error("", " ".join(args.files), "must be a launch file and a training config")
+    words = [f"--config={files[False]}", *settings] if False in files else settings
+    launch_file = dict(read_document(files[True]).data) if True in files else {}
+    job = Job(
+        launch_file=launch_file,
+        words=words,
+        gpus=args.gpus,
+        gpu=args.gpu,
+        per_machine=args.gpus_per_machine,
+    )
+    usable = usable_bytes(memory_of(args.gpu))
+
+    ranks = range(args.gpus) if args.ranks == "all" else sorted({0, args.gpus - 1})
+    results = list(job.rehearse(ranks))
+    report = {**results[0], "collectives": _summed(results[0], args.gpu), "gpu": args.gpu}
+    report["difference"] = first_difference(results, ranks)
+    peak = most(report)
+    if load_config(words).config.compile:
+        report["notices"].insert(0, "compile: true is left out")
+    print(table_of(report))
+    verdict = "fits" if peak <= usable else "DOES NOT FIT"
+    print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {args.gpu}")
+
+    report["change"] = None
+    if peak > usable:
+        report["change"] = _change_that_fits(job, usable)
+    args.to.write_text(json.dumps(report, indent=1) + "\n")
+    return int(peak > usable or bool(report["difference"]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trainer rehearse",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="a launch file and a training config")
+    add("--gpus", type=int, required=True, help="all GPUs of the job")
+    add("--gpu", default="H100", help="a name, or memory such as 24GiB; default H100")
+    add("--gpus_per_machine", type=int, default=8, metavar="N", help="default 8")
+    add("--ranks", choices=["two", "all"], default="two", help="whose collectives are compared")
+    add("--to", type=local_path, default=Path("rehearsal.json"), metavar="FILE", help="the JSON")
+    return parser
+
+
+def most(report: Mapping[str, Any]) -> int:
+    """Return the bytes at the peak of a rank."""
+    return int(max(phase["most"] for phase in report["phases"].values()))
+
+
+def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
+    """Return the collectives of a step by kind, group and dtype."""
+    alike = defaultdict(list)
+    for fields in result["collectives"][result["first"] :]:
+        made = Collective(**fields)
+        alike[made.kind, made.dtype, made.ranks, made.machines].append(made)
+    return [
+        {
+            "kind": f"{kind} {dtype}",
+            "ranks": ranks,
+            "machines": machines,
+            "count": len(group),
+            "bytes": sum(made.bytes for made in group),
+            "seconds": sum(made.seconds(gpu) for made in group),
+        }
+        for (kind, dtype, ranks, machines), group in alike.items()
+    ]
+
+
+def table_of(report: Mapping[str, Any]) -> str:
+    """Return the report as a table of at most 80 columns."""
+    plan, phases = report["plan"], report["phases"]
+    batch = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {plan['world_size']}"
+    title = f"{plan['strategy']} on {plan['world_size']} x {report['gpu']}, "
+    title += f"{plan['mixed_precision']}, batch {batch}, {report['parameters']:,} parameters"
+
+    unit, name_of_unit = (2**30, "GiB") if most(report) >= 2**30 else (2**20, "MiB")
+    rows = [[f"{name_of_unit} of a rank", *KINDS, "all"]]
+    for name, phase in phases.items():
+        counts = [*(phase["at_most"].get(kind, 0) for kind in KINDS), phase["most"]]
+        rows.append([name, *(f"{count / unit:.2f}" for count in counts)])
+    peak = max(phases, key=lambda name: phases[name]["most"])
+    line = phases[peak]["line"]
+    lines = [title, "", *columns(rows), f"most in {peak}{f', at {line}' if line else ''}", ""]
+
+    rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
+    for made in report["collectives"]:
+        cells = [made["kind"], made["ranks"], made["count"], size(made["bytes"])]
+        rows.append([*map(str, cells), f"{made['seconds']:.3f}"])
+    lines += [*columns(rows), ""] if report["collectives"] else []
+
+    lines += [f"note: {notice}" for notice in report["notices"]]
+    for kind, line, _, is_guessed, times in report["reads"]:
+        if is_guessed:
+            lines.append(f"note: {line} {kind} of the device, taken as 1 ({times} a step)")
+    lines += [report["difference"]] if report["difference"] else []
+    used = f"{report['seconds']:.0f} s and {size(report['host_bytes'])}"
+    return "\n".join([*lines, f"rehearsed in {used} a rank"])
+
+
+def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
+    """Return the first collective in which a rank differs from the first rank. "" if none does."""
+    own, *others = [[Collective(**each) for each in found["collectives"]] for found in results]
+    for rank, made in zip(ranks[1:], others, strict=True):
+        for number in range(max(len(own), len(made))):
+            pair = [sequence[number : number + 1] for sequence in (own, made)]
+            if len({tuple(each.signature for each in side) for side in pair}) > 1:
+                here, there = map(_told, pair)
+                return (
+                    f"RANKS DIFFER at collective {number + 1}, so the job would hang or mix up "
+                    f"values:\n  rank {ranks[0]} {here}\n  rank {rank} {there}"
+                )
+    return ""
+
+
+def _told(collectives: Sequence[Collective]) -> str:
+    if not collectives:
+        return "has ended"
+    made = collectives[0]
+    return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
+
+
+def _change_that_fits(job: Job, usable: float) -> str | None:
+    """Try the changes that save memory, and return the first that fits. Print each."""
+    for name, changed in changes_of(job):
+        (found,) = changed.rehearse()
+        fits = most(found) <= usable
+        print(f"with {name}: {size(most(found))}{', fits' if fits else ''}", flush=True)
+        if fits:
+            return name
+    print("no single change makes it fit: take more GPUs, or change several")
+    return None

@@ -1,0 +1,28 @@
+"""``python -m trainer.rehearsal FOLDER``: rehearse the rank of ``request.json`` there.
+
+The result is written to ``result.json``. A user's mistake is a result with the text as ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from ..errors import TrainerError
+from .guard import load_guard
+
+folder = Path(sys.argv[1])
+began = time.perf_counter()
+try:
+    load_guard()  # before torch is imported
+    from .one_rank import rehearse
+
+    result = rehearse(json.loads((folder / "request.json").read_text()))
+except TrainerError as error:
+    result = {"error": str(error)}
+result["seconds"] = time.perf_counter() - began
+result["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+(folder / "result.json").write_text(json.dumps(result))

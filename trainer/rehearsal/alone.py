@@ -1,0 +1,109 @@
+"""The functions of torch, the engine and the trainer that need values of other ranks or of files.
+
+A rank that is alone answers them itself. Each replacement is for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import distributed as torch_ddp
+from torch.utils._pytree import tree_leaves
+
+from ..building import meta_model
+from ..checkpoint import saver
+
+
+def answer_alone() -> None:
+    """Replace the functions. Call before the job is launched."""
+    module: Any = dist
+    module.all_gather_object = _gather
+    module.broadcast_object_list = _do_nothing
+    module.all_reduce = partial(_all_reduce, dist.all_reduce)
+    _let_ddp_exchange_by_python()
+
+    # No file of weights is read, and no checkpoint is written.
+    module = meta_model
+    module.check_dtypes = _do_nothing
+    module.MetaModel.fill = lambda self, parts, agreement: []
+    module = saver
+    module.check_shared = _do_nothing
+    module.Saver._check_room = _do_nothing
+
+    if importlib.util.find_spec("transformers"):
+        # A tensor without values would be taken for tracing, which takes other kernels.
+        module = importlib.import_module("transformers.utils.import_utils")
+        module.is_fake_tensor = lambda tensor: False
+
+    if importlib.util.find_spec("deepspeed"):
+        for name in ("partition_parameters", "partitioned_param_coordinator", "stage3", "utils"):
+            module = importlib.import_module(f"deepspeed.runtime.zero.{name}")
+            if hasattr(module, "assert_ints_same_as_other_ranks"):
+                module.assert_ints_same_as_other_ranks = _do_nothing
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _gather(objects: list[Any], own: Any, group: Any = None) -> None:
+    objects[:] = [own] * len(objects)
+
+
+def _all_reduce(
+    reduce: Callable[..., Any], tensor: Tensor, *args: Any, async_op: bool = False, **kwargs: Any
+) -> Any:
+    """Reduce, and return a handle whose future has the tensor. That of a fake group has none."""
+    work = reduce(tensor, *args, async_op=async_op, **kwargs)
+    if work is None:
+        return None
+    return SimpleNamespace(
+        wait=work.wait, is_completed=work.is_completed, get_future=lambda: _done([tensor])
+    )
+
+
+def _done(result: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    return future
+
+
+def _let_ddp_exchange_by_python() -> None:
+    """Give DDP a hook that reduces a bucket, for DDP's own reads the future of the exchange."""
+    cls: Any = torch_ddp.DistributedDataParallel
+    begin, register = cls.__init__, cls.register_comm_hook
+
+    def exchange(model: Any, bucket: Any) -> Any:
+        if model.own_hook is not None:
+            return model.own_hook(bucket)
+        dist.all_reduce(bucket.buffer(), group=model.process_group)
+        return _done(bucket.buffer())
+
+    exchange.__annotations__.clear()  # DDP compares them with its own, and these are texts
+
+    def begin_with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
+        begin(model, *args, **kwargs)
+        model.own_hook = None
+        register(model, model, exchange)
+
+    def keep_hook(model: Any, state: Any, hook: Callable[..., Any]) -> None:
+        model.own_hook = partial(hook, state)
+
+    cls.__init__, cls.register_comm_hook = begin_with_hook, keep_hook
+    module: Any = torch_ddp
+    module._verify_param_shape_across_processes = _do_nothing
+
+
+def buckets_of(model: Any) -> list[Tensor]:
+    """Return the memory in which an engine collects gradients before it exchanges them."""
+    zero = getattr(model, "optimizer", None)
+    buckets = getattr(zero, "ipg_buckets", None) or {}
+    leaves = tree_leaves([vars(bucket) for bucket in buckets.values()])
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

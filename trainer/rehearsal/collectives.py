@@ -1,0 +1,113 @@
+"""The collectives of a rank: kind, group, bytes and line of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from .lines import line
+
+# By the beginnings of the names in ``torch.ops.c10d`` and ``torch.ops._c10d_functional``.
+_KINDS = {
+    kind.replace("-", spelling): kind
+    for kind in (
+        *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+        *("broadcast", "barrier", "reduce", "gather", "scatter", "send", "recv"),
+    )
+    for spelling in ("", "_")
+}
+_LATENCY = 20e-6  # seconds from the call of a small collective to its end
+_NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
+# Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
+# GPUs are connected by PCIe.
+_NVLINK = {"V100": 150e9, "A100": 300e9, "A800": 200e9, "H800": 200e9, "H": 450e9, "GH": 450e9}
+_NVLINK |= {"B": 900e9, "GB": 900e9}
+_PCIE = 25e9
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a rank.
+
+    Args:
+        kind: such as ``all-gather``.
+        ranks: how many take part.
+        machines: how many machines they are on.
+        bytes: of the whole: the gathered, the unreduced or the reduced tensors.
+        line: of Python that asked.
+    """
+
+    kind: str
+    ranks: int
+    machines: int
+    bytes: int
+    dtype: str
+    line: str
+
+    @property
+    def signature(self) -> tuple[str, int, int, str]:
+        """Return the part that must be the same on the ranks that take part."""
+        return self.kind, self.ranks, self.bytes, self.dtype
+
+    def seconds(self, gpu: str) -> float:
+        """Estimate the time on a ring of the group's links, if nothing else uses these links.
+
+        Args:
+            gpu: the name of the GPU, as in ``reporting/gpus.yaml``.
+        """
+        known = [prefix for prefix in _NVLINK if gpu.upper().startswith(prefix)]
+        rate = _NVLINK[max(known, key=len)] if known else _PCIE
+        if self.machines > 1:
+            rate = _NETWORK
+        times = 2 if self.kind == "all-reduce" else 1
+        return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
+
+
+def collective_of(
+    function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> Collective | None:
+    """Return the collective of an operation of torch. None if the operation is none.
+
+    The agreement of the ranks over gloo, which moves a few bytes, is left out.
+    """
+    space, _, name = function._schema.name.partition("::")
+    if "c10d" not in space:
+        return None
+    name = name.strip("_")
+    kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), None)
+    group = _group_in([*arguments, *named.values()])
+    if kind is None or group is None or group.group_desc == "agreement":
+        return None
+
+    sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
+    tensors = sides[0] or sides[-1]
+    whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
+    if space == "_c10d_functional" and name.startswith("all_gather"):
+        whole *= group.size()  # the result is not an argument
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Collective(
+        kind=kind,
+        ranks=group.size(),
+        machines=len({rank // local for rank in dist.get_process_group_ranks(group)}),
+        bytes=whole,
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        line=line(of_engine=True),
+    )
+
+
+def _group_in(arguments: Sequence[Any]) -> Any:
+    """Return the process group among the arguments of a collective."""
+    c10d: Any = dist.distributed_c10d
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return dist.ProcessGroup.unbox(argument)
+        if isinstance(argument, str) and argument in c10d._world.pg_names.values():
+            return c10d._resolve_process_group(argument)
+    return None

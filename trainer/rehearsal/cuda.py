@@ -1,0 +1,119 @@
+"""``torch.cuda`` of a machine with GPUs that compute nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .device import FakeDevice
+
+_NOTHING = (
+    "init _lazy_init set_device empty_cache ipc_collect set_stream manual_seed manual_seed_all "
+    "set_rng_state set_rng_state_all reset_peak_memory_stats set_sync_debug_mode _sleep"
+)
+_TRUE = "is_available is_initialized is_bf16_supported can_device_access_peer"
+_FALSE = "is_current_stream_capturing _is_in_bad_fork memory_reserved max_memory_reserved"
+
+
+class Stream:
+    """A stream of the device, or an event, whose work is always done."""
+
+    cuda_stream = stream_id = priority = 0
+    device = torch.device("cuda", 0)
+    synchronize: Callable[..., None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method that does nothing: ``record``, ``wait_stream``, ``is_capturing``, ..."""
+        return _always(None)
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1.0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Event(Stream):
+    """A class of its own, for code that asks."""
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value  # a new function each: dynamo has a table of them
+
+
+def install_cuda(device: FakeDevice, name: str, total_bytes: int, count: int) -> None:
+    """Give ``torch.cuda`` of this process GPUs of a kind. For the rest of the process.
+
+    Args:
+        device: records the waits.
+        name: of the GPU.
+        total_bytes: the memory of the GPU.
+        count: GPUs of this machine.
+    """
+    stream = Stream()
+    random = torch.zeros(16, dtype=torch.uint8)
+    properties = SimpleNamespace(
+        name=name, total_memory=total_bytes, major=9, minor=0, multi_processor_count=132
+    )
+    answers: dict[str, Any] = {
+        **dict.fromkeys(_NOTHING.split()),
+        **dict.fromkeys(_TRUE.split(), True),
+        **dict.fromkeys(_FALSE.split(), 0),
+        "device_count": count,
+        "current_device": device.index,
+        "get_device_name": name,
+        "get_device_properties": properties,
+        "get_device_capability": (9, 0),
+        "current_stream": stream,
+        "default_stream": stream,
+        "mem_get_info": (total_bytes, total_bytes),
+        "memory_stats": {},
+        "get_rng_state": random,
+        "get_rng_state_all": [random],
+        "cudart": SimpleNamespace(cudaHostRegister=_always(0), cudaHostUnregister=_always(0)),
+    }
+
+    def waits(*args: Any, **kwargs: Any) -> None:
+        device.wait("waits")
+
+    def live(*args: Any) -> int:
+        return device.ledger.live
+
+    Stream.synchronize = waits
+    cuda = {key: _always(value) for key, value in answers.items()}
+    cuda |= {"synchronize": waits, "memory_allocated": live, "max_memory_allocated": live}
+    cuda |= {"Stream": Stream, "Event": Event}
+    cuda |= dict.fromkeys(("stream", "device"), contextlib.nullcontext)
+    accelerator = {key: cuda[key] for key in ("current_stream", "set_stream", "synchronize")}
+    accelerator |= {"is_available": _always(True), "current_device_index": cuda["current_device"]}
+    nvtx = ("range_push", "range_pop", "mark", "range_start", "range_end")
+    for owner, members in (
+        (torch.cuda, cuda),
+        (torch.accelerator, accelerator),
+        (torch.cuda.nvtx, {key: _always(0) for key in nvtx}),
+        (torch.cuda.nccl, {"version": _always((2, 28, 9))}),
+        (torch.cuda.amp.common, {"amp_definitely_not_available": _always(False)}),
+        (torch.version, {"cuda": "13.0"}),
+        (torch, {"Event": Event, "Stream": Stream}),
+        (torch.Tensor, {"record_stream": _always(None)}),
+        (torch.Tensor, {"cuda": lambda tensor, *args, **kwargs: tensor.to("cuda")}),
+    ):
+        for key, member in members.items():
+            setattr(owner, key, member)
+    torch._C._set_only_lift_cpu_tensors(True)

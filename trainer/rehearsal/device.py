@@ -1,0 +1,221 @@
+"""A GPU without values: its tensors are fake, and everything of the host is real.
+
+torch's ``FakeTensor`` has a shape, a dtype, a device and a storage of the right size, and no
+values. ``FakeDevice`` runs each operation on such tensors, and records memory and collectives.
+
+Whole numbers that come from the host (token ids, masks, positions) keep their values, so that the
+code takes the branches that the data ask for. Any other element that is read back is 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as NoFakeKernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import LaunchError
+from .collectives import Collective, collective_of
+from .ledger import Ledger
+from .lines import frame_of_code, line
+from .values import computed, element, has_values, judge, keep_values, values_of
+
+_ATEN = torch.ops.aten
+_PLAIN = (Tensor, nn.Parameter)
+# Larger tensors of the host are fake while the model is built and while a checkpoint is copied.
+_LARGE = 1 << 16
+_CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations as they are, and records memory and collectives.
+
+    Args:
+        ledger: of the device.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self.collectives: list[Collective] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if not all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # a DTensor runs the operation on its own part, which comes here
+        kwargs = kwargs or {}
+        collective = collective_of(function, args, kwargs)
+        if collective is not None:
+            self.collectives.append(collective)
+            self.ledger.exchange(tree_leaves((args, kwargs)))
+        result = self.run(function, args, kwargs)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.ledger.record(tensor)
+        if collective is not None:
+            self.ledger.exchange(tree_leaves(result))
+        self.ledger.note_node()
+        return result
+
+    def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+
+class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
+    """Runs operations on tensors of the GPU without values.
+
+    Args:
+        index: of the GPU.
+
+    Attributes:
+        reads: how often the host waited for the device, by kind, line and function, and whether
+            the task or the model got a value that is not known.
+        large_is_fake: whether large tensors that are made on the host are fake.
+    """
+
+    def __init__(self, ledger: Ledger, index: int = 0) -> None:
+        super().__init__(ledger)
+        self.index = index
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake.static_shapes = True
+        self.reads: Counter[tuple[str, str, str, bool]] = Counter()
+        self.large_is_fake = False
+
+    def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        device = kwargs.get("device")
+        to_device = None if device is None else torch.device(device).type
+        if not fakes and to_device != "cuda":
+            return self._on_host(function, args, kwargs, leaves)
+        if function is _ATEN.equal.default:
+            self.wait("compares")
+            return True
+        if any(fake.device.type == "cuda" for fake in fakes):
+            answer = self._read(function, args, kwargs, to_device)
+            if answer is not None:
+                return answer
+        if function is _ATEN.copy_.default and len(fakes) < 2:
+            return self._copy(*args[:2])
+        if function is _ATEN._to_copy.default and not fakes:
+            return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
+        if function is _ATEN.is_pinned.default:
+            return False
+        return self._without_values(function, args, kwargs)
+
+    def uploaded(self, values: Tensor) -> Any:
+        """Return a tensor of the GPU for a tensor of the host. Whole numbers keep their values."""
+        with self.fake:
+            fake: Any = torch.empty_strided(
+                values.shape, values.stride(), dtype=values.dtype, device="cuda"
+            )
+        keep_values(fake, values.clone() if has_values(values) else None)
+        return fake
+
+    def _copy(self, into: Any, source: Any) -> Any:
+        """Copy between memory that is real and memory that is not."""
+        if isinstance(into, FakeTensor):
+            known = has_values(into) and not isinstance(source, FakeTensor)
+            keep_values(into, source.expand(into.shape).to(into.dtype) if known else None)
+        return into
+
+    def _on_host(
+        self, function: Any, args: Sequence[Any], kwargs: Any, leaves: Sequence[Any]
+    ) -> Any:
+        if self.large_is_fake and not any(isinstance(leaf, Tensor) for leaf in leaves):
+            planned = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+            made = self._without_values(function, args, planned)
+            if isinstance(made, FakeTensor) and made.nbytes > _LARGE:
+                return made
+        return function(*args, **kwargs)
+
+    def _read(self, function: Any, args: Sequence[Any], kwargs: Any, to_device: str | None) -> Any:
+        """Return the answer to an operation that brings values to the host. None for others."""
+        values = values_of(args[0])
+        if function is _ATEN._local_scalar_dense.default:
+            self.wait("reads a value", is_known=values is not None)
+            return element(args[0]) if values is None else values.item()
+        if function is _ATEN.copy_.default and args[0].device.type == "cpu":
+            return self._copy_to_host(args[0], args[1], waits=args[2:3] != (True,) and not kwargs)
+        if function is _ATEN._to_copy.default and to_device == "cpu":
+            if not kwargs.get("non_blocking"):
+                self.wait("copies to the host", is_known=values is not None)
+            dtype = kwargs.get("dtype") or args[0].dtype
+            if values is not None:
+                return values.to(dtype, copy=True)
+            if args[0].nbytes <= _LARGE:
+                return torch.full(args[0].shape, element(args[0]), dtype=dtype)
+        return None
+
+    def _copy_to_host(self, into: Any, source: Any, *, waits: bool) -> Any:
+        if waits:
+            self.wait("copies to the host", is_known=True)
+        values = values_of(source)
+        if isinstance(into, FakeTensor):
+            return into
+        if values is not None:
+            return into.copy_(values)
+        # Whole numbers stay: DDP sends the sizes of its buckets to the device and back.
+        return into.fill_(1) if into.is_floating_point() else into
+
+    def wait(self, kind: str, *, is_known: bool = False) -> None:
+        frame = frame_of_code(of_engine=True)
+        function = frame.f_code.co_name if frame else ""
+        is_guessed = not is_known and frame is frame_of_code()
+        self.reads[kind, line(of_engine=True), function, is_guessed] += 1
+
+    def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Run an operation for the shapes of its results, and on values if all are known."""
+        args = self._chosen(function, args)
+        try:
+            with self.fake:
+                result = function(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            values = computed(function, args, kwargs)
+            if values is None:
+                rule = "depends on values of the device, and a rehearsal has none"
+                raise LaunchError(f"{_place()}: {function} {rule}") from None
+            self.wait("needs a size", is_known=True)
+            return tree_map(self.uploaded, values)
+        except (NoFakeKernel, UnsupportedFakeTensorException, NotImplementedError):
+            raise LaunchError(f"{_place()}: {function} cannot be rehearsed") from None
+
+        fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        known = None
+        if fakes and all(map(has_values, fakes)):
+            known = computed(function, args, kwargs)
+        for fake, values in zip(fakes, tree_leaves(known) or [None] * len(fakes), strict=False):
+            keep_values(fake, values)
+        judge(function, args, result)
+        return result
+
+    def _chosen(self, function: Any, args: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments with positions instead of known masks, which choose elements."""
+        if function not in _CHOOSING or len(args) < 2 or not isinstance(args[1], list | tuple):
+            return args
+        positions: list[Any] = []
+        for index in args[1]:
+            values = values_of(index)
+            if values is not None and values.dtype in (torch.bool, torch.uint8):
+                self.wait("needs a size", is_known=True)
+                positions += map(self.uploaded, values.nonzero(as_tuple=True))
+            else:
+                positions.append(index)
+        return [args[0], positions, *args[2:]]
+
+
+def _place() -> str:
+    return line() or line(of_engine=True)

@@ -1,0 +1,94 @@
+// A CUDA device that computes nothing, for a torch that was built without CUDA.
+//
+// Fake tensors have a shape, a dtype and a device, and no values. Autograd asks the device of a
+// tensor for a guard, for streams and for the number of devices, and attention asks which kernel
+// runs. With these answers fake tensors of CUDA take the paths that they take on a GPU.
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
+
+// Autograd has a queue for each device. A rank uses the device of its number on the machine.
+constexpr DeviceIndex kDevices = 64;
+
+struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
+  Device getDevice() const override { return Device(DeviceType::CUDA, 0); }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  Stream getStream(Device) const noexcept override {
+    return Stream(Stream::DEFAULT, getDevice());
+  }
+  Stream exchangeStream(Stream) const noexcept override { return getStream(getDevice()); }
+  DeviceIndex deviceCount() const noexcept override { return kDevices; }
+};
+C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
+
+// The kernel of attention that an H100 takes: flash for 16-bit inputs without a mask, the
+// memory-efficient kernel for others, and plain matrix products if a caller switched both off.
+int64_t attention_kernel(
+    const at::Tensor& query,
+    const at::Tensor&,
+    const at::Tensor&,
+    const std::optional<at::Tensor>& mask,
+    double,
+    bool,
+    std::optional<double>,
+    bool is_grouped) {
+  const auto& context = at::globalContext();
+  bool is_narrow = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  bool fits = query.dim() == 4 && query.sym_size(-1) <= 256;
+  if (fits && is_narrow && !mask.has_value() && context.userEnabledFlashSDP()) {
+    return static_cast<int64_t>(sdp::SDPBackend::flash_attention);
+  }
+  if (query.dim() == 4 && !is_grouped && context.userEnabledMemEfficientSDP()) {
+    return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
+  }
+  return static_cast<int64_t>(sdp::SDPBackend::math);
+}
+
+} // namespace
+
+namespace at {
+
+struct CUDAHooks final : CUDAHooksInterface {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 64; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(DeviceIndex) const override {}
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  bool isPinnedPtr(const void*) const override { return true; }
+  Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks);
+
+namespace native {
+REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &attention_kernel);
+} // namespace native
+
+} // namespace at
+
+namespace c10d {
+
+// DDP times its exchange on each device.
+struct FakeTimer final : Timer {
+  explicit FakeTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, FakeTimer);
+
+} // namespace c10d

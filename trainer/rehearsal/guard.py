@@ -1,0 +1,61 @@
+"""The device guard that a torch without CUDA lacks, compiled at the first use."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from importlib.metadata import distribution
+from pathlib import Path
+
+from ..errors import LaunchError
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def load_guard() -> None:
+    """Give this process a CUDA device that computes nothing. Call before torch is imported.
+
+    A torch with CUDA has a guard of its own.
+
+    Raises:
+        LaunchError: there is no compiler, or the compiler failed.
+    """
+    torch = distribution("torch")
+    folder = Path(str(torch.locate_file("torch")))
+    if (folder / "lib" / "libtorch_cuda.so").exists():
+        return
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
+    name = hashlib.sha256(_SOURCE.read_bytes() + torch.version.encode()).hexdigest()[:16]
+    guard = cache / f"guard-{name}.so"
+    if not guard.exists():
+        _compile(guard, folder)
+
+    # OpenMP's library has a name of its own in each wheel.
+    libraries = [
+        *folder.glob("lib/libgomp*"),
+        folder / "lib/libc10.so",
+        folder / "lib/libtorch_cpu.so",
+    ]
+    for library in (*libraries, guard):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _compile(guard: Path, torch_folder: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise LaunchError(
+            "this torch has no CUDA, and a rehearsal compiles a stand-in once: install g++, or "
+            "name a C++ compiler by the environment variable CXX"
+        )
+    guard.parent.mkdir(parents=True, exist_ok=True)
+    draft = guard.with_suffix(f".{os.getpid()}")  # two rehearsals may compile at the same time
+    include, lib = torch_folder / "include", torch_folder / "lib"
+    words = f"-O1 -shared -fPIC -std=c++20 -I{include} -I{include}/torch/csrc/api/include".split()
+    words += [str(_SOURCE), "-o", str(draft), f"-L{lib}", "-lc10", "-ltorch_cpu"]
+    done = subprocess.run([compiler, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"{compiler} cannot compile {_SOURCE}: {done.stderr[:500]}")
+    draft.replace(guard)

@@ -1,0 +1,104 @@
+"""A job to rehearse: its launch file for a number of GPUs, and the results of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..config.arguments import launch_option
+from ..errors import LaunchError
+
+# Without evaluations, trackers and files, which a rehearsal does not need.
+_OFF = {
+    **dict.fromkeys(("eval_every", "save_every", "best_metric", "early_stop_patience"), "null"),
+    **dict.fromkeys(("push_to_hub", "weights", "profile_steps"), "null"),
+    **dict.fromkeys(("sanity_evaluation", "compile", "overwrite"), "false"),
+    **{"trackers": "[]", "resume": "none", "workers": "0"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job to rehearse.
+
+    Args:
+        launch_file: the content of an accelerate YAML or a DeepSpeed JSON. {} for a single GPU.
+        words: the training config and its settings, as on a command line.
+        gpus: all GPUs of the job.
+        gpu: their name, as in ``reporting/gpus.yaml``, or their memory (``24GiB``).
+        per_machine: the GPUs of a machine.
+    """
+
+    launch_file: dict[str, Any]
+    words: Sequence[str]
+    gpus: int
+    gpu: str
+    per_machine: int = 8
+
+    def with_settings(self, **settings: Any) -> Job:
+        """Return the job with other values of training settings."""
+        return replace(self, words=[*self.words, *(f"--{k}={v}" for k, v in settings.items())])
+
+    def rehearse(self, ranks: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
+        """Rehearse ranks of the job, two at a time. Return results of ``one_rank.rehearse``.
+
+        Raises:
+            LaunchError: the job cannot run, or cannot be rehearsed.
+        """
+        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+            return pool.map(self._rehearse, ranks)
+
+    def _rehearse(self, rank: int) -> dict[str, Any]:
+        local = min(self.gpus, self.per_machine)
+        environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
+        if self.gpus > 1:
+            environment |= {"RANK": rank, "WORLD_SIZE": self.gpus, "MASTER_ADDR": "127.0.0.1"}
+            environment |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": 0}
+            environment |= {"GROUP_RANK": rank // local, "GROUP_WORLD_SIZE": self._machines}
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            job = self.with_settings(**_OFF, output_dir=folder / "run", **self._launched(folder))
+            request = {**vars(job), "rank": rank}
+            (folder / "request.json").write_text(json.dumps(request))
+            done = subprocess.run(
+                [sys.executable, "-m", __package__, name],
+                env=os.environ | {key: str(value) for key, value in environment.items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            result = folder / "result.json"
+            if not result.exists():
+                Path("rehearsal.log").write_text(done.stdout)
+                last = done.stdout.strip().rpartition("\n")[2]
+                raise LaunchError(f"rank {rank} cannot be rehearsed (rehearsal.log): {last}")
+            found: dict[str, Any] = json.loads(result.read_text())
+        if "error" in found:
+            raise LaunchError(found["error"])
+        return found
+
+    @property
+    def _machines(self) -> int:
+        return -(-self.gpus // self.per_machine)
+
+    def _launched(self, folder: Path) -> dict[str, Path]:
+        """Write the launch file for this number of GPUs, and return the option that names it."""
+        option = launch_option(self.launch_file)
+        if not option or self.gpus == 1:
+            return {}
+        data = self.launch_file
+        if option == "accel_config":
+            data = {**data, "num_processes": self.gpus, "num_machines": self._machines}
+            data = {**data, "machine_rank": 0, "use_cpu": False}
+        path = folder / "launch.json"  # an accelerate file may be JSON
+        path.write_text(json.dumps(data))
+        return {option: path}

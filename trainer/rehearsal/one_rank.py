@@ -1,0 +1,167 @@
+"""One rank of a rehearsed job, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ..checkpoint.snapshot import take
+from ..errors import LaunchError
+from ..hooks import Callback, StepInfo
+from ..loop import Trainer
+from ..reporting.gpus import memory_of
+from ..run import Run
+from ..script import launch_as, load_config, load_task
+from .alone import answer_alone, buckets_of
+from .cuda import install_cuda
+from .device import FakeDevice, Recorder
+from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
+from .ledger import Ledger
+from .parameters import install_parameters, parameters_are_fake
+
+STEPS = 2  # the first makes the optimizer's state, the second is measured
+
+
+class Observer(Callback):
+    """Tells a recorder the phases of the last step, and the kinds of the storages.
+
+    Args:
+        recorder: of the device.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.ledger = recorder.ledger
+        self.first_collective = 0
+        self._measures = False
+
+    def on_data(self, run: Any) -> None:
+        if isinstance(self.recorder, FakeDevice):
+            self._building = parameters_are_fake(self.recorder)
+            self._building.__enter__()
+
+    def on_model(self, run: Any, model: Any) -> None:
+        if isinstance(self.recorder, FakeDevice):
+            self._building.__exit__(None, None, None)
+
+    def on_start(self, run: Run) -> None:
+        model, strategy = run.strategy.model, run.strategy
+        own = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
+        self.ledger.claim(PARAMETERS, [*own, *model.parameters(), *model.buffers()])
+        self._claim_optimizer(run)
+        self.ledger.claim(EXCHANGED, buckets_of(model))
+        self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start
+        self.ledger.enter("built")
+        self.ledger.enter("")
+
+        micro_step, backward = strategy.micro_step, strategy.backward
+
+        def micro_step_of(*, boundary: bool) -> Any:
+            self._enter("forward")
+            return micro_step(boundary=boundary)
+
+        def backward_of(loss: Any) -> None:
+            self._enter("backward")
+            backward(loss)
+
+        strategy.micro_step = micro_step_of  # type: ignore[method-assign]
+        strategy.backward = backward_of  # type: ignore[method-assign]
+
+    def on_window(self, run: Run, window: Any) -> None:
+        self.ledger.window = run.step + 1
+        self._measures = self.ledger.window == STEPS
+        self.first_collective = len(self.recorder.collectives)
+        if isinstance(self.recorder, FakeDevice):
+            self.recorder.reads.clear()
+
+    def before_update(self, run: Run) -> None:
+        gradients = [p.grad for p in run.strategy.model.parameters() if p.grad is not None]
+        self.ledger.claim(GRADIENTS, gradients)
+        if not gradients:  # an engine has taken them
+            self.ledger.claim_new(GRADIENTS)
+        self._enter("step")
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        self._claim_optimizer(run)
+        self._enter("")
+        if self._measures:
+            if isinstance(self.recorder, FakeDevice):
+                self.recorder.large_is_fake = True
+            self._enter("save")
+            take(run.parts, run.parts.pieces(), {}, {}, copied=True)
+            self._enter("")
+
+    def _claim_optimizer(self, run: Run) -> None:
+        optimizer = run.strategy.optimizer
+        for group in optimizer.param_groups:  # the copies in full precision that an engine steps
+            self.ledger.claim(OPTIMIZER, group["params"])
+        for state in optimizer.state.values():
+            self.ledger.claim(OPTIMIZER, state.values())
+
+    def _enter(self, phase: str) -> None:
+        self.ledger.enter(phase if self._measures else "")
+
+
+def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
+    """Train two steps of a command line, and return the memory and the collectives of the second.
+
+    Collective: call on every rank.
+
+    Args:
+        words: of ``trainer train``.
+
+    Returns:
+        ``plan``, ``phases``, and ``collectives`` from the start of the job, of which those of the
+        step begin at ``first``.
+    """
+    observer = Observer(recorder)
+    with recorder:
+        loaded = load_config(words)
+        task, config = load_task(loaded)
+        launched = launch_as(loaded, task, config)
+        trainer = Trainer(task, config, launched, callbacks=[observer], origins=loaded.origins)
+        for info in trainer.steps():
+            if info.step == STEPS:
+                break
+        else:
+            raise LaunchError(f"the training has no {STEPS} steps to rehearse")
+
+    run = trainer.run
+    return {
+        "plan": run.plan.as_dict(),
+        "notices": run.facts["notices"],
+        "trainable": run.trainable,
+        "parameters": run.parameters,
+        "phases": {name: vars(phase) for name, phase in recorder.ledger.phases().items()},
+        "collectives": [asdict(collective) for collective in recorder.collectives],
+        "first": observer.first_collective,
+    }
+
+
+def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Rehearse a rank among fakes, on a GPU without values.
+
+    Args:
+        request: the fields of a ``Job`` and a ``rank``.
+
+    Returns:
+        The result of ``observe``, with the ``reads`` of the step: as ``FakeDevice.reads``, and
+        how often.
+    """
+    local = min(request["gpus"], request["per_machine"])
+    device = FakeDevice(Ledger("cuda"), request["rank"] % local)
+    total_bytes = int(memory_of(request["gpu"]) * 2**30)
+    install_cuda(device, request["gpu"], total_bytes, local)
+    install_parameters()
+    answer_alone()
+    if request["gpus"] > 1:
+        dist.init_process_group(
+            "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
+        )
+    found = observe(request["words"], device)
+    found["reads"] = [(*place, times) for place, times in device.reads.items()]
+    return found

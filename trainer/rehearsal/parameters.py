@@ -1,0 +1,103 @@
+"""Modules and parameters that work without values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .device import FakeDevice
+
+_MODULE: Any = nn.Module
+
+
+@contextlib.contextmanager
+def parameters_are_fake(device: FakeDevice) -> Iterator[None]:
+    """Make parameters without values, so that a model of any size can be built on the host."""
+    register = nn.Module.register_parameter
+    fakes: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a shared parameter stays shared
+
+    def register_fake(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        is_plain = type(parameter) is nn.Parameter and not parameter.is_meta
+        if parameter is not None and is_plain:
+            if id(parameter) not in fakes:
+                with device.fake:
+                    values = torch.empty_strided(
+                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu"
+                    )
+                fakes[id(parameter)] = (
+                    nn.Parameter(values, parameter.requires_grad),
+                    parameter,  # kept, so that no other object gets the number
+                )
+            parameter = fakes[id(parameter)][0]
+        register(module, name, parameter)
+
+    _MODULE.register_parameter = register_fake
+    device.large_is_fake = True
+    try:
+        yield
+    finally:
+        _MODULE.register_parameter = register
+        device.large_is_fake = False
+
+
+_DATA: Any = torch.Tensor.data
+
+
+def _set_data(tensor: Tensor, values: Tensor) -> None:
+    """Set ``tensor.data``, also if the device changes, and if only the new values are fake."""
+    if isinstance(values, FakeTensor) and not isinstance(tensor, FakeTensor):
+        # As torch.utils.swap_tensors, which refuses a tensor that a fake mode remembers.
+        fresh: Any = values.detach().requires_grad_(tensor.requires_grad)
+        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
+        tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
+        torch._C._swap_tensor_impl(tensor, fresh)
+        return
+    _DATA.__set__(tensor, values)
+    if isinstance(tensor, FakeTensor):
+        tensor.fake_device = values.device
+
+
+def _apply(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """Move or cast a module in place, as ``nn.Module._apply`` does by ways that need values."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.data = function(parameter)
+            if parameter.grad is not None:
+                parameter.grad = function(parameter.grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+def _address(tensor: FakeTensor) -> int:
+    """Return a number of the storage, so that comparisons of addresses are right."""
+    storage: int = tensor.untyped_storage()._cdata
+    return (storage << 40) + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
+    """Copy a tensor for ``copy.deepcopy``, which would look at the address of the values."""
+    copied = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        copied = nn.Parameter(copied, tensor.requires_grad)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def install_parameters() -> None:
+    """Replace the methods of tensors and modules that need values. For the rest of the process."""
+    tensor: Any = torch.Tensor
+    fake: Any = FakeTensor
+    tensor.data = property(lambda owner: _DATA.__get__(owner), _set_data)
+    fake.data_ptr = _address
+    fake.__deepcopy__ = _copied
+    _MODULE._apply = _apply

@@ -1,0 +1,80 @@
+"""The values that a device without values has: whole numbers from the host, and 1 for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+_KEPT = 1 << 23  # bytes of a tensor of whole numbers whose values are known
+# Functions of DeepSpeed, and of torch's scaler of fp16, for which 0 means that all is well.
+_OVERFLOW = {"has_overflow", "_maybe_opt_step"}
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are kept: whole numbers, and not too many."""
+    return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.nbytes <= _KEPT
+
+
+def values_of(leaf: Any) -> Tensor | None:
+    """Return the known values of a tensor, on the host. None for all else."""
+    if isinstance(leaf, FakeTensor):
+        return getattr(leaf, "known_values", None)
+    return leaf if isinstance(leaf, Tensor) and has_values(leaf) else None
+
+
+def keep_values(fake: Any, values: Tensor | None) -> None:
+    """Keep the values of a fake tensor, or None if they are not known."""
+    fake.known_values = values
+
+
+def computed(function: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """Run an operation on whole numbers that are all known. Return None if some are not."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if any(values_of(tensor) is None for tensor in tensors) or "empty" in str(function):
+        return None
+
+    def on_host(leaf: Any) -> Any:
+        values = values_of(leaf)
+        return leaf if values is None else values
+
+    here = {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
+    with contextlib.suppress(RuntimeError, TypeError):
+        return function(*tree_map(on_host, list(args)), **tree_map(on_host, here))
+    return None
+
+
+def element(tensor: Any) -> Any:
+    """Return the value that stands for each element of a tensor whose values are not known."""
+    if tensor.dtype == torch.bool:
+        return getattr(tensor, "truth", True)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in _OVERFLOW:
+        frame = frame.f_back
+    value = int(frame is None)
+    return float(value) if tensor.is_floating_point() else value
+
+
+def judge(function: Any, args: Sequence[Any], result: Any) -> None:
+    """Set the value of each element of a result of type bool, if each input is its ``element``.
+
+    So 1 is finite, and 1 is not greater than 1.
+    """
+    if not isinstance(result, FakeTensor) or result.dtype != torch.bool:
+        return
+
+    def stand_in(leaf: Any) -> Any:
+        return (
+            torch.full((1,) * leaf.dim(), element(leaf)) if isinstance(leaf, FakeTensor) else leaf
+        )
+
+    fake: Any = result
+    with contextlib.suppress(RuntimeError, TypeError):
+        fake.truth = bool(function(*tree_map(stand_in, list(args))).all())
