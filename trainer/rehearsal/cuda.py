@@ -57,14 +57,15 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value  # a new function each: dynamo has a table of them
 
 
-def install_cuda(device: FakeDevice, name: str, total_bytes: int, count: int) -> None:
-    """Give ``torch.cuda`` of this process GPUs of a kind. For the rest of the process.
+def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
+    """Give ``torch.cuda`` of this process a single GPU of a kind. For the rest of the process.
+
+    As if CUDA_VISIBLE_DEVICES named a GPU for each process of the machine.
 
     Args:
         device: records the waits.
         name: of the GPU.
         total_bytes: the memory of the GPU.
-        count: GPUs of this machine.
     """
     stream = Stream()
     random = torch.zeros(16, dtype=torch.uint8)
@@ -75,8 +76,8 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int, count: int) ->
         **dict.fromkeys(_NOTHING.split()),
         **dict.fromkeys(_TRUE.split(), True),
         **dict.fromkeys(_FALSE.split(), 0),
-        "device_count": count,
-        "current_device": device.index,
+        "device_count": 1,
+        "current_device": 0,
         "get_device_name": name,
         "get_device_properties": properties,
         "get_device_capability": (9, 0),

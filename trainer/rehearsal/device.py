@@ -77,18 +77,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
     """Runs operations on tensors of the GPU without values.
 
-    Args:
-        index: of the GPU.
-
     Attributes:
         reads: how often the host waited for the device, by kind, line and function, and whether
             the task or the model got a value that is not known.
         large_is_fake: whether large tensors that are made on the host are fake.
     """
 
-    def __init__(self, ledger: Ledger, index: int = 0) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self.index = index
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.fake.static_shapes = True
         self.reads: Counter[tuple[str, str, str, bool]] = Counter()

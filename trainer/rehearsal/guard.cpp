@@ -18,9 +18,6 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
-// Autograd has a queue for each device. A rank uses the device of its number on the machine.
-constexpr DeviceIndex kDevices = 64;
-
 struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   Device getDevice() const override { return Device(DeviceType::CUDA, 0); }
   Device exchangeDevice(Device) const override { return getDevice(); }
@@ -28,7 +25,7 @@ struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
     return Stream(Stream::DEFAULT, getDevice());
   }
   Stream exchangeStream(Stream) const noexcept override { return getStream(getDevice()); }
-  DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
 
@@ -66,7 +63,7 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 64; }
+  DeviceIndex deviceCount() const override { return 1; }
   DeviceIndex getCurrentDevice() const override { return 0; }
   void setCurrentDevice(DeviceIndex) const override {}
   DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }

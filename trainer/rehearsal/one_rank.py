@@ -152,10 +152,8 @@ def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
         The result of ``observe``, with the ``reads`` of the step: as ``FakeDevice.reads``, and
         how often.
     """
-    local = min(request["gpus"], request["per_machine"])
-    device = FakeDevice(Ledger("cuda"), request["rank"] % local)
-    total_bytes = int(memory_of(request["gpu"]) * 2**30)
-    install_cuda(device, request["gpu"], total_bytes, local)
+    device = FakeDevice(Ledger("cuda"))
+    install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
     install_parameters()
     answer_alone()
     if request["gpus"] > 1:
