@@ -45,10 +45,12 @@ def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
-class Ranked(nn.Linear):
-    """As AdaLoRA of peft."""
+def ranked() -> nn.Module:
+    from peft import AdaLoraConfig, get_peft_model
 
-    def update_and_allocate(self, step: int) -> None: ...
+    settings = AdaLoraConfig(target_modules=["0"], total_step=9)
+    model: Any = nn.Sequential(nn.Linear(2, 2))
+    return get_peft_model(model, settings)
 
 
 def with_hook_behind() -> nn.Module:
@@ -66,8 +68,8 @@ def with_hook_behind() -> nn.Module:
         ),
         (lambda: nn.Embedding(4, 2, max_norm=1.0), "Embedding has max_norm"),
         (
-            lambda: Ranked(2, 2),
-            "Ranked ranks its parameters by whole gradients, and each process holds rows",
+            ranked,
+            "PeftModel ranks its parameters by whole gradients, and each process holds rows",
         ),
         (
             with_hook_behind,
