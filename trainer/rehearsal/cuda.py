@@ -111,6 +111,7 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
         (torch.cuda.nccl, {"version": _always((2, 28, 9))}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": _always(False)}),
         (torch.version, {"cuda": "13.0"}),
+        (torch._C, {"_cuda_getCurrentRawStream": _always(0)}),  # for bitsandbytes
         (torch, {"Event": Event, "Stream": Stream}),
         (torch.Tensor, {"record_stream": _always(None)}),
         (torch.Tensor, {"cuda": lambda tensor, *args, **kwargs: tensor.to("cuda")}),

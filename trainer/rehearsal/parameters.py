@@ -93,11 +93,22 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
     return copied
 
 
+_NEW: Any = FakeTensor.__new__
+
+
+def _new(cls: type, first: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a fake tensor, or a parameter as ``type(parameter)(values, requires_grad=...)`` does."""
+    if isinstance(first, Tensor):
+        return nn.Parameter(first, kwargs["requires_grad"])
+    return _NEW(cls, first, *args, **kwargs)
+
+
 def install_parameters() -> None:
     """Replace the methods of tensors and modules that need values. For the rest of the process."""
     tensor: Any = torch.Tensor
     fake: Any = FakeTensor
     tensor.data = property(lambda owner: _DATA.__get__(owner), _set_data)
+    fake.__new__ = _new
     fake.data_ptr = _address
     fake.__deepcopy__ = _copied
     _MODULE._apply = _apply
