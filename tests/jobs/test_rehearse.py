@@ -42,7 +42,8 @@ CASES = {
     "accumulated": {"accumulation_steps": "2"},
     "recomputed": {"task_settings.recomputes": "true"},
     "frozen": {"task_settings.only_last": "true"},
-    "float32": {"mixed_precision": "no"},
+    # Without groups of heads, for which a GPU has no kernel in float32 that keeps no scores.
+    "float32": {"mixed_precision": "no", "task_settings.key_heads": "4"},
 }
 
 

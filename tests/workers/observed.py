@@ -41,6 +41,7 @@ class Llama(Task):
 
     layers: int = 3
     length: int = 64
+    key_heads: int = 2
     recomputes: bool = False
     only_last: bool = False
 
@@ -57,7 +58,7 @@ class Llama(Task):
                 intermediate_size=512,
                 num_hidden_layers=self.layers,
                 num_attention_heads=4,
-                num_key_value_heads=2,
+                num_key_value_heads=self.key_heads,
                 use_cache=False,
             )
         )

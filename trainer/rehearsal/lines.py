@@ -13,7 +13,7 @@ from ..distributed.signals import STANDARD_LIBRARY
 
 _PACKAGES = Path(torch.__file__).parents[1]
 _TORCH = tuple(f"{_PACKAGES}/{name}/" for name in ("torch", "deepspeed/accelerator"))
-_TORCH += (str(Path(__file__).parent), "<")
+_TORCH += (str(Path(__file__).parent), f"{_PACKAGES}/typing_extensions.py", "<")
 _ENGINES = tuple(f"{_PACKAGES}/{name}/" for name in ("accelerate", "deepspeed"))
 _EXCHANGES = tuple(f"{_PACKAGES}/{name}/" for name in ("torch/distributed/fsdp", "deepspeed"))
 _TRAINER = str(Path(__file__).parents[1])
