@@ -40,7 +40,11 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         {},
     ),
     "the limit of time": (r"max_time|time_limit", {"callbacks/time_limit.py"}, {}),
-    "adapters": (r"\bpeft\b|(?<!Type)adapter|\blora\b", set(), {}),
+    "adapters": (
+        r"\bpeft\b|(?<!Type)adapter|\blora\b",
+        set(),
+        {"private/peft.py": "the switch of its layers"},
+    ),
     "weights in 4 bits": (
         r"bitsandbytes|\b4.bit|quant_state",
         set(),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from torch import nn
 
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
@@ -76,24 +73,6 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         if "lora_dropout" in reason:
             reason = "experts in a single tensor take no dropout; set dropout: 0"
         raise setting_error("adapter", targets, reason) from None
-
-
-@contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Compute with a model as if it had no adapters.
-
-    By ``_disable_adapters``, which peft's layers read. The public ``disable_adapter`` freezes the
-    parameters of the adapters as well, which may be copies of an engine at that time. Last seen in
-    peft 0.19.
-    """
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
 
 
 def adapter_part(model: Any) -> SavedPart:

@@ -22,9 +22,9 @@ from torch.utils.data import ConcatDataset
 from ..config.paths import LocalPath
 from ..data.now import now
 from ..errors import DataError
+from ..private.peft import without_adapter
 from ..reporting.say import say
 from ..task import Pretrained
-from .adapters import without_adapter
 from .base import LanguageTask
 from .card import model_card
 from .decoder import LossMemory

@@ -14,7 +14,7 @@ from tiny_language import change_tensors, save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError, TrainConfig, Trainer
 from trainer.language import DPO, Adapter
-from trainer.language.adapters import without_adapter
+from trainer.private.peft import without_adapter
 from trainer.task import Task
 
 pytestmark = [

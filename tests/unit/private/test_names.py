@@ -78,7 +78,8 @@ def own_names(tree: ast.Module) -> Iterator[str]:
 def test_private_names_of_other_packages_are_in_one_room() -> None:
     found = {}
     for path in house.modules():
-        if house.room_of(path) == "private":
+        # A rehearsal replaces what torch and the engines keep to themselves.
+        if house.room_of(path) in ("private", "rehearsal"):
             continue
         names = [*private_names(ast.parse(path.read_text()))]
         if names:
