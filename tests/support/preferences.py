@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from tiny_language import paragraphs, save_rows
 
+from trainer import Task, TrainConfig, Trainer
+
 # A template that writes nothing behind the end of a turn, so that each token of a side belongs to
 # the prompt or to the answer.
 TEMPLATE = (
@@ -44,6 +46,34 @@ def preferences(count: int) -> list[dict[str, Any]]:
 
 def save_preferences(path: Path, count: int = 48) -> Path:
     return save_rows(path, preferences(count))
+
+
+def settings_of_task(given: Path, cache: Path) -> dict[str, Any]:
+    """Settings of a task of preferences: the model ``llama`` and ``pairs.jsonl`` of a folder."""
+    return {
+        "model": str(given / "llama"),
+        "data": str(given / "pairs.jsonl"),
+        "template": TEMPLATE,
+        "sequence_length": 128,
+        "cache_dir": str(cache),
+    }
+
+
+def trainer(task: Task, folder: Path, **settings: Any) -> Trainer:
+    """A trainer of two steps, each over eight pairs."""
+    defaults = {
+        "task": f"trainer.language:{type(task).__name__}",
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "micro_batch_size": 3,
+        "accumulation_steps": 3,
+        "lr": 3e-3,
+        "eps": 1e-4,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "log_every": 1,
+    }
+    return Trainer(task, TrainConfig(**{**defaults, **settings}))
 
 
 def log_probs(model: Any, tokenizer: Any, row: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -166,6 +166,9 @@ class DPO(PreferenceTask):
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            for name, value in vars(module).items():
+                if "dropout" in name and isinstance(value, float):  # of attention, in most models
+                    setattr(module, name, 0.0)
         return model
 
     def pretrained(self, model: Any) -> list[Pretrained]:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from preferences import TEMPLATE, preferences, save_preferences, two_steps
+from preferences import preferences, save_preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file
 from tiny_language import change_tensors, save_model, save_rows, tokenizer
 
-from trainer import ConfigError, DataError, TrainConfig, Trainer
+from trainer import ConfigError, DataError, Trainer
 from trainer.language import DPO, Adapter
 from trainer.private.peft import without_adapter
-from trainer.task import Task
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_accelerate"),
@@ -36,30 +35,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(given: Path, cache: Path, **settings: Any) -> DPO:
-    defaults = {
-        "model": str(given / "llama"),
-        "data": str(given / "pairs.jsonl"),
-        "template": TEMPLATE,
-        "sequence_length": 128,
-        "cache_dir": str(cache),
-    }
-    return DPO(**{**defaults, **settings})
-
-
-def trainer(task: Task, folder: Path, **settings: Any) -> Trainer:
-    defaults = {
-        "task": "trainer.language:DPO",
-        "output_dir": str(folder),
-        "max_steps": 2,
-        "micro_batch_size": 3,
-        "accumulation_steps": 3,
-        "lr": 3e-3,
-        "eps": 1e-4,
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "log_every": 1,
-    }
-    return Trainer(task, TrainConfig(**{**defaults, **settings}))
+    return DPO(**{**settings_of_task(given, cache), **settings})
 
 
 def steps(training: Trainer) -> list[dict[str, float]]:
@@ -237,11 +213,17 @@ def test_a_reference_with_other_tokens_is_refused(given: Path, tmp_path: Path) -
         dpo.build_model()
 
 
-def test_dropout_is_off(tmp_path: Path, given: Path) -> None:
+DROPOUT: dict[str, dict[str, Any]] = {
+    "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
+    "llama": {"attention_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_dropout_is_off(kind: str, tmp_path: Path, given: Path) -> None:
     """Otherwise the policy would be away from its reference before the first step."""
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
-    model = save_model(tmp_path / "gpt2", "gpt2", **dropout, **ends)
+    model = save_model(tmp_path / "model", kind, **DROPOUT[kind], **ends)
     dpo = task(given, tmp_path, model=str(model), reference="computed_once", sequence_length=100)
     [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)

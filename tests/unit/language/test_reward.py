@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from preferences import TEMPLATE, preferences, save_preferences
+from preferences import TEMPLATE, preferences, save_preferences, settings_of_task, trainer
 from tiny_language import save_model, tokenizer
 
-from trainer import ConfigError, TrainConfig, Trainer
+from trainer import ConfigError
 from trainer.language import Adapter, RewardModel
 
 pytestmark = [
@@ -31,30 +31,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(given: Path, cache: Path, **settings: Any) -> RewardModel:
-    defaults = {
-        "model": str(given / "llama"),
-        "data": str(given / "pairs.jsonl"),
-        "template": TEMPLATE,
-        "sequence_length": 128,
-        "cache_dir": str(cache),
-    }
-    return RewardModel(**{**defaults, **settings})
-
-
-def trainer(task: RewardModel, folder: Path) -> Trainer:
-    config = TrainConfig(
-        task="trainer.language:RewardModel",
-        output_dir=str(folder),
-        max_steps=2,
-        micro_batch_size=3,
-        accumulation_steps=3,
-        lr=3e-3,
-        eps=1e-4,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        log_every=1,
-    )
-    return Trainer(task, config)
+    return RewardModel(**{**settings_of_task(given, cache), **settings})
 
 
 def loss_of(model: Any, rows: list[dict[str, Any]], weight: float) -> tuple[torch.Tensor, Any]:
