@@ -84,6 +84,40 @@ class Uneven(Llama):
         return super().training_step(model, batch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Padded(Task):
+    """A small BERT over padded texts, with a check of its own that the loss is a number."""
+
+    def build_data(self) -> Data:
+        rows = [
+            {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids[0] % 2}
+            for ids in torch.arange(1, 9).repeat(64, 2)
+        ]
+        for row in rows[::2]:
+            row["input_ids"][5:] = row["attention_mask"][5:] = 0
+        return Data(train=rows)
+
+    def build_model(self) -> nn.Module:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        model = BertForSequenceClassification(
+            BertConfig(
+                vocab_size=64,
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+            )
+        )
+        nn.init.trunc_normal_(model.classifier.weight, std=0.02)  # draws until all are in the range
+        return model
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = model(**batch).loss
+        assert not torch.isnan(loss)
+        return loss
+
+
 def main() -> None:
     from trainer.rehearsal.device import Recorder
     from trainer.rehearsal.ledger import Ledger

@@ -140,7 +140,8 @@ def table_of(report: Mapping[str, Any]) -> str:
     lines += [f"note: {notice}" for notice in report["notices"]]
     for kind, line, _, is_guessed, times in report["reads"]:
         if is_guessed:
-            lines.append(f"note: {line} {kind} of the device, taken as 1 ({times} a step)")
+            told = f"{line} {kind} that is not known ({times} a step)"
+            lines.append(f"note: {told}: elements are 1")
     lines += [report["difference"]] if report["difference"] else []
     used = f"{report['seconds']:.0f} s and {size(report['host_bytes'])}"
     return "\n".join([*lines, f"rehearsed in {used} a rank"])

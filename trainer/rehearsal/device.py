@@ -100,6 +100,11 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         if function is _ATEN.equal.default:
             self.wait("compares")
             return True
+        if function is _ATEN._local_scalar_dense.default:
+            values = values_of(args[0])
+            if args[0].device.type == "cuda":
+                self.wait("reads a value", is_known=values is not None)
+            return element(args[0]) if values is None else values.item()
         if any(fake.device.type == "cuda" for fake in fakes):
             answer = self._read(function, args, kwargs, to_device)
             if answer is not None:
@@ -141,9 +146,6 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
     def _read(self, function: Any, args: Sequence[Any], kwargs: Any, to_device: str | None) -> Any:
         """Return the answer to an operation that brings values to the host. None for others."""
         values = values_of(args[0])
-        if function is _ATEN._local_scalar_dense.default:
-            self.wait("reads a value", is_known=values is not None)
-            return element(args[0]) if values is None else values.item()
         if function is _ATEN.copy_.default and args[0].device.type == "cpu":
             return self._copy_to_host(args[0], args[1], waits=args[2:3] != (True,) and not kwargs)
         if function is _ATEN._to_copy.default and to_device == "cpu":

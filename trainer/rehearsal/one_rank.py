@@ -16,7 +16,7 @@ from ..loop import Trainer
 from ..reporting.gpus import memory_of
 from ..run import Run
 from ..script import launch_as, load_config, load_task
-from .alone import answer_alone, buckets_of
+from .alone import answer_alone, buckets_of, compare_alone
 from .cuda import install_cuda
 from .device import FakeDevice, Recorder
 from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
@@ -35,17 +35,22 @@ class Observer(Callback):
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.fake = recorder if isinstance(recorder, FakeDevice) else None
         self.ledger = recorder.ledger
         self.first_collective = 0
         self._measures = False
 
+    def on_launch(self, run: Any) -> None:
+        if self.fake and run.plan.deepspeed:
+            compare_alone()
+
     def on_data(self, run: Any) -> None:
-        if isinstance(self.recorder, FakeDevice):
-            self._building = parameters_are_fake(self.recorder)
+        if self.fake:
+            self._building = parameters_are_fake(self.fake)
             self._building.__enter__()
 
     def on_model(self, run: Any, model: Any) -> None:
-        if isinstance(self.recorder, FakeDevice):
+        if self.fake:
             self._building.__exit__(None, None, None)
 
     def on_start(self, run: Run) -> None:
@@ -75,8 +80,8 @@ class Observer(Callback):
         self.ledger.window = run.step + 1
         self._measures = self.ledger.window == STEPS
         self.first_collective = len(self.recorder.collectives)
-        if isinstance(self.recorder, FakeDevice):
-            self.recorder.reads.clear()
+        if self.fake:
+            self.fake.reads.clear()
 
     def before_update(self, run: Run) -> None:
         gradients = [p.grad for p in run.strategy.model.parameters() if p.grad is not None]
@@ -89,8 +94,8 @@ class Observer(Callback):
         self._claim_optimizer(run)
         self._enter("")
         if self._measures:
-            if isinstance(self.recorder, FakeDevice):
-                self.recorder.large_is_fake = True
+            if self.fake:
+                self.fake.large_is_fake = True
             self._enter("save")
             take(run.parts, run.parts.pieces(), {}, {}, copied=True)
             self._enter("")
