@@ -3,6 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
+| A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
 | The table, its JSON, a change that fits, and ranks that differ | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
 """
@@ -170,6 +171,26 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
         {"strategies/base.py: finish_step"} if (strategy, case) == ("fsdp", "fp16") else set()
     )
     assert places >= expected
+
+
+def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
+    """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
+    done = subprocess.run(
+        [sys.executable, "tests/workers/fake_gpu.py", str(tmp_path)],
+        cwd=ROOT,
+        env=clean_environment({"OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2
+    assert summary["machine"]["gpus"] == {"H100": 1}
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["restored"] == 1, "the resumed run sets the GPU's random numbers"
+    assert found["autocast"] == ["torch.bfloat16", True]
+    assert {"reporting/meter.py: paused", "checkpoint/snapshot.py: take"} <= {*found["waits"]}
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
