@@ -210,6 +210,16 @@ def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"steps": found, **clock.facts()}
 
 
+def count_tokens(folder: str, rows: list[dict[str, Any]]) -> int:
+    """Count the tokens of both sides of all pairs."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sides = [row["prompt"] + row[side] for row in rows for side in ("chosen", "rejected")]
+    how = {"chat_template": TEMPLATE, "return_dict": False}
+    return sum(len(tokenizer.apply_chat_template(side, **how)) for side in sides)
+
+
 def started(way: str, args: argparse.Namespace, case: str, folder: Path) -> dict[str, Any]:
     """Run a way in a process of its own."""
     words = [sys.executable, __file__, args.folder, "--steps", str(args.steps), "--way", way]
@@ -245,12 +255,14 @@ def main() -> None:
         folder = Path(name)
         rows = pairs(args.length)
         (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tokens = count_tokens(args.folder, rows) if args.pairs else 0
         for turn in range(args.pairs):
             for way in ("here", "trl")[:: 1 - 2 * (turn % 2)]:
                 found = started(way, args, args.case, folder)
                 losses = " ".join(f"{row['loss']:.6f}" for row in found["steps"])
                 margins = " ".join(f"{row['margin']:.5f}" for row in found["steps"])
-                print(f"{way}: {found['s']:.2f} s a step, {found['GiB']:.2f} GiB, losses {losses}")
+                speed = f"{found['s']:.2f} s a step, {tokens / found['s']:.0f} tokens/s"
+                print(f"{way}: {speed}, {found['GiB']:.2f} GiB, losses {losses}")
                 print(f"      margins {margins}", flush=True)
         for case in () if args.pairs else CASES:
             ours, theirs = (started(way, args, case, folder)["steps"] for way in ("here", "trl"))

@@ -4,7 +4,7 @@
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
-| The table, its JSON, a change that fits, and ranks that differ | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named |
+| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
 """
 
@@ -217,6 +217,24 @@ def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
     assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("ids", r"workers/observed.py:\d+: aten.nonzero.default depends on values of the device"),
+        ("other", r"rank 0 .*\(rehearsal.log\): workers/observed.py:\d+: KeyError: 'other'\n"),
+    ],
+)
+def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
+    key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"--{key}={value}" for key, value in SETTINGS.items() if key != "task"]
+    words += ["--task=observed:Unrehearsable", f"--task_settings.key={key}"]
+    file = ROOT / "accel_configs" / "fsdp.yaml"
+    done = command(file, "--gpus", 2, "--to", tmp_path / "report.json", *words)
+    assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
 
 
 def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ class Uneven(Llama):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unrehearsable(Llama):
+    """A task that asks for a key that its batch has not, or for the positions of large logits."""
+
+    key: str = "ids"
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        logits = model(input_ids=batch[self.key]).logits
+        return logits[(logits > 0).nonzero()[:, 0]].mean()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Padded(Task):
     """A small BERT over padded texts, with a check of its own that the loss is a number."""
 

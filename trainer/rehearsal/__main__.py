@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from ..errors import TrainerError
@@ -23,6 +24,12 @@ try:
     result = rehearse(json.loads((folder / "request.json").read_text()))
 except TrainerError as error:
     result = {"error": str(error)}
+except Exception as error:  # of a task, a model or a kernel
+    from .lines import line_of
+
+    traceback.print_exc()
+    text = str(error).strip().partition("\n")[0]
+    sys.exit(": ".join(filter(None, [line_of(error), type(error).__name__, text])))
 result["seconds"] = time.perf_counter() - began
 result["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 (folder / "result.json").write_text(json.dumps(result))

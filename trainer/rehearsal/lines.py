@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,13 @@ def line(*, of_engine: bool = False) -> str:
     if frame is None:
         return ""
     return f"{_shown(frame.f_code.co_filename, of_engine)}:{frame.f_lineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Return the innermost line of the task or the model that an error came from. "" if none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    files = [(_shown(frame.f_code.co_filename, False), number) for frame, number in frames]
+    return next((f"{file}:{number}" for file, number in reversed(files) if file), "")
 
 
 def is_for_exchange() -> bool:

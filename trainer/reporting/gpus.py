@@ -21,7 +21,7 @@ _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "MIG"}
 
 
 def memory_of(text: str) -> float:
-    """Return the GiB of an accelerator by name (``H100``), or of a text such as ``24GiB``.
+    """Return the GiB of an accelerator by name (``H100``, ``H100-80``), or of a text (``24GiB``).
 
     Raises:
         ConfigError: neither.
@@ -29,8 +29,9 @@ def memory_of(text: str) -> float:
     memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
     if memory is not None:
         return float(memory[1])
+    asked = text.lower().replace(" ", "").removesuffix("gb")
     for name, (gib, *_) in KNOWN.items():
-        if name.lower() == text.lower() and gib is not None:
+        if gib is not None and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
             return gib
 
     rule = f"not a GPU known here, nor memory such as 24GiB; {did_you_mean(text, KNOWN)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.reporting.gpus import peak_of
+from trainer.reporting.gpus import memory_of, peak_of
 
 GIB = 2**30
 
@@ -64,3 +64,8 @@ def test_a_peak_depends_on_the_variant_of_the_chip_and_the_precision(
 )
 def test_a_chip_with_a_similar_name_has_no_known_peak(device: str) -> None:
     assert peak_of(device, 24 * GIB, "bf16") is None
+
+
+@pytest.mark.parametrize("name", ["H100", "h100", "H100-80", "H100-80GB", "80GiB", "80"])
+def test_names_of_a_gpu(name: str) -> None:
+    assert memory_of(name) == 80
