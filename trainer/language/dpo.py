@@ -162,6 +162,8 @@ class DPO(PreferenceTask):
 
     def load_model(self, vocabulary: int) -> Any:
         model = super().load_model(vocabulary)
+        if getattr(model.config, "output_router_logits", False):
+            self.note("output_router_logits: the loss of the routers is no part of the objective")
         # Dropout would part the policy from the reference before the first step.
         for module in model.modules():
             if isinstance(module, nn.Dropout):

@@ -229,6 +229,15 @@ def test_dropout_is_off(kind: str, tmp_path: Path, given: Path) -> None:
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)
 
 
+def test_a_loss_of_routers_is_told(
+    tmp_path: Path, given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_model(tmp_path / "model", "mixtral", output_router_logits=True)
+    dpo = task(given, tmp_path, model=str(model), reference="computed_once")
+    steps(trainer(dpo, tmp_path / "run", max_steps=1))
+    assert "output_router_logits: the loss of the routers is no part" in capsys.readouterr().out
+
+
 def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -> None:
     from trainer.commands.whole_model import build_whole
 
