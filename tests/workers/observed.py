@@ -75,6 +75,27 @@ class Llama(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts(Llama):
+    """A small mixture of experts."""
+
+    def build_model(self) -> nn.Module:
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        return MixtralForCausalLM(
+            MixtralConfig(
+                vocab_size=64,
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_local_experts=4,
+                use_cache=False,
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Uneven(Llama):
     """A task whose second rank sums a tensor of its own."""
 
