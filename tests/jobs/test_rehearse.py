@@ -4,7 +4,7 @@
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
-| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line |
+| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
 """
 
@@ -207,8 +207,8 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     config, report = tmp_path / "train.yaml", tmp_path / "report.json"
-    lines = [f"{key}: {value}" for key, value in SETTINGS.items() if key != "mixed_precision"]
-    config.write_text("\n".join([*lines, "mixed_precision: bf16", "compile: true"]))
+    settings = {**SETTINGS, "max_steps": "1", "compile": "true"}  # two steps are rehearsed
+    config.write_text("\n".join(f"{key}: {value}" for key, value in settings.items()))
     file = ROOT / "accel_configs" / "ddp.yaml"
     done = command(file, config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -236,6 +236,13 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
     file = ROOT / "accel_configs" / "fsdp.yaml"
     done = command(file, "--gpus", 2, "--to", tmp_path / "report.json", *words)
     assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
+
+
+def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:
+    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
+    file = ROOT / "accel_configs" / "hsdp.yaml"
+    done = command(file, "--gpus", 6, "--to", tmp_path / "report.json", *words)
+    assert done.returncode == 2 and f"{file}: parallelism_config." in done.stderr, done.stderr
 
 
 def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from ..reporting.banner import plan_rows
 from ..script import load_config, load_task
 from ..task import own_optimizer
 from ..text import table
+from .usage import positive_number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -47,12 +48,12 @@ def run(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--processes", type=int, help="replaces the number in the launch files")
+    parser.add_argument(
+        "--processes", type=positive_number, help="replaces the number in the launch files"
+    )
     args, words = parser.parse_known_args(argv)
     if not words:
         parser.error("name the files to check (`accelerate env` describes this machine)")
-    if args.processes is not None and args.processes < 1:
-        parser.error("--processes must be at least 1")
 
     trainings, launch_files = _sort(words)
     codes = {}  # by the text of the error, in the order of the files

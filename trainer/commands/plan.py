@@ -32,7 +32,7 @@ from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
-from .usage import local_text
+from .usage import local_text, positive_number
 
 _LAUNCH_FILES = Path(__file__).parent / "templates" / "classifier" / "accel_configs"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
@@ -145,9 +145,9 @@ def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("what", type=local_text, metavar="MODEL")
     add("--gpu", help="a name such as H100 or A100-80, or memory such as 24GiB")
-    add("--gpus", type=int, default=1, help="number of all GPUs; default 1")
-    add("--micro_batch", type=int, default=1, help="examples of a GPU; default 1")
-    add("--sequence", type=int, default=1024, help="tokens of an example")
+    add("--gpus", type=positive_number, default=1, help="number of all GPUs; default 1")
+    add("--micro_batch", type=positive_number, default=1, help="examples of a GPU; default 1")
+    add("--sequence", type=positive_number, default=1024, help="tokens of an example")
     add("--precision", choices=["no", "bf16", "fp16"], default="bf16")
     add("--optimizer", choices=["adamw", "sgd"], default="adamw")
     add("--json", action="store_true", help="print JSON")

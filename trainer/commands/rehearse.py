@@ -28,7 +28,7 @@ from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..script import load_config
 from ..text import columns, size
-from .usage import local_path
+from .usage import local_path, positive_number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -48,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     launch_file = dict(read_document(files[True]).data) if True in files else {}
     job = Job(
         launch_file=launch_file,
+        file=str(files.get(True, "")),
         words=words,
         gpus=args.gpus,
         gpu=args.gpu,
@@ -83,9 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="a launch file and a training config")
-    add("--gpus", type=int, required=True, help="all GPUs of the job")
+    add("--gpus", type=positive_number, required=True, help="all GPUs of the job")
     add("--gpu", default="H100", help="a name, or memory such as 24GiB; default H100")
-    add("--gpus_per_machine", type=int, default=8, metavar="N", help="default 8")
+    add("--gpus_per_machine", type=positive_number, default=8, metavar="N", help="default 8")
     add("--ranks", choices=["two", "all"], default="two", help="whose collectives are compared")
     add("--to", type=local_path, default=Path("rehearsal.json"), metavar="FILE", help="the JSON")
     return parser

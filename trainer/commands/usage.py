@@ -1,4 +1,4 @@
-"""Types of argparse for the arguments of commands that must be local paths."""
+"""Types of argparse for the arguments of commands: local paths and positive numbers."""
 
 from __future__ import annotations
 
@@ -23,3 +23,14 @@ def local_text(text: str) -> str:
 def local_path(text: str) -> Path:
     """Return a local path. Raises as ``local_text`` does."""
     return Path(local_text(text))
+
+
+def positive_number(text: str) -> int:
+    """Return a number of at least 1.
+
+    Raises:
+        ArgumentTypeError: another text.
+    """
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of at least 1")
+    return int(text)

@@ -16,12 +16,15 @@ from typing import Any
 from ..config.arguments import launch_option
 from ..errors import LaunchError
 
+_LAUNCH_FILE = "launch.json"  # an accelerate file may be JSON
 # Without evaluations, trackers and files, which a rehearsal does not need.
 _OFF = {
     **dict.fromkeys(("eval_every", "save_every", "best_metric", "early_stop_patience"), "null"),
     **dict.fromkeys(("push_to_hub", "weights", "profile_steps"), "null"),
     **dict.fromkeys(("sanity_evaluation", "compile", "overwrite"), "false"),
     **{"trackers": "[]", "resume": "none", "workers": "0"},
+    # The last step would save. A small data set is read as often as two steps need.
+    **{"epochs": "null", "stop_at": "null", "max_steps": str(10**9)},
 }
 
 
@@ -35,6 +38,7 @@ class Job:
         gpus: all GPUs of the job.
         gpu: their name, as in ``reporting/gpus.yaml``, or their memory (``24GiB``).
         per_machine: the GPUs of a machine.
+        file: the name of the launch file, for messages.
     """
 
     launch_file: dict[str, Any]
@@ -42,6 +46,7 @@ class Job:
     gpus: int
     gpu: str
     per_machine: int = 8
+    file: str = "launch file"
 
     def with_settings(self, **settings: Any) -> Job:
         """Return the job with other values of training settings."""
@@ -83,7 +88,8 @@ class Job:
                 raise LaunchError(f"rank {rank} cannot be rehearsed (rehearsal.log): {last}")
             found: dict[str, Any] = json.loads(result.read_text())
         if "error" in found:
-            raise LaunchError(found["error"])
+            made = str(folder / _LAUNCH_FILE) + ":1"
+            raise LaunchError(found["error"].replace(made, self.file))
         return found
 
     @property
@@ -99,6 +105,6 @@ class Job:
         if option == "accel_config":
             data = {**data, "num_processes": self.gpus, "num_machines": self._machines}
             data = {**data, "machine_rank": 0, "use_cpu": False}
-        path = folder / "launch.json"  # an accelerate file may be JSON
+        path = folder / _LAUNCH_FILE
         path.write_text(json.dumps(data))
         return {option: path}

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..checkpoint.snapshot import take
-from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
 from ..reporting.gpus import memory_of
@@ -132,8 +131,6 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
         for info in trainer.steps():
             if info.step == STEPS:
                 break
-        else:
-            raise LaunchError(f"the training has no {STEPS} steps to rehearse")
 
     run = trainer.run
     return {
