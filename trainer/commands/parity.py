@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--nudges",
-        type=positive_number,
+        type=int,
         default=3,
         metavar="N",
         help="nudged runs at most; default 3",
