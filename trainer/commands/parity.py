@@ -33,7 +33,7 @@ from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .nudged import first_weights, write_nudged
 from .runs import Run
 from .trials import train
-from .usage import local_text, positive_number
+from .usage import local_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,19 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="accelerate YAMLs, before the settings")
     add("--config", help="the training config")
-    add(
-        "--steps",
-        type=positive_number,
-        default=10,
-        help="optimizer steps of each run; default %(default)s",
-    )
-    add(
-        "--nudges",
-        type=int,
-        default=3,
-        metavar="N",
-        help="nudged runs at most; default 3",
-    )
+    add("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
+    add("--nudges", type=int, default=3, metavar="N", help="nudged runs at most; default 3")
     add("--to", type=local_text, metavar="DIR", help="keep the runs in DIR/runs, a new folder")
     return parser
 

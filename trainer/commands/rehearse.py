@@ -15,6 +15,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -152,21 +153,18 @@ def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int])
     """Return the first collective in which a rank differs from the first rank. "" if none does."""
     own, *others = [[Collective(**each) for each in found["collectives"]] for found in results]
     for rank, made in zip(ranks[1:], others, strict=True):
-        for number in range(max(len(own), len(made))):
-            pair = [sequence[number : number + 1] for sequence in (own, made)]
-            if len({tuple(each.signature for each in side) for side in pair}) > 1:
-                here, there = map(_told, pair)
+        for number, (here, there) in enumerate(zip_longest(own, made), 1):
+            if not here or not there or here.signature != there.signature:
                 return (
-                    f"RANKS DIFFER at collective {number + 1}, so the job would hang or mix up "
-                    f"values:\n  rank {ranks[0]} {here}\n  rank {rank} {there}"
+                    f"RANKS DIFFER at collective {number}, so the job would hang or mix up "
+                    f"values:\n  rank {ranks[0]} {_told(here)}\n  rank {rank} {_told(there)}"
                 )
     return ""
 
 
-def _told(collectives: Sequence[Collective]) -> str:
-    if not collectives:
+def _told(made: Collective | None) -> str:
+    if made is None:
         return "has ended"
-    made = collectives[0]
     return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
 
 
