@@ -30,7 +30,7 @@ from .card import model_card
 from .decoder import LossMemory
 from .loss import token_losses
 from .packing import IGNORED, collate
-from .preference import PreferenceTask
+from .preference import PreferenceTask, without_dropout
 from .problems import setting_error
 from .tokens import TARGET, words_of
 
@@ -164,14 +164,7 @@ class DPO(PreferenceTask):
         model = super().load_model(vocabulary)
         if getattr(model.config, "output_router_logits", False):
             self.note("output_router_logits: the loss of the routers is no part of the objective")
-        # Dropout would part the policy from the reference before the first step.
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            for name, value in vars(module).items():
-                if "dropout" in name and isinstance(value, float):  # of attention, in most models
-                    setattr(module, name, 0.0)
-        return model
+        return without_dropout(model)
 
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = {"policy": self.memory.get("stored"), "reference": self.memory.get("reference")}

@@ -128,6 +128,20 @@ class PreferenceTask(DecoderTask):
         return metrics
 
 
+def without_dropout(model: Any) -> Any:
+    """Switch dropout off, which would part a policy from its reference before the first step.
+
+    Most models keep the dropout of attention as a number. An adapter, added later, keeps its own.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model
+
+
 def measured(rewards: Tensor) -> dict[str, Tensor]:
     """Return the metrics of each pair.
 

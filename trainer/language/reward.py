@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .card import model_card
 from .meta_model import CLASSIFIER
-from .preference import PreferenceTask
+from .preference import PreferenceTask, without_dropout
 from .pretrained import checkpoint_activations
 from .tokens import words_of
 
@@ -59,7 +59,7 @@ class RewardModel(PreferenceTask):
         }
 
     def build_model(self) -> nn.Module:
-        model = self.build_pretrained(CLASSIFIER, num_labels=1)
+        model = without_dropout(self.build_pretrained(CLASSIFIER, num_labels=1))
         self.check_vocabulary(model)
         # Decoders find the last token of a text by the padding behind the text.
         model.config.pad_token_id = self.load_tokenizer().pad_token_id
