@@ -23,8 +23,9 @@ _OFF = {
     **dict.fromkeys(("push_to_hub", "weights", "profile_steps"), "null"),
     **dict.fromkeys(("sanity_evaluation", "compile", "overwrite"), "false"),
     **{"trackers": "[]", "resume": "none", "workers": "0"},
-    # The last step would save. A small data set is read as often as two steps need.
-    **{"epochs": "null", "stop_at": "null", "max_steps": str(10**9)},
+    # The last step would save. A small data set is read as often as two steps need. A schedule of
+    # the task may have a table of all steps.
+    **{"epochs": "null", "stop_at": "null", "max_steps": str(10**6)},
 }
 
 
