@@ -124,6 +124,7 @@ def _rehearsed(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the bytes of a GPU at the peak of a step under a launch file."""
     job = Job(
         launch_file=dict(read_document(str(_LAUNCH_FILES / f"{name}.yaml")).data),
+        file=f"accel_configs/{name}.yaml",
         words=[f"--config={args.what}"],
         gpus=args.gpus,
         gpu=args.gpu or "H100",

@@ -47,9 +47,9 @@ def answer_alone() -> None:
 
 
 def compare_alone() -> None:
-    """Let ZeRO-3 compare its order of layers as the first rank does, with its own order.
+    """Let ZeRO-3 compare this rank's order of layers with itself, as the first rank does.
 
-    The other ranks wait for the values of the first rank, and a fake group sends none.
+    Other ranks compare with the order that the first rank sends, and a fake group sends nothing.
     """
     module: Any = importlib.import_module("deepspeed.runtime.zero.utils")
     module.dist = SimpleNamespace(**{**vars(module.dist), "get_rank": lambda: 0})
