@@ -116,7 +116,12 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
     "tf32": {"mixed_precision": "no", "task": "gpu_cases:Pictures", "float32": "tf32"},
     "deterministic": {"mixed_precision": "no", "deterministic": "true"},
     "average": {"mixed_precision": "bf16", "ema_decay": "0.9"},
-    "experts": {"mixed_precision": "bf16", "task": "observed:Experts"},
+    "experts": {
+        "mixed_precision": "bf16",
+        "task": "observed:Llama",
+        "task_settings.family": "mixtral",
+        "task_settings.layers": "1",
+    },
     "padded": {"mixed_precision": "bf16", "task": "observed:Padded"},
 }
 QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}

@@ -37,8 +37,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama(Task):
-    """A Llama of 2.8 million parameters."""
+    """A Llama of 2.8 million parameters, or a model of another family."""
 
+    family: str = "llama"
     layers: int = 3
     length: int = 64
     key_heads: int = 2
@@ -49,10 +50,11 @@ class Llama(Task):
         return Data(train=Rows(self.length))
 
     def build_model(self) -> nn.Module:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        model = LlamaForCausalLM(
-            LlamaConfig(
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(
+                self.family,
                 vocab_size=512,
                 hidden_size=256,
                 intermediate_size=512,
@@ -72,27 +74,6 @@ class Llama(Task):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss: Tensor = model(input_ids=batch["ids"], labels=batch["ids"]).loss
         return loss
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts(Llama):
-    """A small mixture of experts."""
-
-    def build_model(self) -> nn.Module:
-        from transformers import MixtralConfig, MixtralForCausalLM
-
-        return MixtralForCausalLM(
-            MixtralConfig(
-                vocab_size=64,
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                num_local_experts=4,
-                use_cache=False,
-            )
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
