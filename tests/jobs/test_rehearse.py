@@ -4,6 +4,7 @@
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
+| A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_a_single_gpu_has_the_strategy_of_the_launch_file |
 | The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
 """
@@ -212,7 +213,8 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     config, report = tmp_path / "train.yaml", tmp_path / "report.json"
-    settings = {**SETTINGS, "max_steps": "1", "compile": "true"}  # two steps are rehearsed
+    # Two steps are rehearsed, and a save only if the training saves.
+    settings = {**SETTINGS, "max_steps": "1", "compile": "true", "keep_last": "0"}
     config.write_text("\n".join(f"{key}: {value}" for key, value in settings.items()))
     file = ROOT / "accel_configs" / "ddp.yaml"
     done = command(file, config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
@@ -223,6 +225,15 @@ def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
     assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
+    assert "save" not in told["phases"]
+
+
+def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
+    data = dict(read_document(str(ROOT / "accel_configs" / "fsdp.yaml")).data)
+    (found,) = Job(launch_file=data, words=words, gpus=1, gpu="H100").rehearse()
+    assert found["plan"]["strategy"] == "fsdp" and found["plan"]["world_size"] == 1
 
 
 @pytest.mark.parametrize(

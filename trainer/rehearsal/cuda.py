@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 
 from .device import FakeDevice
 
@@ -111,6 +112,7 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
         (torch.cuda.nccl, {"version": _always((2, 28, 9))}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": _always(False)}),
         (torch.version, {"cuda": "13.0"}),
+        (fake_tensor, {"init_gpu_context": _always(None)}),  # of a torch with CUDA
         (torch._C, {"_cuda_getCurrentRawStream": _always(0)}),  # for bitsandbytes
         (torch, {"Event": Event, "Stream": Stream}),
         (torch.Tensor, {"record_stream": _always(None)}),

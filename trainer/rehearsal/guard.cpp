@@ -1,4 +1,4 @@
-// A CUDA device that computes nothing, for a torch that was built without CUDA.
+// A CUDA device that computes nothing, for a torch without CUDA or a machine without a GPU.
 //
 // Fake tensors have a shape, a dtype and a device, and no values. Autograd asks the device of a
 // tensor for a guard, for streams and for the number of devices, and attention asks which kernel
@@ -71,7 +71,8 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return true; }
   Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+C10_REGISTER_CLASS_WITH_PRIORITY(
+    CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks);
 
 namespace native {
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &attention_kernel);
@@ -86,6 +87,7 @@ struct FakeTimer final : Timer {
   explicit FakeTimer(c10::Device) {}
   std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
 };
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, FakeTimer);
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(
+    TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, FakeTimer);
 
 } // namespace c10d

@@ -1,4 +1,4 @@
-"""The device guard that a torch without CUDA lacks, compiled at the first use."""
+"""The device guard of a GPU that is not there, compiled at the first use."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 def load_guard() -> None:
     """Give this process a CUDA device that computes nothing. Call before torch is imported.
 
-    A torch with CUDA has a guard of its own.
+    A torch with CUDA has a guard of its own, which asks for a driver: the stand-in comes behind it.
 
     Raises:
         LaunchError: there is no compiler, or the compiler failed.
     """
     torch = distribution("torch")
     folder = Path(str(torch.locate_file("torch")))
-    if (folder / "lib" / "libtorch_cuda.so").exists():
-        return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
     name = hashlib.sha256(_SOURCE.read_bytes() + torch.version.encode()).hexdigest()[:16]
     guard = cache / f"guard-{name}.so"
@@ -38,6 +36,7 @@ def load_guard() -> None:
         *folder.glob("lib/libgomp*"),
         folder / "lib/libc10.so",
         folder / "lib/libtorch_cpu.so",
+        *folder.glob("lib/libtorch_cuda.so"),
     ]
     for library in (*libraries, guard):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -47,7 +46,7 @@ def _compile(guard: Path, torch_folder: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise LaunchError(
-            "this torch has no CUDA, and a rehearsal compiles a stand-in once: install g++, or "
+            "a rehearsal compiles a stand-in for the GPU once: install g++, or "
             "name a C++ compiler by the environment variable CXX"
         )
     guard.parent.mkdir(parents=True, exist_ok=True)

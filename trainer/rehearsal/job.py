@@ -65,7 +65,7 @@ class Job:
     def _rehearse(self, rank: int) -> dict[str, Any]:
         local = min(self.gpus, self.per_machine)
         environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
-        if self.gpus > 1:
+        if self.launch_file:
             environment |= {"RANK": rank, "WORLD_SIZE": self.gpus, "MASTER_ADDR": "127.0.0.1"}
             environment |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": 0}
             environment |= {"GROUP_RANK": rank // local, "GROUP_WORLD_SIZE": self._machines}
@@ -87,10 +87,10 @@ class Job:
                 Path("rehearsal.log").write_text(done.stdout)
                 last = done.stdout.strip().rpartition("\n")[2]
                 raise LaunchError(f"rank {rank} cannot be rehearsed (rehearsal.log): {last}")
-            found: dict[str, Any] = json.loads(result.read_text())
+            made = f"{folder / _LAUNCH_FILE}:1"
+            found: dict[str, Any] = json.loads(result.read_text().replace(made, self.file))
         if "error" in found:
-            made = str(folder / _LAUNCH_FILE) + ":1"
-            raise LaunchError(found["error"].replace(made, self.file))
+            raise LaunchError(found["error"])
         return found
 
     @property
@@ -100,7 +100,7 @@ class Job:
     def _launched(self, folder: Path) -> dict[str, Path]:
         """Write the launch file for this number of GPUs, and return the option that names it."""
         option = launch_option(self.launch_file)
-        if not option or self.gpus == 1:
+        if not option:
             return {}
         data = self.launch_file
         if option == "accel_config":

@@ -95,9 +95,10 @@ class Observer(Callback):
         if self._measures:
             if self.fake:
                 self.fake.large_is_fake = True
-            self._enter("save")
-            take(run.parts, run.parts.pieces(), {}, {}, copied=True)
-            self._enter("")
+            if run.config.keep_last:
+                self._enter("save")
+                take(run.parts, run.parts.pieces(), {}, {}, copied=True)
+                self._enter("")
 
     def _claim_optimizer(self, run: Run) -> None:
         optimizer = run.strategy.optimizer
@@ -158,7 +159,7 @@ def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
     install_parameters()
     answer_alone()
-    if request["gpus"] > 1:
+    if request["launch_file"]:
         dist.init_process_group(
             "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
         )
