@@ -94,8 +94,10 @@ def compile_template(text: str) -> Template:
 def with_reasoning_aliases(messages: Any) -> Any:
     """Return messages with their thoughts under the names by which templates ask for them.
 
-    ``_alias_reasoning_fields``, which ``apply_chat_template`` calls before it renders.
+    ``_alias_reasoning_fields``, which ``apply_chat_template`` calls before it renders. transformers
+    5.17 renders messages as they are.
     """
-    from transformers.utils.chat_template_utils import _alias_reasoning_fields
+    from transformers.utils import chat_template_utils
 
-    return _alias_reasoning_fields(messages)
+    alias = getattr(chat_template_utils, "_alias_reasoning_fields", None)
+    return alias(messages) if alias else messages

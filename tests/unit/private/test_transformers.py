@@ -92,8 +92,15 @@ def test_a_template_is_compiled_with_the_tags_of_transformers() -> None:
 
 def test_thoughts_have_the_names_by_which_templates_ask_for_them() -> None:
     message = {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
-    try:
-        [given] = private_transformers.with_reasoning_aliases([message])
-    except ImportError:
+    [given] = private_transformers.with_reasoning_aliases([message])
+    if given == message:
         pytest.fail(f"{TRANSFORMERS} has no _alias_reasoning_fields in utils.chat_template_utils")
     assert given["reasoning_content"] == given["thinking"] == "2 + 2"
+
+
+def test_transformers_5_17_renders_messages_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import chat_template_utils
+
+    monkeypatch.delattr(chat_template_utils, "_alias_reasoning_fields")
+    message = {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
+    assert private_transformers.with_reasoning_aliases([message]) == [message]
