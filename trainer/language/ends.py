@@ -9,7 +9,8 @@ from typing import Any
 def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
     """Make a model stop at the tokens that end the texts of the training.
 
-    The tokens at which the model stopped before stay.
+    The tokens at which the model stopped before stay, if the tokenizer has them: the configuration
+    of a new GPT-2 names token 50,256, however small its vocabulary.
 
     Args:
         model: changed in place.
@@ -20,7 +21,8 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
     """
     config = getattr(model, "generation_config", None)
     given = getattr(config, "eos_token_id", None)
-    before = given if isinstance(given, list) else [] if given is None else [given]
+    named = given if isinstance(given, list) else [] if given is None else [given]
+    before = [token for token in named if token < len(tokenizer)]
     if config is None or {*trained} <= {*before}:
         return []
 

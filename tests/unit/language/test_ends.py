@@ -131,3 +131,13 @@ def test_texts_end_with_the_end_of_the_tokenizer_that_is_given(
         model.generation_config.eos_token_id == [TURN_END, TEXT_END]
         and model.config.eos_token_id == TURN_END
     )
+
+
+def test_an_end_that_the_tokenizer_lacks_is_left_out(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    """A small GPT-2 of its own names token 50,256 in its configuration."""
+    causal = task(model=str(save_model(tmp_path / "gpt2", "gpt2")))
+    causal.build_data()
+    model: Any = causal.build_model()
+    assert model.generation_config.eos_token_id == [TEXT_END]
