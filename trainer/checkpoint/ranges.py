@@ -125,7 +125,9 @@ class Ranges:
                 size = (last - first) * dtype.itemsize
                 place = piece.entry.begin + (first - piece.start) * dtype.itemsize
                 stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
-                out[first - start : last - start].copy_(torch.from_numpy(stored).view(dtype))
+                # torch casts before it sends. A device casts faster, and gets fewer bytes.
+                sent = torch.from_numpy(stored).view(dtype).to(out.device)
+                out[first - start : last - start].copy_(sent)
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read a whole tensor, flat, to the CPU.
