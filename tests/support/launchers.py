@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def ranks(
             "out": str(out),
             "err": str(err),
         }
-        starter, _ = connection()
+        starter, _ = connection(threading.get_ident())
         starter.write(json.dumps(job) + "\n")
         starter.flush()
         code = json.loads(starter.readline())
@@ -232,8 +233,8 @@ def ranks(
 
 
 @cache
-def connection() -> tuple[TextIO, int]:
-    """Connect to the process that is forked for each rank.
+def connection(thread: int = 0) -> tuple[TextIO, int]:
+    """Connect a thread to the process that is forked for each rank.
 
     Returns:
         Where jobs are written and exit codes are read, and the id of the ranks' parent.

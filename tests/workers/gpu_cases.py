@@ -11,20 +11,23 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from waits import innermost_place
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.launching import launch
+from trainer.script import load_config, load_task
 
 STEPS, SAVED, BATCH, LR, CLIP, EPS = 8, 4, 16, 1e-3, 1.0, 1e-4
 JOB: dict[str, Any] = {}
@@ -73,9 +76,9 @@ class InFourBits(Words):
         from trainer.language.adapters import Adapter, add_adapter
         from trainer.language.meta_model import build_on_meta
 
-        with TemporaryDirectory() as folder:
-            super().build_model().save_pretrained(folder)
-            model, _ = build_on_meta(folder, None, folder, quantize="nf4")
+        folder = f"{JOB['folder']}/unquantized"
+        save(super().build_model(), folder)
+        model, _ = build_on_meta(folder, None, folder, quantize="nf4")
         return add_adapter(model, Adapter(r=4, quantize="nf4"), "CAUSAL_LM")
 
 
@@ -157,14 +160,41 @@ def simple(name: str, task: Task, **settings: Any) -> dict[str, Any]:
         run.run.close()
 
 
-def waits(name: str = "waits", task: Task | None = None) -> dict[str, Any]:
-    """Train so that whatever waits for the device between two logged steps is an error."""
-    run = train(name, task or Words(), mixed_precision="bf16", log_every=STEPS)
-    for info in run.steps():
-        if device().type == "cuda":
-            torch.cuda.set_sync_debug_mode("error" if 2 <= info.step < STEPS - 1 else "default")
+def waits() -> dict[str, Any]:
+    """Train, and find the places at which a step that is not logged waits for the device.
+
+    An event or a stream that the host waits for is not seen.
+    """
+    found: Counter[str] = Counter()
+
+    def note(message: Any, *_: Any) -> None:
+        if "synchronizing" in str(message):
+            found[innermost_place()] += 1
+
+    run = train("waits", Words(), mixed_precision="bf16", log_every=STEPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        for info in run.steps():
+            if device().type == "cuda":
+                is_seen = 2 <= info.step < STEPS - 1
+                torch.cuda.set_sync_debug_mode("warn" if is_seen else "default")
     run.run.close()
-    return {"steps": run.run.step}
+    return {"steps": run.run.step, "waits": found}
+
+
+def peak(words: str) -> dict[str, Any]:
+    """Train some steps of a command line, and return the most bytes of tensors behind the first."""
+    loaded = load_config(json.loads(words))
+    task, config = load_task(loaded)
+    run = Trainer(task, config, launch(config, **JOB["file"]))
+    for info in run.steps():
+        if info.step == 1 and device().type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+    run.run.close()
+    on_gpu = device().type == "cuda"
+    measured = torch.cuda.max_memory_allocated() if on_gpu else None
+    return {"bytes": measured, "strategy": run.run.plan.strategy}
 
 
 def copies() -> dict[str, Any]:
@@ -230,14 +260,23 @@ def hand(precision: str, folder: str = "") -> dict[str, Any]:
 def write_pretrained(folder: str) -> dict[str, Any]:
     """Save a model of bfloat16, as most are published."""
     torch.manual_seed(1)
-    Words().build_model().to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]
+    save(Words().build_model().to(torch.bfloat16), folder)
     return {}
+
+
+def save(model: Any, folder: str) -> None:
+    """Save a model on the main process. Collective: call on every rank."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    if dist.is_initialized():
+        dist.barrier()
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "curve": curve,
     "resume": resume,
     "waits": waits,
+    "peak": peak,
     "copies": copies,
     "repeats": repeats,
     "hand": hand,

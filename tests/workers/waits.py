@@ -27,8 +27,7 @@ from trainer import TrainConfig, Trainer
 from trainer.language import CausalLM
 from trainer.launching import launch
 
-HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 # Operations whose result, or whose size, the host has to know.
 READS = (
     "_local_scalar_dense",
@@ -51,14 +50,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def note() -> None:
-    """Count a read for the innermost function that is neither torch's nor this file's."""
+    """Count a read."""
+    COUNTED[innermost_place()] += 1
+
+
+def innermost_place() -> str:
+    """Return file and function of the innermost call that is neither torch's nor a worker's."""
     for frame in reversed(traceback.extract_stack()):
         name = frame.filename
-        is_asked = "/torch/" in name or name.startswith("<") or name.endswith(HERE.name)
-        if not is_asked:
-            place = name.rpartition("site-packages/")[2].replace(f"{ROOT}/", "")
-            COUNTED[f"{place}: {frame.name}"] += 1
-            return
+        if "/torch/" in name or "tests/workers/" in name or name.startswith("<"):
+            continue
+        for root in ("site-packages/", f"{ROOT}/.site/", f"{ROOT}/"):
+            name = name.rpartition(root)[2]
+        return f"{name}: {frame.name}"
+    return "nowhere"
 
 
 class Reads(TorchDispatchMode):
