@@ -30,6 +30,7 @@ TAGS = ("2_28", "2_27", "2_17")  # pip matches each exactly
 FETCHED = (
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("xxhash", "peft"),
+    *("datasets", "dill", "multiprocess"),
     *("hjson", "msgpack", "py-cpuinfo", "einops"),  # of DeepSpeed
     *("pytest", "pytest-timeout", "pluggy", "iniconfig"),
 )
