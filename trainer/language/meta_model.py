@@ -22,7 +22,7 @@ import torch
 from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..errors import ConfigError
-from ..private.transformers import converts_files, model_from_config
+from ..private.transformers import converts_files, model_from_config, save_converted
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
@@ -216,7 +216,7 @@ def _converted_folder(
             # save_pretrained looks on the disk for all tensors of a model that stays there.
             place = {"": "cpu" if missing else "disk"}
             whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
-            whole.save_pretrained(into, save_original_format=False, max_shard_size="2GB")
+            save_converted(whole, into)
 
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
     files = sorted(folder.glob("*.safetensors"))

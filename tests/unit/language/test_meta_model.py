@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny_language import CONFIGS, change_tensors, save_model
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
@@ -40,6 +42,21 @@ def test_a_tensor_for_each_expert_is_converted_to_one_once_per_machine(
     assert [path for path in made.parent.iterdir() if path.is_dir()] == [made], (
         "nothing was converted again"
     )
+
+
+def test_whichever_rank_comes_first_converts_the_files(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    """transformers saves on rank 0 alone, which may be on another machine, or late."""
+    folder = save_model(tmp_path / "mixtral", "mixtral")
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        causal = task(model=str(folder))
+        stored = causal.pretrained(causal.build_model())
+    finally:
+        dist.destroy_process_group()
+    assert stored is not None
+    assert list(Path(stored.folder).glob("*.safetensors"))
 
 
 def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
