@@ -99,7 +99,7 @@ def commands(part: str, out: Path, rehearse: bool) -> list[list[str]]:
     if installed("pytest_timeout"):
         tests += ["-p", "pytest_timeout"]
     if part == "tests":
-        files = ["tests/gpu/test_strategies.py", "tests/gpu/test_speed.py"]
+        files = [f"tests/gpu/test_{name}.py" for name in ("strategies", "language", "speed")]
         return [[*tests, *files, "-k", f"not ({LATER})"]]
     probes = [*benchmark, "benchmarks.gpu_probes", "--out", str(out / "probes.jsonl"), *rehearsal]
     return [probes, [*tests, "tests/gpu", "-k", LATER]]

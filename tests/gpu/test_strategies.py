@@ -7,23 +7,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from doc_pages import places_that_wait
-from launchers import ROOT, connection, installed, launch_file, ranks
+from gpu_jobs import ENGINE, STRATEGIES, Results, job_pool, launch_files, result, start
+from launchers import ROOT, installed
 
 from trainer.commands.curves import LOW
 from trainer.commands.rehearse import most
 from trainer.config.documents import read_document
 from trainer.rehearsal.job import Job
 
-ENGINE = ["zero1", "zero2", "zero3"] if installed("deepspeed") else []
-STRATEGIES = ["replicas", "fsdp", *ENGINE]
 IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") else []
 COMPILED = ["replicas", "fsdp", *ENGINE[1:2]]
 BY_HAND = [["hand", "no"], ["hand", "bf16"], ["hand", "fp16"]]
@@ -40,14 +38,12 @@ LARGE = [
     *("--max_steps=3", "--mixed_precision=bf16", "--keep_last=0", "--lr=1e-3"),
 ]
 Note = Callable[..., None]
-Results = Mapping[str, dict[str, Any]]
 
 
 @cache
 def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
     """Start all jobs at the same time: most of a job is its set-up, on a processor of its own."""
-    connection()  # before the threads ask for it
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    pool = job_pool()
     found = {"hand": pool.submit(start, folder / "hand", BY_HAND, 0, {})}
     for how in STRATEGIES:
         files = launch_files(folder, how, world)
@@ -69,7 +65,7 @@ def cases_of(how: str, folder: Path) -> list[list[str]]:
     pretrained = str(folder / f"{how}-weights")
     cases = [["curve", precision] for precision in ("no", "bf16", "fp16")]
     cases += [["write_pretrained", pretrained], ["pretrained", pretrained], ["waits"]]
-    cases.append(["peak", json.dumps([*LARGE, f"--output_dir={folder / how / 'peak'}"])])
+    cases.append(["command", "large", json.dumps(LARGE)])
     if how in IN_4_BITS:
         cases.append(["four_bits", pretrained])
     if how in STRATEGIES[:2]:
@@ -82,44 +78,6 @@ def cases_of(how: str, folder: Path) -> list[list[str]]:
 def job(folder: Path, how: str, world: int) -> Results:
     """Return what a job has left."""
     return jobs(folder, world)[how].result()
-
-
-def launch_files(folder: Path, how: str, world: int) -> dict[str, str]:
-    """Return the committed file for as many processes; for replicas in one process there is none."""
-    if how == "replicas" and world == 1:
-        return {}
-    path = folder / f"{how}.yaml"
-    launch_file(path, {"replicas": "ddp", "fsdp_offload": "fsdp"}.get(how, how), world)
-    if how == "fsdp_offload":
-        path.write_text(
-            path.read_text().replace(
-                "fsdp_config:\n", "fsdp_config:\n  fsdp_offload_params: true\n"
-            )
-        )
-    return {"accel_config": str(path)}
-
-
-def start(own: Path, cases: list[list[str]], world: int, files: dict[str, str]) -> Results:
-    asked = json.dumps({"file": files, "folder": str(own), "cases": cases})
-    alone = world <= 1 and not files
-    done = ranks(["tests/workers/gpu_cases.py", asked], 0 if alone else world, timeout=400)
-    left = {path.stem: json.loads(path.read_text()) for path in own.glob("*.json")}
-    if done.returncode:
-        left["ended"] = {
-            "error": f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-        }
-    return left
-
-
-def result(results: Results, name: str) -> dict[str, Any]:
-    """Return what a case left.
-
-    Raises:
-        AssertionError: it failed, or its job ended before.
-    """
-    told = results.get(name) or results.get("ended") or {"error": "nothing was left"}
-    assert "error" not in told, f"{name}: {told['error']}"
-    return told
 
 
 def furthest(one: Mapping[str, float], other: Mapping[str, float]) -> float:
@@ -215,9 +173,9 @@ def test_a_rehearsal_says_what_a_step_takes(
     launched = dict(read_document(files["accel_config"]).data) if files else {}
     (rehearsed,) = Job(launch_file=launched, words=LARGE, gpus=gpus, gpu="H100").rehearse()
     predicted = most(rehearsed)
-    told = result(job(folder, strategy, gpus), "peak")
+    told = result(job(folder, strategy, gpus), "command-large")
     note(measured=told["bytes"], rehearsed=predicted)
-    assert told["strategy"] == rehearsed["plan"]["strategy"]
+    assert told["plan"]["strategy"] == rehearsed["plan"]["strategy"]
     if not SMALL:
         assert predicted == pytest.approx(told["bytes"], rel=0.04)
 

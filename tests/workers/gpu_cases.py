@@ -2,8 +2,8 @@
 
     ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases": [["curve", "bf16"], ...]}'
 
-Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``. ``hand`` trains without the
-package under test, for comparison.
+Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``. Several cases of a function
+have their first argument in the name. ``hand`` trains without the package under test, for comparison.
 """
 
 from __future__ import annotations
@@ -183,18 +183,19 @@ def waits() -> dict[str, Any]:
     return {"steps": run.run.step, "waits": found}
 
 
-def peak(words: str) -> dict[str, Any]:
-    """Train some steps of a command line, and return the most bytes of tensors behind the first."""
-    loaded = load_config(json.loads(words))
+def command(name: str, words: str) -> dict[str, Any]:
+    """Train a command line: the losses, what ran, and the most bytes of tensors on the GPU."""
+    loaded = load_config([*json.loads(words), f"--output_dir={JOB['folder']}/{name}"])
     task, config = load_task(loaded)
-    run = Trainer(task, config, launch(config, **JOB["file"]))
-    for info in run.steps():
-        if info.step == 1 and device().type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-    run.run.close()
     on_gpu = device().type == "cuda"
-    measured = torch.cuda.max_memory_allocated() if on_gpu else None
-    return {"bytes": measured, "strategy": run.run.plan.strategy}
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    run = Trainer(task, config, launch(config, **JOB["file"]))
+    try:
+        found = losses(run)
+    finally:
+        run.run.close()
+    return {**found, "bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
 
 
 def copies() -> dict[str, Any]:
@@ -276,7 +277,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "curve": curve,
     "resume": resume,
     "waits": waits,
-    "peak": peak,
+    "command": command,
     "copies": copies,
     "repeats": repeats,
     "hand": hand,
@@ -307,7 +308,8 @@ def main() -> None:
             if device().type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         if not dist.is_initialized() or dist.get_rank() == 0:
-            label = "-".join([name, *arguments[:1]]) if name in ("curve", "hand") else name
+            is_named = name in ("curve", "hand", "command")
+            label = "-".join([name, *arguments[:1]]) if is_named else name
             (folder / f"{label}.json").write_text(json.dumps(found))
 
 
