@@ -14,7 +14,7 @@
     loading     2 GB of bf16 weights to float32 on the device: by transformers, and by samecurve
                 into a model that was built on the meta device, in one process and under FSDP2
 
-Each answer is appended to the file as soon as it is there. Not run on a GPU yet.
+Each answer is appended to the file as soon as it is there. Run on an H200 on 2026-11-28 (docs/gpu.md).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ same weights on the same rows, so their losses are compared with those of the lo
               bf16 (reduce_dtype), and replicas of a divided model; not compiled
 
 Beside the file: ``traces.zip``, a step of the profiler for each row of 124M that is not compiled.
-Not run on a GPU yet.
+Run on one H200 on 2026-11-28 (docs/gpu.md), the rows of two processes on no GPU yet.
 """
 
 from __future__ import annotations

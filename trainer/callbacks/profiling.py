@@ -32,7 +32,7 @@ class Profile(Callback):
             if info.step == self.first - 1 and not info.is_last:
                 # Not by accelerator.profile(), which waits for all ranks at the end: only the main
                 # process profiles.
-                self.profiler = torch.profiler.profile(profile_memory=True)
+                self.profiler = torch.profiler.profile(profile_memory=True, acc_events=True)
                 self.profiler.start()
         elif info.step >= self.last or info.is_last:
             with run.meter.paused("profile"):
