@@ -13,7 +13,7 @@ takes another kernel: ``tests/unit/benchmarks/test_gpu_speed.py`` looks at the g
 
 Each loop trains some steps, which compile, then two seconds for the clocks of the GPU, and then
 times each step of three seconds and more by events of the GPU. Beside the speed: the allocator's
-peak in these steps, and what ``trainer plan`` says that training needs. Not run on a GPU as a whole yet;
+peak in these steps, and what ``trainer rehearse`` says. Not run on a GPU as a whole yet;
 `make gpu` does.
 """
 
@@ -45,9 +45,12 @@ from torch.utils.data import DataLoader
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
-from trainer.commands import cli
+from trainer.commands.rehearse import most
+from trainer.config.documents import read_document
 from trainer.data.order import epoch_order
+from trainer.rehearsal.job import Job
 
+ROOT = Path(__file__).resolve().parents[1]
 LR, CLIP, SEED = 1e-4, 1.0, 0
 WARM, TIMED = 4, 16  # steps that compile, and steps that are timed at least
 # On a GPU: seconds until the clocks are steady, and seconds that are timed at least. Rows of 0.6 s
@@ -481,23 +484,21 @@ CONTESTANTS: dict[str, Callable[[Llama, bool, Clock], None]] = {
 }
 
 
-def planned_bytes(task: Llama, world: int) -> int:
-    """Return what `trainer plan` says that a GPU needs to train with replicas of the model."""
-    size = MODELS[task.name]
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
-        task.config().save_pretrained(folder)
-        words = [
-            "--micro_batch",
-            str(size.examples),
-            "--sequence",
-            str(size.length),
-            "--precision",
-            "bf16",
-            "--json",
-        ]
-        assert cli.main(["plan", folder, "--gpus", str(world), *words]) == 0
-    replicas = json.loads(said.getvalue())["rows"][0]
-    return int(replicas["on the GPU"])
+def rehearsed_bytes(name: str, world: int) -> int:
+    """Return what a rehearsal says that a GPU takes with replicas of the model, not compiled."""
+    replicas = ROOT / "accel_configs" / "ddp.yaml"
+    job = Job(
+        launch_file=dict(read_document(str(replicas)).data) if world > 1 else {},
+        words=[
+            *("--task=benchmarks.gpu_speed:Llama", f"--task_settings.name={name}"),
+            *("--mixed_precision=bf16", "--max_steps=2", "--lr=1e-4", "--keep_last=0"),
+            f"--micro_batch_size={MODELS[name].examples}",
+        ],
+        gpus=world,
+        gpu="H100",
+    )
+    (found,) = job.rehearse()
+    return most(found)
 
 
 def measure(name: str, *, compiled: bool) -> dict[str, Any]:
@@ -523,7 +524,7 @@ def measure(name: str, *, compiled: bool) -> dict[str, Any]:
             "peak_bytes": clock.allocated,
             "seconds_in_all": round(time.perf_counter() - begun, 1),
         }
-    found["planned_bytes"] = planned_bytes(task, world)
+    found["rehearsed_bytes"] = rehearsed_bytes(name, world)
     return found
 
 

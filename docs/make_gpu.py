@@ -94,7 +94,8 @@ def speed(figures: dict[str, Any]) -> list[str]:
                 f"| {model[1]} | {loop} | {1e3 * told['seconds_per_step']:.1f} | {times:.2f} "
                 f"| {told['tokens_per_second']:,.0f} | {told['peak_bytes'] / 2**30:.1f} |"
             )
-        rows.append(f"| {model[1]} | `trainer plan` | | | | {found['planned_bytes'] / 2**30:.1f} |")
+        rehearsed = f"{found['rehearsed_bytes'] / 2**30:.1f}"
+        rows.append(f"| {model[1]} | `trainer rehearse`, not compiled | | | | {rehearsed} |")
     head = [
         "| model | loop | ms a step | beside by hand | tokens/s | peak GiB |",
         "|---|---|---:|---:|---:|---:|",

@@ -1,4 +1,4 @@
-"""Speed beside a loop by hand and transformers.Trainer, and memory beside the planner's."""
+"""Speed beside a loop by hand and transformers.Trainer, and memory beside the rehearsal's."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def test_a_step_costs_what_a_loop_by_hand_costs(
     note(**found)
     if "error" not in found and not REHEARSAL:
         assert found["samecurve"]["seconds_per_step"] <= 1.05 * found["by hand"]["seconds_per_step"]
-        assert found["samecurve"]["peak_bytes"] <= 1.1 * found["planned_bytes"], (
-            "what `trainer plan` calls enough"
-        )
+        assert found["samecurve"]["peak_bytes"] <= 1.01 * found["rehearsed_bytes"]
 
 
 def test_data_parallel_says_what_it_needs_or_is_measured(

@@ -4,13 +4,11 @@
 |---|---|---|
 | Training has the losses of a plain loop, and leaves an adapter | DDP on 2 | test_a_model_in_4_bits_learns_as_in_a_plain_loop_and_leaves_an_adapter |
 | So it has everywhere, also after a resume | one process, all on 2 (nightly) | test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resume |
-| Its memory is planned as it is | all on 2 (nightly) | test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is |
 | It is divided, and computes in the precision of the run | DDP, FSDP2 on 2 (nightly) | test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run |
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -24,7 +22,6 @@ from launchers import STRATEGIES, Job, run
 from small_examples import words
 from tiny_language import save_model, save_texts
 
-from trainer.commands.cli import main
 from trainer.commands.whole_model import build_whole
 from trainer.data.order import epoch_order
 from trainer.language import Adapter, CausalLM
@@ -168,21 +165,6 @@ def test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resu
     assert "step-00000005" in resumed.out and resumed.losses == pytest.approx(
         first.losses, rel=1e-6
     )
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = {strategy: tuned(strategy, folder) for strategy in STRATEGIES}
-    words = ["--gpus", "2", "--precision", "no", "--json"]
-    capsys.readouterr()
-    assert main(["plan", str(folder / "qlora.yaml"), *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {Path(row["launch file"]).stem: row for row in told["rows"]}
-    for strategy, job in jobs.items():
-        planned = sum(rows[strategy][part] for part in ("parameters", "gradients", "optimizer"))
-        assert planned == pytest.approx(job.plan["state_bytes_per_rank"], rel=0.01), strategy
 
 
 @pytest.mark.slow

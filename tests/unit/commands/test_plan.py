@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from launchers import ROOT
 
 from trainer.commands.cli import main
-from trainer.commands.plan import activation_bytes
 from trainer.strategies.memory import LAYOUTS, states_of
 
 BILLION = 10**9
@@ -49,36 +47,6 @@ def test_states_of_a_thousand_parameters_on_two_ranks(
     assert (states.parameters, states.gradients, states.optimizer) == parts
 
 
-def test_activations_are_what_autograd_saves_of_a_llama(tmp_path: Path) -> None:
-    """Within a fifth; what the logits take at the peak is no part of what is saved."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
-    for dtype, width in ((torch.bfloat16, 2), (torch.float32, 4)):
-        model = LlamaForCausalLM(config).to(dtype)
-        owned = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-        saved: dict[int, torch.Tensor] = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in owned:  # noqa: B023
-                saved[storage.data_ptr()] = tensor  # noqa: B023
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(input_ids=torch.zeros(2, 128, dtype=torch.long))
-        measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-        assert activation_bytes(config, 2 * 128, width) == pytest.approx(measured, rel=0.2)
-
-
 def test_the_fastest_launch_file_that_fits_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("7.5B", "--gpus", "64", "--gpu", "A100-80")
     told = plan(capsys, *words)
@@ -91,21 +59,25 @@ def test_the_fastest_launch_file_that_fits_is_named(capsys: pytest.CaptureFixtur
     assert "4GiB: nothing fits" in capsys.readouterr().out
 
 
-def test_a_folder_of_a_model_needs_no_memory_and_counts_activations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_config_is_rehearsed_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import LlamaConfig
-
-    LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)  # 7 billion
-    told = plan(capsys, str(tmp_path), "--gpus", "8", "--gpu", "24GiB", "--sequence", "128")
-    assert told["rows"][0]["parameters"] == 4 * 6_738_415_616
-    assert told["fitting"][0] == "accel_configs/fsdp.yaml"
-    assert 0 < told["rows"][0]["activations"] < 2**30
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
+    config = tmp_path / "train.yaml"
+    config.write_text("task: observed:Llama\nmax_steps: 5\nlr: 1e-3\nmicro_batch_size: 8\n")
+    words = (str(config), "--gpu", "24GiB", "--task_settings.layers", "1")
+    large = plan(capsys, *words)["rows"][0]
+    small = plan(capsys, *words, "--micro_batch_size", "2")["rows"][0]
+    assert large["launch file"] == "accel_configs/single.yaml"
+    assert large["parameters"] == small["parameters"]
+    assert large["activations"] == pytest.approx(4 * small["activations"], rel=0.1)
 
 
 def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "no/such/model"]) == 2
     assert "'no/such/model': no parameter count such as 7B" in capsys.readouterr().err
+    assert main(["plan", "7B", "--micro_batch", "2"]) == 2
+    assert "'--micro_batch': is a setting, and a number of" in capsys.readouterr().err
     assert main(["plan", "7B", "--gpu", "H1000"]) == 2
     assert "'H1000'" in capsys.readouterr().err
 
