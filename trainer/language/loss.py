@@ -139,10 +139,12 @@ class ChunkedLoss(torch.autograd.Function):
             # In the memory of the logarithms: softmax, minus 1 at the right word.
             gradient = logarithms.exp_()
             gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
-            gradient = gradient.mul_(counted).to(dtype)
-            torch.mm(gradient, matrix, out=hidden_gradient[chunk])
+            gradient = gradient.to(dtype)
+            # Targets without a loss are left out here: each row has fewer features than words.
+            torch.mm(gradient, matrix, out=hidden_gradient[chunk]).mul_(counted)
             if weight_gradient is None:
                 continue
+            inputs = inputs * counted
             if dtype == torch.float32:
                 weight_gradient.addmm_(gradient.t(), inputs)
             else:
