@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from doc_pages import places_that_wait
 from gpu_jobs import ENGINE, STRATEGIES, Results, job_pool, launch_files, result, start
-from launchers import ROOT, installed
+from launchers import HIDE_GPUS, ROOT, installed
 
 from trainer.commands.curves import LOW
 from trainer.commands.rehearse import most
@@ -24,6 +24,7 @@ from trainer.rehearsal.job import Job
 
 IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") else []
 COMPILED = ["replicas", "fsdp", *ENGINE[1:2]]
+SAVED_BY = ["cpu", *STRATEGIES]  # each goes on from the one before
 BY_HAND = [["hand", "no"], ["hand", "bf16"], ["hand", "fp16"]]
 OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
 # Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is
@@ -45,6 +46,8 @@ def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
     """Start all jobs at the same time: most of a job is its set-up, on a processor of its own."""
     pool = job_pool()
     found = {"hand": pool.submit(start, folder / "hand", BY_HAND, 0, {})}
+    on_cpu = [["curve", "no"]]
+    found["cpu"] = pool.submit(start, folder / "cpu", on_cpu, 0, {}, HIDE_GPUS)
     for how in STRATEGIES:
         files = launch_files(folder, how, world)
         found[how] = pool.submit(start, folder / how, cases_of(how, folder), world, files)
@@ -55,7 +58,7 @@ def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
         files = launch_files(folder, how, world)
         return start(folder / f"{how}-goes-on", [["resume", str(folder / before)]], world, files)
 
-    for before, how in pairwise(STRATEGIES):
+    for before, how in pairwise(SAVED_BY):
         found[f"{how} goes on"] = pool.submit(go_on, before, how)
     return found
 
@@ -98,12 +101,12 @@ def test_losses_are_those_of_a_plain_loop(
     assert gap <= (EXACT if precision == "no" else LOW.step)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_a_checkpoint_of_another_strategy_goes_on(
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_of_the_cpu_or_another_strategy_goes_on(
     strategy: str, folder: Path, gpus: int, note: Note
 ) -> None:
     told = result(job(folder, f"{strategy} goes on", gpus), "resume")["losses"]
-    before = STRATEGIES[STRATEGIES.index(strategy) - 1]
+    before = SAVED_BY[SAVED_BY.index(strategy) - 1]
     unbroken = result(job(folder, before, gpus), "curve-no")["losses"]
     gap = furthest(told, unbroken)
     note(saved_by=before, furthest_loss=gap)
