@@ -254,6 +254,19 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
     assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
 
 
+def test_a_model_in_4_bits_is_refused_in_a_line(tmp_path: Path) -> None:
+    save_model(tmp_path / "llama")
+    save_texts(tmp_path / "texts.jsonl", 60)
+    of_task = {"model": tmp_path / "llama", "data": tmp_path / "texts.jsonl"}
+    of_task |= {"cache_dir": tmp_path / "cache", "adapter": "{r: 4, quantize: nf4}"}
+    words = [f"--task_settings.{key}={value}" for key, value in of_task.items()]
+    settings = {**SETTINGS, "task": "trainer.language:CausalLM"}
+    words += [f"--{key}={value}" for key, value in settings.items()]
+    file = ROOT / "accel_configs" / "single.yaml"
+    done = command(file, "--gpus", 1, "--to", tmp_path / "report.json", *words)
+    assert done.returncode == 2 and "rehearse without quantize" in done.stderr, done.stderr
+
+
 def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:
     words = [f"--{key}={value}" for key, value in SETTINGS.items()]
     file = ROOT / "accel_configs" / "hsdp.yaml"
