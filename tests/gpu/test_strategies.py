@@ -30,12 +30,12 @@ OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
 # Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is
 # left.
 EXACT = 1e-4
-# A step of 4 GiB on a GPU, most of them activations.
+# A step of 2 GiB on a GPU, most of them activations. Five jobs take them at the same time.
 SMALL = os.environ.get("DEVICE") == "cpu"
 LARGE = [
     "--task=observed:Llama",
     f"--task_settings.length={16 if SMALL else 1024}",
-    f"--micro_batch_size={2 if SMALL else 128}",
+    f"--micro_batch_size={2 if SMALL else 64}",
     *("--max_steps=3", "--mixed_precision=bf16", "--keep_last=0", "--lr=1e-3"),
 ]
 Note = Callable[..., None]
@@ -170,7 +170,7 @@ def test_a_step_waits_for_the_device_where_the_page_says(
 def test_a_rehearsal_says_what_a_step_takes(
     strategy: str, folder: Path, gpus: int, note: Note, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the allocator counts, beside the fake GPU: a workspace of cuBLAS makes the difference."""
+    """cuBLAS takes a workspace of 0.07 to 0.08 GiB beside the tensors, as measured on an H200."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
     files = launch_files(folder, strategy, gpus)
     launched = dict(read_document(files["accel_config"]).data) if files else {}
@@ -180,7 +180,7 @@ def test_a_rehearsal_says_what_a_step_takes(
     note(measured=told["bytes"], rehearsed=predicted)
     assert told["plan"]["strategy"] == rehearsed["plan"]["strategy"]
     if not SMALL:
-        assert predicted == pytest.approx(told["bytes"], rel=0.04)
+        assert predicted == pytest.approx(told["bytes"] - 0.075 * 2**30, rel=0.02)
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
