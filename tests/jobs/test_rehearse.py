@@ -46,15 +46,31 @@ CASES = {
     "accumulated": {"accumulation_steps": "2"},
     "recomputed": {"task_settings.recomputes": "true"},
     "frozen": {"task_settings.only_last": "true"},
+    "four_bits": {
+        "task": "trainer.language:CausalLM",
+        "task_settings.adapter": "{r: 4, quantize: nf4}",
+    },
     # Without groups of heads, for which a GPU has no kernel in float32 that keeps no scores.
     "float32": {"mixed_precision": "no", "task_settings.key_heads": "4"},
 }
 
 
+def language_settings(folder: Path) -> dict[str, str]:
+    """Settings of a language task, whose model and texts are made in a folder."""
+    save_model(folder / "llama", hidden_size=128, intermediate_size=256, num_attention_heads=4)
+    save_texts(folder / "texts.jsonl", 300)
+    of_task = {"model": "llama", "data": "texts.jsonl", "cache_dir": "cache"}
+    paths = {f"task_settings.{key}": str(folder / name) for key, name in of_task.items()}
+    return {**paths, "task_settings.sequence_length": "64"}
+
+
 def real_and_rehearsed(
     strategy: str, world: int, case: str, folder: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    words = [f"--{key}={value}" for key, value in {**SETTINGS, **CASES[case]}.items()]
+    settings = {**SETTINGS, **CASES[case]}
+    if "CausalLM" in settings["task"]:
+        settings |= language_settings(folder)
+    words = [f"--{key}={value}" for key, value in settings.items()]
     file = None
     if world == 2:
         file = launch_file(folder / f"{strategy}.yaml", strategy)
@@ -141,11 +157,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
     settings = {**SETTINGS, "task": "gpu_cases:Words", "log_every": "1000", **CASES_ON_GPU[case]}
     if "CausalLM" in settings["task"]:
-        save_model(tmp_path / "llama")
-        save_texts(tmp_path / "texts.jsonl", 300)
-        of_task = {"model": "llama", "data": "texts.jsonl", "cache_dir": "cache"}
-        paths = {f"task_settings.{key}": str(tmp_path / name) for key, name in of_task.items()}
-        settings |= {**paths, "task_settings.sequence_length": "64"}
+        settings |= language_settings(tmp_path)
     file = ROOT / "accel_configs" / f"{strategy}.yaml"
     ranks = (0,) if strategy == "single" else (0, 1)
     job = Job(
@@ -252,19 +264,6 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
     file = ROOT / "accel_configs" / "fsdp.yaml"
     done = command(file, "--gpus", 2, "--to", tmp_path / "report.json", *words)
     assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
-
-
-def test_a_model_in_4_bits_is_refused_in_a_line(tmp_path: Path) -> None:
-    save_model(tmp_path / "llama")
-    save_texts(tmp_path / "texts.jsonl", 60)
-    of_task = {"model": tmp_path / "llama", "data": tmp_path / "texts.jsonl"}
-    of_task |= {"cache_dir": tmp_path / "cache", "adapter": "{r: 4, quantize: nf4}"}
-    words = [f"--task_settings.{key}={value}" for key, value in of_task.items()]
-    settings = {**SETTINGS, "task": "trainer.language:CausalLM"}
-    words += [f"--{key}={value}" for key, value in settings.items()]
-    file = ROOT / "accel_configs" / "single.yaml"
-    done = command(file, "--gpus", 1, "--to", tmp_path / "report.json", *words)
-    assert done.returncode == 2 and "rehearse without quantize" in done.stderr, done.stderr
 
 
 def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:

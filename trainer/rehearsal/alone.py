@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from ..building import meta_model
 from ..checkpoint import saver
-from ..errors import LaunchError
 
 
 def answer_alone() -> None:
@@ -42,8 +41,6 @@ def answer_alone() -> None:
         # A tensor without values would be taken for tracing, which takes other kernels.
         module = importlib.import_module("transformers.utils.import_utils")
         module.is_fake_tensor = lambda tensor: False
-        module = importlib.import_module("transformers.utils.quantization_config")
-        module.BitsAndBytesConfig = _refuse_4_bits
         # Experts in 32 bits run on a GPU, and torch's kernel for fake tensors refuses them.
         module = importlib.import_module("transformers.integrations.moe")
         module._can_use_grouped_mm = lambda rows, weight, offs: weight.dtype == torch.bfloat16
@@ -60,13 +57,6 @@ def compare_alone() -> None:
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
-
-
-def _refuse_4_bits(*args: Any, **kwargs: Any) -> None:
-    raise LaunchError(
-        "weights in 4 bits are quantized as they are read, and a rehearsal reads none: rehearse "
-        "without quantize, and count a quarter of the frozen weights"
-    )
 
 
 def _gather(objects: list[Any], own: Any, group: Any = None) -> None:

@@ -33,7 +33,7 @@ from .lines import frame_of_code, line
 from .values import computed, element, has_values, judge, keep_values, values_of
 
 _ATEN = torch.ops.aten
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN = (nn.Parameter, FakeTensor)
 # Larger tensors of the host are fake while the model is built and while a checkpoint is copied.
 _LARGE = 1 << 16
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if not all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types):
+        if not all(kind is Tensor or issubclass(kind, _PLAIN) for kind in types):
             return NotImplemented  # a DTensor runs the operation on its own part, which comes here
         kwargs = kwargs or {}
         collective = collective_of(function, args, kwargs)
@@ -136,7 +136,8 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
     def _on_host(
         self, function: Any, args: Sequence[Any], kwargs: Any, leaves: Sequence[Any]
     ) -> Any:
-        if self.large_is_fake and not any(isinstance(leaf, Tensor) for leaf in leaves):
+        is_new = not any(isinstance(leaf, Tensor) for leaf in leaves)
+        if self.large_is_fake and is_new and str(kwargs.get("device")) != "meta":
             planned = {key: value for key, value in kwargs.items() if key != "pin_memory"}
             made = self._without_values(function, args, planned)
             if isinstance(made, FakeTensor) and made.nbytes > _LARGE:

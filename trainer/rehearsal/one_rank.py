@@ -21,6 +21,7 @@ from .device import FakeDevice, Recorder
 from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
 from .ledger import Ledger
 from .parameters import install_parameters, parameters_are_fake
+from .pretrained import build_alone, scales_of
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
 
@@ -40,8 +41,10 @@ class Observer(Callback):
         self._measures = False
 
     def on_launch(self, run: Any) -> None:
-        if self.fake and run.plan.deepspeed:
-            compare_alone()
+        if self.fake:
+            build_alone()
+            if run.plan.deepspeed:
+                compare_alone()
 
     def on_data(self, run: Any) -> None:
         if self.fake:
@@ -56,6 +59,7 @@ class Observer(Callback):
         model, strategy = run.strategy.model, run.strategy
         own = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
         self.ledger.claim(PARAMETERS, [*own, *model.parameters(), *model.buffers()])
+        self.ledger.claim(PARAMETERS, scales_of(model))
         self._claim_optimizer(run)
         self.ledger.claim(EXCHANGED, buckets_of(model))
         self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start

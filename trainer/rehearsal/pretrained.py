@@ -1,0 +1,90 @@
+"""Pretrained models without their files, in 4 bits too: bitsandbytes has kernels of shapes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def build_alone() -> None:
+    """Let language tasks build models from their configurations. Call when the task is imported.
+
+    For the rest of the process. So a model may be rehearsed before its files are here.
+    """
+    module: Any = sys.modules.get("trainer.language.base")
+    if module is not None:
+        module.build_on_meta = _build
+
+
+def _build(
+    name: str,
+    attention: str | None,
+    cache_dir: str,
+    auto_class: str = "AutoModelForCausalLM",
+    ignored: Any = (),
+    quantize: str | None = None,
+    **options: Any,
+) -> tuple[Any, None]:
+    """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(name, **options)
+    with torch.device("meta"):
+        model = getattr(transformers, auto_class).from_config(
+            config, attn_implementation=attention, dtype=config.dtype or torch.float32
+        )
+    if quantize:
+        _quantize(model, quantize)
+    return model.train(), None
+
+
+def _quantize(model: Any, quantize: str) -> None:
+    """Give a model of the meta device parameters on the GPU, of linear layers in 4 bits."""
+    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn import Linear4bit, modules
+    from transformers.quantizers import AutoHfQuantizer
+
+    from ..language.quantized import follow_autocast, placement_in_4_bits
+
+    modules.fix_4bit_weight_quant_state_from_module = _find_state
+    config = placement_in_4_bits(quantize)["quantization_config"]
+    quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
+    quantizer._process_model_before_weight_loading(model, device_map=None)
+    made: dict[int, tuple[Any, Any]] = {}  # a shared parameter stays shared
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                values = torch.empty(parameter.shape, dtype=model.dtype, device="cuda")
+                new = nn.Parameter(values, parameter.requires_grad)
+                if isinstance(module, Linear4bit) and name == "weight":
+                    packed, state = quantize_4bit(
+                        values, compress_statistics=True, quant_type=quantize
+                    )
+                    new = nn.Parameter(packed, requires_grad=False)
+                    vars(new).update(vars(parameter), quant_state=state, bnb_quantized=True)
+                    module.quant_state = state
+                made[id(parameter)] = new, parameter
+            module._parameters[name] = made[id(parameter)][0]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device="cuda")
+    model.is_loaded_in_4bit = True
+    follow_autocast(model)
+
+
+def scales_of(model: nn.Module) -> list[Any]:
+    """Return what the layers in 4 bits keep beside their weights: tensors, and other values."""
+    states = [getattr(module, "quant_state", None) for module in model.modules()]
+    found = [state for state in states if state is not None]
+    found += [state.state2 for state in found]
+    return [value for state in found for value in vars(state).values()]
+
+
+def _find_state(layer: Any) -> None:
+    """Give a weight that FSDP2 has gathered the scales of its layer, for bitsandbytes' own way."""
+    layer.weight.quant_state = layer.quant_state
