@@ -125,7 +125,7 @@ class Ranges:
                 size = (last - first) * dtype.itemsize
                 place = piece.entry.begin + (first - piece.start) * dtype.itemsize
                 stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
-                # torch casts before it sends. A device casts faster, and gets fewer bytes.
+                # Sent first: torch would cast on the host, and send more bytes to the device.
                 sent = torch.from_numpy(stored).view(dtype).to(out.device)
                 out[first - start : last - start].copy_(sent)
 

@@ -18,7 +18,8 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 def load_guard() -> None:
     """Give this process a CUDA device that computes nothing. Call before torch is imported.
 
-    A torch with CUDA has a guard of its own, which asks for a driver: the stand-in comes behind it.
+    A torch with CUDA has a guard of its own, which asks for a driver. The stand-in
+    replaces that guard.
 
     Raises:
         LaunchError: there is no compiler, or the compiler failed.

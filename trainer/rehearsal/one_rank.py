@@ -58,8 +58,8 @@ class Observer(Callback):
     def on_start(self, run: Run) -> None:
         model, strategy = run.strategy.model, run.strategy
         own = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
-        self.ledger.claim(PARAMETERS, [*own, *model.parameters(), *model.buffers()])
-        self.ledger.claim(PARAMETERS, scales_of(model))
+        held = [*own, *model.parameters(), *model.buffers(), *scales_of(model)]
+        self.ledger.claim(PARAMETERS, held)
         self._claim_optimizer(run)
         self.ledger.claim(EXCHANGED, buckets_of(model))
         self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start

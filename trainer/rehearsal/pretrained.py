@@ -78,7 +78,7 @@ def _quantize(model: Any, quantize: str) -> None:
 
 
 def scales_of(model: nn.Module) -> list[Any]:
-    """Return what the layers in 4 bits keep beside their weights: tensors, and other values."""
+    """Return the scales of the layers in 4 bits. Numbers and names are among the tensors."""
     states = [getattr(module, "quant_state", None) for module in model.modules()]
     found = [state for state in states if state is not None]
     found += [state.state2 for state in found]
