@@ -13,8 +13,7 @@ takes another kernel: ``tests/unit/benchmarks/test_gpu_speed.py`` looks at the g
 
 Each loop trains some steps, which compile, then two seconds for the clocks of the GPU, and then
 times each step of three seconds and more by events of the GPU. Beside the speed: the allocator's
-peak in these steps, and what ``trainer rehearse`` says. Not run on a GPU as a whole yet;
-`make gpu` does.
+peak in these steps, and the rehearsed peak. `make gpu` runs all of it, which no GPU has seen yet.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(not installed("datasets", "peft"), reason="datas
 
 @cache
 def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
-    """Start a job on the CPU and one under each strategy, all at the same time."""
+    """Start a job on the CPU and a job under each strategy, all at the same time."""
     given = folder / "given"
     for name in ("llama", "gpt2", "mixtral"):
         save_model(given / name, name)

@@ -64,7 +64,7 @@ def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
 
 
 def cases_of(how: str, folder: Path) -> list[list[str]]:
-    """Return the cases of a strategy, of which one job trains all."""
+    """Return the cases of a strategy. A single job trains all."""
     pretrained = str(folder / f"{how}-weights")
     cases = [["curve", precision] for precision in ("no", "bf16", "fp16")]
     cases += [["write_pretrained", pretrained], ["pretrained", pretrained], ["waits"]]
@@ -79,7 +79,7 @@ def cases_of(how: str, folder: Path) -> list[list[str]]:
 
 
 def job(folder: Path, how: str, world: int) -> Results:
-    """Return what a job has left."""
+    """Return the results of a job, by case."""
     return jobs(folder, world)[how].result()
 
 

@@ -25,7 +25,7 @@ def job_pool() -> ThreadPoolExecutor:
 
 
 def launch_files(folder: Path, how: str, world: int) -> dict[str, str]:
-    """Return the committed file for as many processes; for replicas in one process there is none."""
+    """Return the committed file for as many processes. Replicas in one process have none."""
     if how == "replicas" and world == 1:
         return {}
     path = folder / f"{how}.yaml"
@@ -46,7 +46,7 @@ def start(
     files: dict[str, str],
     environment: Mapping[str, str] | None = None,
 ) -> Results:
-    """Run the cases of a job, and return what they left."""
+    """Run the cases of a job, and return the result of each."""
     asked = json.dumps({"file": files, "folder": str(own), "cases": cases})
     alone = world <= 1 and not files
     done = ranks(
@@ -64,10 +64,10 @@ def start(
 
 
 def result(results: Results, name: str) -> dict[str, Any]:
-    """Return what a case left.
+    """Return the result of a case.
 
     Raises:
-        AssertionError: it failed, or its job ended before.
+        AssertionError: the case failed, or its job ended before.
     """
     told = results.get(name) or results.get("ended") or {"error": "nothing was left"}
     assert "error" not in told, f"{name}: {told['error']}"
