@@ -6,7 +6,8 @@
     python3 benchmarks/gpu_run.py large --out DIR     # the table of 1B, and adapters on 8B
     python3 benchmarks/gpu_run.py pair --out DIR      # two GPUs: ranks that are lost, and the end
 
-``--rehearse`` runs the same on a CPU with tiny sizes. What `make gpu-wheels` has put into ``.site``
+``--rehearse`` runs the same on a CPU with tiny sizes. ``--fake`` runs the same with its own sizes on
+the fake GPU of ``trainer rehearse``, which has memory and no values. What `make gpu-wheels` has put into ``.site``
 comes before what is installed. Each part writes its results as soon as it has them, and a log; this
 process ends it after ``--limit`` seconds, and leaves time to copy them.
 """
@@ -35,9 +36,10 @@ PACKAGES = (
 LATER = "offload or launcher"
 
 
-def set_up(rehearse: bool) -> None:
-    """Set what every process of every part inherits."""
-    paths = [*carried(), str(ROOT), os.environ.get("PYTHONPATH", "")]
+def set_up(rehearse: bool, fake_gpus: int = 0) -> None:
+    """Set the environment of every process of every part."""
+    fake = [str(ROOT / "benchmarks" / "fake_gpu")] if fake_gpus else []
+    paths = [*fake, *carried(), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     os.environ["PYTHONUNBUFFERED"] = "1"
     # A machine without compiled modules compiles 2,200 of them in each process: 4 s of a row.
@@ -48,6 +50,9 @@ def set_up(rehearse: bool) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Plugins of the machine's own Python know nothing of our settings, where a warning is an error.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if fake_gpus:
+        os.environ |= {"FAKE_GPUS": str(fake_gpus), "CUDA_VISIBLE_DEVICES": "0"}
+        os.environ["DS_ACCELERATOR"] = "cuda"
     if rehearse:
         os.environ["DEVICE"] = "cpu"
         os.environ.setdefault("GPUS", "1")
@@ -87,11 +92,13 @@ def describe(path: Path) -> None:
 def commands(part: str, out: Path, rehearse: bool) -> list[list[str]]:
     """Return the commands of a part, in order."""
     rehearsal = ["--rehearse"] if rehearse else []
+    # The fake GPU compiles nothing, and its steps are alike.
+    quick = ["--compiled", "no", "--warm", "2", "--timed", "2"] if "FAKE_GPUS" in os.environ else []
     benchmark = [sys.executable, "-m"]
     if part in ("table", "large"):
         large = ["--large"] if part == "large" else []
         words = [*benchmark, "benchmarks.gpu_table", "--out", str(out / "table.jsonl")]
-        return [[*words, *large, *rehearsal]]
+        return [[*words, *large, *quick, *rehearsal]]
     if part == "pair":
         return [[*benchmark, "benchmarks.gpu_pair", "--out", str(out / "probes.jsonl"), *rehearsal]]
 
@@ -149,6 +156,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--limit", type=float, help="seconds in all")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
+    parser.add_argument("--fake", action="store_true", help="on a fake GPU: memory, no values")
     args = parser.parse_args()
 
     began = time.monotonic()
@@ -156,7 +164,8 @@ def main() -> int:
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ["RESULTS"] = str(out / f"{args.part}.json")
-    set_up(args.rehearse)
+    fake_gpus = 2 if args.part == "pair" else 1
+    set_up(args.rehearse, fake_gpus if args.fake else 0)
     describe(out / "machine.txt")
 
     codes = []

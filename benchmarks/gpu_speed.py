@@ -13,7 +13,7 @@ takes another kernel: ``tests/unit/benchmarks/test_gpu_speed.py`` looks at the g
 
 Each loop trains some steps, which compile, then two seconds for the clocks of the GPU, and then
 times each step of three seconds and more by events of the GPU. Beside the speed: the allocator's
-peak in these steps, and the rehearsed peak. `make gpu` runs all of it, which no GPU has seen yet.
+peak in these steps, and the rehearsed peak.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def seconds_between(one: Any, other: Any) -> float:
 
 def patient(**more: Any) -> Clock:
     """Return a clock with the seconds for the device: none on a CPU, whose clocks are steady."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or "FAKE_GPUS" in os.environ:
         return Clock(**more)
     return Clock(**{"warm_seconds": WARM_SECONDS, "seconds": TIMED_SECONDS, **more})
 

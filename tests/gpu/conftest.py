@@ -22,6 +22,7 @@ from launchers import ROOT, SHOW_GPUS, installed
 REHEARSAL = os.environ.get("DEVICE") == "cpu"
 OWN = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
 RESULTS = Path(os.environ.get("RESULTS", OWN))
+FAKE = "FAKE_GPUS" in os.environ  # benchmarks/gpu_run.py --fake: no values
 STARTED = time.time()
 # What a package is needed for; the tests without it run.
 NEEDED_FOR = {
@@ -70,7 +71,7 @@ def gpus() -> Iterator[int]:
 
 def named_gpus() -> list[str]:
     """Return name and driver of each GPU. A question to torch would start CUDA in this process."""
-    if REHEARSAL:
+    if REHEARSAL or FAKE:
         return []
     words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -113,7 +114,7 @@ def write_results(*, complete: bool) -> None:
     found.update(
         date=date.today().isoformat(),
         seconds=round(time.time() - STARTED),
-        device="cpu" if REHEARSAL else "cuda",
+        device="cpu" if REHEARSAL else "fake" if FAKE else "cuda",
         complete=complete,
     )
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

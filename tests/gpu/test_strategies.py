@@ -22,7 +22,8 @@ from trainer.commands.rehearse import most
 from trainer.config.documents import read_document
 from trainer.rehearsal.job import Job
 
-IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") else []
+FAKE = "FAKE_GPUS" in os.environ  # has no values, which 4 bits need
+IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") and not FAKE else []
 COMPILED = ["replicas", "fsdp", *ENGINE[1:2]]
 SAVED_BY = ["cpu", *STRATEGIES]  # each goes on from the one before
 BY_HAND = [["hand", "no"], ["hand", "bf16"], ["hand", "fp16"]]
@@ -51,7 +52,7 @@ def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
     for how in STRATEGIES:
         files = launch_files(folder, how, world)
         found[how] = pool.submit(start, folder / how, cases_of(how, folder), world, files)
-    found["repeats"] = pool.submit(start, folder / "repeats", [["repeats"], ["copies"]], 0, {})
+    found["repeats"] = pool.submit(start, folder / "repeats", [["repeats"]], 0, {})
 
     def go_on(before: str, how: str) -> Results:
         found[before].result()  # has a checkpoint
@@ -171,6 +172,7 @@ def test_a_rehearsal_says_what_a_step_takes(
     strategy: str, folder: Path, gpus: int, note: Note, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuBLAS takes a workspace of 0.07 to 0.08 GiB beside the tensors, as measured on an H200."""
+    workspace = 0 if FAKE else 0.075 * 2**30
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
     files = launch_files(folder, strategy, gpus)
     launched = dict(read_document(files["accel_config"]).data) if files else {}
@@ -180,7 +182,7 @@ def test_a_rehearsal_says_what_a_step_takes(
     note(measured=told["bytes"], rehearsed=predicted)
     assert told["plan"]["strategy"] == rehearsed["plan"]["strategy"]
     if not SMALL:
-        assert predicted == pytest.approx(told["bytes"] - 0.075 * 2**30, rel=0.02)
+        assert predicted == pytest.approx(told["bytes"] - workspace, rel=0.02)
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
@@ -199,10 +201,6 @@ def test_deterministic_runs_repeat_bit_by_bit(folder: Path, gpus: int) -> None:
     assert third == {step: loss for step, loss in first.items() if int(step) > 4}, (
         "gone on in the middle"
     )
-
-
-def test_a_batch_is_copied_while_the_device_computes(folder: Path, gpus: int) -> None:
-    assert result(job(folder, "repeats", gpus), "copies")["copied_beside"]
 
 
 def test_the_repository_is_what_runs() -> None:

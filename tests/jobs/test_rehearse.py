@@ -4,6 +4,7 @@
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
+| Attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
 | A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_a_single_gpu_has_the_strategy_of_the_launch_file |
 | The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import save_architecture
 from doc_pages import places_that_wait
 from launchers import ROOT, clean_environment, launch_file
 from launchers import ranks as run_ranks
@@ -210,6 +212,52 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     assert found["restored"] == 1, "the resumed run sets the GPU's random numbers"
     assert found["autocast"] == ["torch.bfloat16", True]
     assert {"reporting/meter.py: paused", "checkpoint/snapshot.py: take"} <= {*found["waits"]}
+
+
+KERNELS = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+def kernel(dtype, width, value_width, mask=None):
+    query, value = (
+        torch.empty(1, 2, 8, size, dtype=dtype, device="cuda") for size in (width, value_width)
+    )
+    assert attend(query, query, value, mask).shape[-1] == value_width
+    return torch._fused_sdp_choice(query, query, value, mask)
+
+narrow, wide = torch.bfloat16, torch.float32
+mask = torch.ones(8, 8, dtype=torch.bool, device="cuda")
+print(kernel(narrow, 16, 16), kernel(narrow, 16, 8), kernel(narrow, 16, 16, mask))
+print(kernel(wide, 12, 12), kernel(wide, 6, 6))
+"""
+
+
+def test_attention_takes_the_kernel_of_a_gpu() -> None:
+    """1 is flash attention, 2 the memory-efficient kernel, 0 plain products of matrices."""
+    fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env=clean_environment({**fake, "FAKE_GPUS": "1"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["1", "2", "2", "2", "0"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v3", "apertus"])
+def test_a_family_is_rehearsed_from_its_configuration(family: str, tmp_path: Path) -> None:
+    folder = save_architecture(tmp_path / family, family)
+    held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    settings = {**language_settings(tmp_path), "task_settings.model": str(folder)}
+    settings |= {"micro_batch_size": "2", "lr": "1e-3", "task": "trainer.language:CausalLM"}
+    words = [f"--{key}={value}" for key, value in settings.items()]
+    (found,) = Job(launch_file={}, words=words, gpus=1, gpu="H100").rehearse()
+    parameters = found["phases"]["built"]["at_most"][PARAMETERS]
+    assert parameters == pytest.approx(held, rel=0.05)  # the file has a head
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:

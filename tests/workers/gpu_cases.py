@@ -198,26 +198,6 @@ def command(name: str, words: str) -> dict[str, Any]:
     return {**found, "bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
 
 
-def copies() -> dict[str, Any]:
-    """Send a batch while the device computes: was it copied before that work was done?"""
-    if device().type != "cuda":
-        return {"copied_beside": True}
-    from trainer.strategies.batch_copies import BatchCopies
-
-    matrix = torch.randn(8192, 8192, device="cuda")
-    batch = {"x": torch.arange(2**24).pin_memory()}
-    sending = BatchCopies(torch.device("cuda", torch.cuda.current_device()))
-    sending.send(batch)  # allocates
-    torch.cuda.synchronize()
-    for _ in range(100):
-        matrix @ matrix
-    sent = sending.send(batch)
-    total = sent["x"].sum()
-    sending.stream.synchronize()
-    beside = not torch.cuda.current_stream().query()
-    return {"copied_beside": beside and int(total) == int(batch["x"].sum())}
-
-
 def repeats() -> dict[str, Any]:
     """Train twice with deterministic algorithms, and go on once from the middle."""
     found = []
@@ -278,7 +258,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "resume": resume,
     "waits": waits,
     "command": command,
-    "copies": copies,
     "repeats": repeats,
     "hand": hand,
     "write_pretrained": write_pretrained,

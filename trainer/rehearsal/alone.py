@@ -22,12 +22,10 @@ from ..checkpoint import saver
 
 
 def answer_alone() -> None:
-    """Replace the functions. Call before the job is launched."""
+    """Answer for the other ranks, and read and write no files. Call before the job is launched."""
     module: Any = dist
     module.all_gather_object = _gather
     module.broadcast_object_list = _do_nothing
-    module.all_reduce = partial(_all_reduce, dist.all_reduce)
-    _let_ddp_exchange_by_python()
 
     # No file of weights is read, and no checkpoint is written.
     module = meta_model
@@ -36,6 +34,13 @@ def answer_alone() -> None:
     module = saver
     module.check_shared = _do_nothing
     module.Saver._check_room = _do_nothing
+
+
+def use_fakes() -> None:
+    """Let DDP, futures and transformers work with a fake group and fake tensors."""
+    module: Any = dist
+    module.all_reduce = partial(_all_reduce, dist.all_reduce)
+    _let_ddp_exchange_by_python()
 
     if importlib.util.find_spec("transformers"):
         # A tensor without values would be taken for tracing, which takes other kernels.

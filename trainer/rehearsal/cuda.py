@@ -97,9 +97,12 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     def live(*args: Any) -> int:
         return device.ledger.live
 
+    def most(*args: Any) -> int:
+        return device.ledger.most
+
     Stream.synchronize = waits
     cuda = {key: _always(value) for key, value in answers.items()}
-    cuda |= {"synchronize": waits, "memory_allocated": live, "max_memory_allocated": live}
+    cuda |= {"synchronize": waits, "memory_allocated": live, "max_memory_allocated": most}
     cuda |= {"Stream": Stream, "Event": Event}
     cuda |= dict.fromkeys(("stream", "device"), contextlib.nullcontext)
     accelerator = {key: cuda[key] for key in ("current_stream", "set_stream", "synchronize")}

@@ -29,12 +29,12 @@ struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
 
-// The kernel of attention that an H100 takes: flash for 16-bit inputs without a mask, the
-// memory-efficient kernel for others, and plain matrix products if a caller switched both off.
+// The kernel of attention that an H100 takes: flash for 16-bit inputs of equal width without a mask,
+// the memory-efficient kernel for others whose rows are aligned, and plain matrix products else.
 int64_t attention_kernel(
     const at::Tensor& query,
     const at::Tensor&,
-    const at::Tensor&,
+    const at::Tensor& value,
     const std::optional<at::Tensor>& mask,
     double,
     bool,
@@ -42,11 +42,14 @@ int64_t attention_kernel(
     bool is_grouped) {
   const auto& context = at::globalContext();
   bool is_narrow = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
-  bool fits = query.dim() == 4 && query.sym_size(-1) <= 256;
+  bool is_equal = query.sym_size(-1) == value.sym_size(-1);
+  bool fits = query.dim() == 4 && is_equal && query.sym_size(-1) <= 256;
   if (fits && is_narrow && !mask.has_value() && context.userEnabledFlashSDP()) {
     return static_cast<int64_t>(sdp::SDPBackend::flash_attention);
   }
-  if (query.dim() == 4 && !is_grouped && context.userEnabledMemEfficientSDP()) {
+  int alignment = is_narrow ? 8 : 4;
+  bool is_aligned = query.sym_size(-1) % alignment == 0 && value.sym_size(-1) % alignment == 0;
+  if (query.dim() == 4 && is_aligned && !is_grouped && context.userEnabledMemEfficientSDP()) {
     return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
   }
   return static_cast<int64_t>(sdp::SDPBackend::math);

@@ -67,6 +67,11 @@ class Ledger:
         self._phase = ""
         self._record_resizes()
 
+    @property
+    def most(self) -> int:
+        """Return the most bytes that were live at a moment of the process."""
+        return max(self._most.values(), default=0)
+
     # -- recording --------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:

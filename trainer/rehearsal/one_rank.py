@@ -15,7 +15,7 @@ from ..loop import Trainer
 from ..reporting.gpus import memory_of
 from ..run import Run
 from ..script import launch_as, load_config, load_task
-from .alone import answer_alone, buckets_of, compare_alone
+from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda
 from .device import FakeDevice, Recorder
 from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
@@ -162,6 +162,7 @@ def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     device = FakeDevice(Ledger("cuda"))
     install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
     install_parameters()
+    use_fakes()
     answer_alone()
     if request["launch_file"]:
         dist.init_process_group(

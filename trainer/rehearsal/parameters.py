@@ -53,6 +53,7 @@ def _set_data(tensor: Tensor, values: Tensor) -> None:
     if isinstance(values, FakeTensor) and not isinstance(tensor, FakeTensor):
         # As torch.utils.swap_tensors, which refuses a tensor that a fake mode remembers.
         fresh: Any = values.detach().requires_grad_(tensor.requires_grad)
+        fresh._is_param = isinstance(tensor, nn.Parameter)
         tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
         torch._C._swap_tensor_impl(tensor, fresh)

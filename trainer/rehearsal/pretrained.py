@@ -38,6 +38,12 @@ def _build(
         )
     if quantize:
         _quantize(model, quantize)
+    device = "cuda" if quantize else "cpu"
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            is_stored = name not in module._non_persistent_buffers_set
+            if buffer is not None and (is_stored or quantize):
+                module._buffers[name] = torch.zeros_like(buffer, device=device)
     return model.train(), None
 
 
@@ -70,9 +76,6 @@ def _quantize(model: Any, quantize: str) -> None:
                     module.quant_state = state
                 made[id(parameter)] = new, parameter
             module._parameters[name] = made[id(parameter)][0]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device="cuda")
     model.is_loaded_in_4bit = True
     follow_autocast(model)
 

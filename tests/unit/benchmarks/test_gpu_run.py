@@ -12,7 +12,7 @@ from pathlib import Path
 
 import make_gpu
 import pytest
-from launchers import ROOT
+from launchers import ROOT, clean_environment
 
 from benchmarks import gpu_run, gpu_wheels
 
@@ -66,6 +66,22 @@ def test_each_part_has_its_command_and_ends_within_ten_minutes(tmp_path: Path) -
     assert words["large"] == ["benchmarks.gpu_table", "--out", out["table"], "--large"]
     assert words["pair"] == ["benchmarks.gpu_pair", "--out", out["probes"]]
     assert max(gpu_run.LIMITS.values()) < 600
+
+
+@pytest.mark.slow
+def test_rows_have_the_memory_of_a_gpu_on_a_fake(tmp_path: Path) -> None:
+    """Adam's state and the gradients of a tiny Llama, in the loop by hand and under FSDP2."""
+    gpu_run.set_up(rehearse=False, fake_gpus=1)
+    [words] = gpu_run.commands("table", tmp_path, rehearse=False)
+    words += ["--models", "tiny", "--loops", "hand", "fsdp", "zero3"]
+    subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    assert [row["loop"] for row in rows] == ["cold", "hand", "fsdp", "zero3", "hand"]
+    parameters = 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+    for row in rows:
+        assert row["device"] == "fake GPU" and set(row["losses"]) == {1.0}
+        assert row["allocated_gib"] * 2**30 >= 16 * parameters
+    assert rows[1]["allocated_gib"] == rows[4]["allocated_gib"]
 
 
 KILLED = """
