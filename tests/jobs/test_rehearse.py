@@ -4,7 +4,7 @@
 |---|---|---|
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
-| Attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
+| Kernels refuse tensors of two dtypes; attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel, test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
 | A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_a_single_gpu_has_the_strategy_of_the_launch_file |
 | The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
@@ -214,6 +214,18 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     assert {"reporting/meter.py: paused", "checkpoint/snapshot.py: take"} <= {*found["waits"]}
 
 
+def on_fake_gpu(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process with the fake GPU."""
+    fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment({**fake, "FAKE_GPUS": "1"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 KERNELS = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
@@ -234,15 +246,50 @@ print(kernel(wide, 12, 12), kernel(wide, 6, 6))
 
 def test_attention_takes_the_kernel_of_a_gpu() -> None:
     """1 is flash attention, 2 the memory-efficient kernel, 0 plain products of matrices."""
-    fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        env=clean_environment({**fake, "FAKE_GPUS": "1"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = on_fake_gpu(KERNELS)
     assert done.stdout.split() == ["1", "2", "2", "2", "0"], done.stderr
+
+
+DTYPES = """
+import torch
+import torch.nn.functional as F
+
+CALLS = {
+    "linear": lambda a, b: F.linear(a(4, 8), b(8, 8)),
+    "linear with bias": lambda a, b: F.linear(a(4, 8), b(8, 8), b(8)),
+    "mm": lambda a, b: a(4, 8) @ b(8, 4),
+    "bmm": lambda a, b: a(2, 4, 8) @ b(2, 8, 4),
+    "mv": lambda a, b: a(4, 8) @ b(8),
+    "conv": lambda a, b: F.conv2d(a(1, 3, 8, 8), b(4, 3, 3, 3)),
+    "transposed": lambda a, b: F.conv_transpose2d(a(1, 3, 8, 8), b(3, 4, 3, 3)),
+    "bias": lambda a, b: F.conv1d(a(1, 3, 8), a(4, 3, 3), b(4)),
+    "index_add": lambda a, b: a(4).index_add(0, torch.tensor([0], device=a(1).device), b(1)),
+    "index_copy": lambda a, b: a(4).index_copy(0, torch.tensor([0], device=a(1).device), b(1)),
+    "index_put": lambda a, b: a(4).index_put((torch.tensor([0], device=a(1).device),), b(1)),
+    "grid": lambda a, b: F.grid_sample(a(1, 3, 8, 8), b(1, 4, 4, 2), align_corners=False),
+    "add": lambda a, b: a(4) + b(4),
+    "mse": lambda a, b: F.mse_loss(a(4), b(4)),
+    "scatter_add": lambda a, b: a(4).scatter_add(0, torch.tensor([0], device=a(1).device), b(1)),
+    "where": lambda a, b: torch.where(a(4) > 0, a(4), b(4)),
+}
+
+def refuses(call, device, *dtypes):
+    makers = [lambda *shape, d=d: torch.ones(shape, dtype=d, device=device) for d in dtypes]
+    try:
+        call(*makers)
+        return False
+    except RuntimeError:
+        return True
+
+for name, call in CALLS.items():
+    for pair in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), [torch.float32] * 2):
+        assert refuses(call, "cuda", *pair) == refuses(call, "cpu", *pair), (name, pair)
+"""
+
+
+def test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel() -> None:
+    done = on_fake_gpu(DTYPES)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ checked with the defaults of a training config.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from ..reporting.banner import plan_rows
 from ..script import load_config, load_task
 from ..task import own_optimizer
 from ..text import table
-from .usage import positive_number
+from .usage import command_parser, positive_number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -41,12 +40,10 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a file cannot be read, or a key of the command line is unknown.
     """
-    parser = argparse.ArgumentParser(
-        prog="trainer check",
+    parser = command_parser(
+        "check",
+        __doc__,
         usage="%(prog)s FILE ... [--key value | key=value ...] [options]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--processes", type=positive_number, help="replaces the number in the launch files"

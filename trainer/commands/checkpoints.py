@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
-from .usage import local_path
+from .usage import command_parser, local_path
 
 
 def run(argv: Sequence[str]) -> int:
@@ -17,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the folder holds no checkpoint.
     """
-    parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
+    parser = command_parser("checkpoints", __doc__)
     parser.add_argument("folder", type=local_path, help="of the run, or of its checkpoints")
     parser.add_argument("--verify", action="store_true", help="read every byte")
     args = parser.parse_args(argv)

@@ -6,7 +6,6 @@ first run. The settings of the other groups are compared with those of the first
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ..reporting.speed import steady_speed
 from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
 from .runs import Run, read_run
-from .usage import local_path, local_text
+from .usage import command_parser, local_path, local_text
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a run cannot be read, or no run has logged a step.
     """
-    parser = argparse.ArgumentParser(prog="trainer compare", description=__doc__)
+    parser = command_parser("compare", __doc__)
     parser.add_argument("runs", nargs="+", type=local_text, metavar="RUN", help="output folders")
     parser.add_argument("--json", type=local_path, metavar="FILE", help="write the same as JSON")
     args = parser.parse_args(argv)

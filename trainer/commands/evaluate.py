@@ -16,7 +16,6 @@ of the run is touched, so the run may be training.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -36,7 +35,7 @@ from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
 from .runs import Run as Training
 from .runs import read_run
-from .usage import local_path
+from .usage import command_parser, local_path
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -57,12 +56,10 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     """
     from .predictions import write_predictions
 
-    parser = argparse.ArgumentParser(
-        prog="trainer evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "evaluate",
+        __doc__,
         epilog="all other words are those of a training: --config FILE, --task_settings.split test",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("target", type=local_path, metavar="RUN|MODEL")

@@ -5,7 +5,6 @@ A single process reads a checkpoint of any layout, without a strategy and a task
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from ..checkpoint.contents import Contents
 from ..checkpoint.discover import inspect, verify
 from ..checkpoint.export import write_model
 from ..errors import usage_error
-from .usage import local_path
+from .usage import command_parser, local_path
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the model, print the file, and return 0. Raises as ``export_checkpoint`` does."""
-    parser = argparse.ArgumentParser(prog="trainer export", description=__doc__)
+    parser = command_parser("export", __doc__)
     parser.add_argument("checkpoint", type=local_path, help="such as RUN/checkpoints/step-00000120")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
     parser.add_argument(

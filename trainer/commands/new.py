@@ -4,7 +4,6 @@ to start from.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import usage_error
-from .usage import local_path
+from .usage import command_parser, local_path
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
@@ -23,7 +22,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the folder exists, or cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="trainer new", description=__doc__)
+    parser = command_parser("new", __doc__)
     parser.add_argument("name", type=local_path, help="the new folder")
     folder = parser.parse_args(argv).name
     # Work on the template itself leaves such files.

@@ -33,7 +33,7 @@ from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .nudged import first_weights, write_nudged
 from .runs import Run
 from .trials import train
-from .usage import local_text
+from .usage import command_parser, local_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,12 +124,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trainer parity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "parity",
+        __doc__,
         epilog="everything else is a setting of the training config, as in --lr 3e-4",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="accelerate YAMLs, before the settings")

@@ -25,7 +25,7 @@ from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
-from .usage import local_text, positive_number
+from .usage import command_parser, local_text, positive_number
 
 _LAUNCH_FILES = Path(__file__).parent / "templates" / "classifier" / "accel_configs"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
@@ -104,12 +104,10 @@ def _rehearsed(name: str, args: argparse.Namespace, settings: Sequence[str]) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trainer plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "plan",
+        __doc__,
         epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("what", type=local_text, metavar="COUNT|CONFIG")

@@ -29,7 +29,7 @@ from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..script import load_config
 from ..text import columns, size
-from .usage import local_path, positive_number
+from .usage import command_parser, local_path, positive_number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,12 +76,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trainer rehearse",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "rehearse",
+        __doc__,
         epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="a launch file and a training config")

@@ -7,7 +7,6 @@ sides of a preference below each other.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..errors import usage_error
 from ..script import load_config, load_task
+from .usage import command_parser
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
-    parser = argparse.ArgumentParser(prog="trainer show", description=__doc__)
+    parser = command_parser("show", __doc__)
     parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
     args, words = parser.parse_known_args(argv)
     loaded = load_config(words)

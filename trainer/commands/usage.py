@@ -1,11 +1,28 @@
-"""Types of argparse for the arguments of commands: local paths and positive numbers."""
+"""The parser of a command, and types of arguments: local paths and positive numbers."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..config.paths import not_local
+
+
+def command_parser(name: str, description: str | None, **more: Any) -> argparse.ArgumentParser:
+    """Return the parser of ``trainer name``. The help keeps the lines of the description.
+
+    Args:
+        more: ``epilog``, ``usage``.
+    """
+    return argparse.ArgumentParser(
+        prog=f"trainer {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # --micro is a setting of the training config with a typo, not short for an option.
+        allow_abbrev=False,
+        **more,
+    )
 
 
 def local_text(text: str) -> str:

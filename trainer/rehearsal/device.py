@@ -36,6 +36,13 @@ _ATEN = torch.ops.aten
 _PLAIN = (nn.Parameter, FakeTensor)
 # Larger tensors of the host are fake while the model is built and while a checkpoint is copied.
 _LARGE = 1 << 16
+# Operations whose kernels refuse inputs of several dtypes, or on two devices. torch's rules for
+# fake tensors let them pass.
+_OF_ONE_KIND = {
+    *("mm", "mv", "addmm", "addmv", "convolution", "native_layer_norm", "native_group_norm"),
+    *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
+    *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
+}
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -178,6 +185,7 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""
+        _refuse_mixed(function, args)
         args = self._chosen(function, args)
         try:
             with self.fake:
@@ -214,6 +222,19 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
             else:
                 positions.append(index)
         return [args[0], positions, *args[2:]]
+
+
+def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:
+    """Raise the ``RuntimeError`` of a kernel for inputs of several dtypes, or on two devices."""
+    if function._schema.name.removeprefix("aten::") not in _OF_ONE_KIND:
+        return
+    inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in inputs if tensor.is_floating_point()]
+    dtypes = {str(tensor.dtype) for tensor in floats}
+    devices = {tensor.device.type for tensor in floats if tensor.dim()}
+    for kinds, noun in ((dtypes, "dtype"), (devices, "device")):
+        if len(kinds) > 1:
+            raise RuntimeError(f"{function} takes tensors of one {noun}, not {sorted(kinds)}")
 
 
 def _place() -> str:
