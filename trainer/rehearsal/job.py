@@ -86,7 +86,7 @@ class Job:
             if not result.exists():
                 Path("rehearsal.log").write_text(done.stdout)
                 last = done.stdout.strip().rpartition("\n")[2]
-                raise LaunchError(f"rank {rank} cannot be rehearsed (rehearsal.log): {last}")
+                raise LaunchError(f"rank {rank} ends with an error (rehearsal.log): {last}")
             made = f"{folder / _LAUNCH_FILE}:1"
             found: dict[str, Any] = json.loads(result.read_text().replace(made, self.file))
         if "error" in found:
