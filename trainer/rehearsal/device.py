@@ -37,7 +37,7 @@ _PLAIN = (nn.Parameter, FakeTensor)
 # Larger tensors of the host are fake while the model is built and while a checkpoint is copied.
 _LARGE = 1 << 16
 # Operations whose kernels refuse inputs of several dtypes, or on two devices. torch's rules for
-# fake tensors let them pass.
+# fake tensors let them pass. CPUs take float32 norms of bf16, and GPUs do not (pytorch#188503).
 _OF_ONE_KIND = {
     *("mm", "mv", "addmm", "addmv", "convolution", "native_layer_norm", "native_group_norm"),
     *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
