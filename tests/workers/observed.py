@@ -123,7 +123,8 @@ class Padded(Task):
                 num_attention_heads=2,
             )
         )
-        nn.init.trunc_normal_(model.classifier.weight, std=0.02)  # draws until all are in the range
+        # Draws until all are in the range.
+        nn.init.trunc_normal_(model.classifier.weight, std=0.02, a=-0.06, b=0.06)
         return model
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:

@@ -104,6 +104,15 @@ def _new(cls: type, first: Any, *args: Any, **kwargs: Any) -> Any:
     return _NEW(cls, first, *args, **kwargs)
 
 
+_INIT: Any = nn.init
+_DRAW = _INIT._no_grad_trunc_normal_
+
+
+def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Draw from a truncated normal, which torch repeats until no value is outside of the bounds."""
+    return tensor if isinstance(tensor, FakeTensor) else _DRAW(tensor, *args, **kwargs)
+
+
 def install_parameters() -> None:
     """Replace the methods of tensors and modules that need values. For the rest of the process."""
     tensor: Any = torch.Tensor
@@ -113,3 +122,4 @@ def install_parameters() -> None:
     fake.data_ptr = _address
     fake.__deepcopy__ = _copied
     _MODULE._apply = _apply
+    _INIT._no_grad_trunc_normal_ = _draw_truncated
