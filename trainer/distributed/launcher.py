@@ -57,8 +57,7 @@ def detect() -> Launcher:
     torchrun's, which Accelerate and DeepSpeed read.
 
     Raises:
-        LaunchError: several processes were started, and their variables do not say how they
-            find each other.
+        LaunchError: several processes were started, and RANK or WORLD_SIZE is missing.
     """
     name, arguments = _nearest()
     if name == "python":

@@ -33,31 +33,21 @@ def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
     """Return which program started the ranks, and the ranks by torchrun's names.
 
     Raises:
-        LaunchError: the variables of several processes are incomplete, or hold no ranks.
+        LaunchError: several processes were started, and RANK or WORLD_SIZE is missing.
     """
-    name: Name = "environment" if "RANK" in env and "WORLD_SIZE" in env else "python"
-    ranks = {"LOCAL_RANK": "0"} if name == "environment" else {}
-    is_started = False
-    for starter, variables in _STARTERS:
-        if env.get(variables[2], "1") == "1":
-            continue
-        is_started = True
+    started = [row for row in _STARTERS if env.get(row[1][2], "1") != "1"]
+    for starter, variables in started:
         if variables[1] in env:
-            name = starter
-            ranks = _ranks_of(starter, variables, env)
-            break
-
-    told = {key: {**ranks, **env}.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    rank, world_size, address = told.values()
-    is_rank = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
-    is_one = rank in ("", "0") and world_size in ("", "1")
-    if not (is_rank and address) and not (is_one and (rank or not is_started)):
-        found = ", ".join(f"{key}={value!r}" for key, value in told.items())
+            return starter, _ranks_of(starter, variables, env)
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return "environment", {"LOCAL_RANK": "0"}
+    # Each process would train alone.
+    if started or env.get("RANK", "0") != "0" or env.get("WORLD_SIZE", "1") != "1":
         raise LaunchError(
-            f"several processes (by: {name}) do not know each other: {found}; set all of them, "
-            "MASTER_ADDR to the machine of rank 0, or use torchrun or accelerate launch"
+            "several processes do not know each other: set RANK, WORLD_SIZE and MASTER_ADDR (the "
+            "machine of rank 0), or use torchrun or accelerate launch"
         )
-    return name, ranks
+    return "python", {}
 
 
 def _ranks_of(starter: Name, variables: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

@@ -106,21 +106,16 @@ def test_plain_python(lines: list[list[str]]) -> None:
         {"WORLD_SIZE": "8"},
         {"WORLD_SIZE": "8", "MASTER_ADDR": "node1"},
         {"RANK": "1"},
-        {"RANK": "0", "WORLD_SIZE": "2"},
-        {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
-        {"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
-        {"RANK": "-1", "WORLD_SIZE": "1"},
         {"PMI_SIZE": "16", "PMI_RANK": "15"},
         {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "15"},
         {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "15"},
     ],
 )
-def test_variables_that_are_half_set_are_named(environment: dict[str, str]) -> None:
-    with pytest.raises(
-        LaunchError, match=r"do not know each other: RANK=.*; set all of them"
-    ) as caught:
+def test_several_processes_that_would_each_train_alone_are_refused(
+    environment: dict[str, str],
+) -> None:
+    with pytest.raises(LaunchError, match="do not know each other: set RANK, WORLD_SIZE and"):
         detect(environment, [SHELL])
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -291,16 +286,12 @@ def test_ranks_of_srun_connect_at_the_address_that_is_set(monkeypatch: pytest.Mo
     assert connected_by(SRUN | HEAD, monkeypatch) == ranks | HEAD | {"MASTER_PORT": "29500"}
     port = {"MASTER_PORT": "29501"}
     assert connected_by(SRUN | HEAD | port, monkeypatch) == ranks | HEAD | port
-    with pytest.raises(LaunchError, match=r"by: srun.*MASTER_ADDR=''; set all of them"):
-        detect(SRUN, [])
 
 
 def test_mpirun_on_one_machine_connects_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "15"}
     found = connected_by(here, monkeypatch)
     assert (found["MASTER_ADDR"], found["RANK"]) == ("127.0.0.1", "15")
-    with pytest.raises(LaunchError, match="by: mpirun"):
-        detect(OPEN_MPI, [])
 
 
 def test_a_launcher_that_ends_is_gone_and_is_looked_at_once_a_second(
