@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..errors import LaunchError
-from ..private.torch import module_within_compiled
+from ..private.torch import is_compiled
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -15,7 +15,7 @@ def refuse_compiled(model: nn.Module) -> None:
     DeepSpeed fails on the wrapper (0.19), and names of parameters would differ.
     """
     for name, module in model.named_modules():
-        if module_within_compiled(module):
+        if is_compiled(module):
             raise LaunchError(
                 f"{name or 'the model'} is compiled already: build it without torch.compile, "
                 "and set compile: true"

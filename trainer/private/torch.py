@@ -29,9 +29,8 @@ BatchNormBase = _NormBase
 # The base class of all kinds of dropout. torch has no public class. Last seen in torch 2.13.
 DropoutBase = _DropoutNd
 
-# The parts that torch.compile and activation checkpointing add to the names of parameters. Last
-# seen in torch 2.13.
-NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+# The part that activation checkpointing adds to the names of parameters. Last seen in torch 2.13.
+RECOMPUTED = "_checkpoint_wrapped_module"
 
 # The methods by which torch's layers give themselves first values. The second is of
 # nn.MultiheadAttention, which has no public method. Last seen in torch 2.13.
@@ -80,23 +79,12 @@ def is_persistent(module: nn.Module, key: str) -> bool:
 # -- compiled modules -----------------------------------------------------------------------------
 
 
-def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return a module's dictionary of children.
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``torch.compile`` has wrapped a module.
 
-    ``Module._modules``, last seen in torch 2.13. ``named_children`` returns a module that has two
-    names under the first only, and ``get_submodule`` asks the wrapper's own ``__getattr__``. That
-    of DeepSpeed's engine lists all attributes each time.
+    ``_orig_mod`` in ``Module._modules``, the wrapper's only child, last seen in torch 2.13.
     """
-    return module._modules
-
-
-def module_within_compiled(module: nn.Module) -> nn.Module | None:
-    """Return the module that ``torch.compile`` has wrapped. None for any other module.
-
-    ``_orig_mod``, the name of the wrapper's only child, last seen in torch 2.13. Nothing public
-    returns the child.
-    """
-    return own_modules(module).get("_orig_mod")
+    return "_orig_mod" in module._modules
 
 
 def not_compiled(function: F) -> F:

@@ -14,14 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..private.torch import (
-    NAMES_OF_WRAPPERS,
+    RECOMPUTED,
     is_persistent,
     local_of,
-    module_within_compiled,
     multiply_all,
     norms_of,
     own_buffers,
-    own_modules,
     own_parameters,
 )
 from ..private.transformers import mark_sharded
@@ -138,11 +136,11 @@ def is_on_meta(model: nn.Module) -> bool:
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers by their names in the task's model.
 
-    A shared tensor is yielded under every name. Names are without the parts that compiling and
-    activation checkpointing add.
+    A shared tensor is yielded under every name. Names are without the part that activation
+    checkpointing adds.
     """
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
-        names = [part for part in path.split(".") if part and part not in NAMES_OF_WRAPPERS]
+        names = [part for part in path.split(".") if part and part != RECOMPUTED]
         tensors: list[tuple[str, Tensor | None]] = [*own_parameters(module).items()]
         for key, buffer in own_buffers(module).items():
             if is_persistent(module, key):
@@ -199,14 +197,10 @@ def _scalar(name: str) -> property:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
-    while True:
-        inner = module_within_compiled(model)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
-            inner = own_modules(model)["module"]
-        if inner is None:
-            return model
-        model = inner
+    """Return the task's own module behind a wrapper (DDP, an engine)."""
+    if type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
+        return model.module  # type: ignore[return-value]
+    return model
 
 
 def changed_trainable(names: Sequence[str]) -> str:

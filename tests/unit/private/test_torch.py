@@ -104,13 +104,12 @@ def test_modules_have_the_attribute(name: str) -> None:
     assert hasattr(nn.Module(), name), f"{TORCH} has no Module.{name}"
 
 
-def test_the_tensors_and_children_of_a_module_itself() -> None:
+def test_the_tensors_of_a_module_itself() -> None:
     module = Buffers()
     model = nn.Sequential(module, module)
     assert private_torch.own_parameters(module) == {"weight": module.weight, "bias": None}
     assert list(private_torch.own_buffers(module)) == ["saved", "temporary", "absent"]
     assert private_torch.own_parameters(model) == private_torch.own_buffers(model) == {}
-    assert private_torch.own_modules(model) == {"0": module, "1": module}
 
 
 def test_a_buffer_is_replaced_and_stays_saved_or_not() -> None:
@@ -133,11 +132,10 @@ def test_compiled_and_recomputed_modules_have_the_names_of_wrappers() -> None:
     module = nn.Linear(1, 1)
     compiled = torch.compile(module)
     recomputed = private_fsdp.recomputed(module, offload=False)
-    for name, wrapper in zip(private_torch.NAMES_OF_WRAPPERS, (compiled, recomputed), strict=True):
-        assert [*dict(wrapper.named_children())] == [name], f"{TORCH} does not name it {name}"
-
-    assert private_torch.module_within_compiled(compiled) is module
-    assert private_torch.module_within_compiled(module) is None
+    name = private_torch.RECOMPUTED
+    assert [*dict(recomputed.named_children())] == [name], f"{TORCH} does not name it {name}"
+    assert private_torch.is_compiled(compiled), f"{TORCH} has another name for it"
+    assert not private_torch.is_compiled(module)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

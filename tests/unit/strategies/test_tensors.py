@@ -14,7 +14,6 @@ from trainer.strategies.tensors import (
     hold_scalars_as_vectors,
     keep_in_step,
     local,
-    unwrapped,
 )
 
 
@@ -29,13 +28,6 @@ class Scaled(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         output: Tensor = self.layer(value) * self.scale
         return output
-
-
-def test_names_are_those_of_the_task_behind_torch_compile() -> None:
-    model = Scaled()
-    compiled = nn.ModuleDict({"_orig_mod": model})  # as torch.compile names it
-    assert unwrapped(compiled) is model
-    assert [name for name, _ in canonical_state(compiled)] == ["scale", "count", "layer.weight"]
 
 
 def test_a_shared_parameter_has_each_of_its_names() -> None:
