@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache, partial
+from functools import cache
 from signal import Signals
 from typing import Any
 
@@ -74,7 +74,6 @@ class Trainer:
         watch = watched(
             lambda: (run.step, *run.meter.position),  # called by another thread
             advice=run.how_to_resume,
-            log=partial(run.directory.line, from_any=True),
         )
         with run.agreement.listening(), watch:
             with Explained(run.strategy.known_errors):

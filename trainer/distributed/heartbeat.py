@@ -148,12 +148,11 @@ class _Job(NamedTuple):
 
     position: Callable[[], tuple[int, str, int]]
     advice: Callable[[], str]
-    log: Callable[[str], None]
     first_step: int
 
 
 # In a user's own script, before and after a training.
-_NO_JOB = _Job(lambda: (0, "", 0), lambda: "", lambda text: None, first_step=0)
+_NO_JOB = _Job(lambda: (0, "", 0), lambda: "", first_step=0)
 
 
 class Heartbeat:
@@ -356,7 +355,6 @@ class Heartbeat:
         """Print a line once, on one rank."""
         if name not in self._told and self._speaks:
             print_line(text)
-            self.job.log(text)
         self._told.add(name)
 
     def _end(self, finding: str) -> None:
@@ -369,9 +367,7 @@ class Heartbeat:
             return  # the main thread ends this process
         is_first = finding and claim_first_error(self._store)
         if is_first or (is_first is None and self._speaks):
-            message = self._message(f"{finding}. The job ends.")
-            print_error(message)
-            self.job.log(message)
+            print_error(self._message(f"{finding}. The job ends."))
         if self._still():
             faulthandler.dump_traceback()
         for row in self.rows.values():
@@ -451,7 +447,6 @@ def watched(
     position: Callable[[], tuple[int, str, int]],
     *,
     advice: Callable[[], str],
-    log: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
     """Watch that the ranks move on in a block that all enter. One process has nobody to watch.
 
@@ -459,7 +454,6 @@ def watched(
         position: returns the optimizer step, the phase, and a number that grows as the rank moves
             on. Another thread calls it.
         advice: returns how to go on after the end of the job.
-        log: writes a message to the log of the run.
 
     Raises:
         LostRank: the block fails because another rank is gone.
@@ -470,7 +464,7 @@ def watched(
         return
 
     around = watch.job
-    watch.job = _Job(position, advice, log, position()[0])
+    watch.job = _Job(position, advice, position()[0])
     try:
         yield
     except Exception as error:

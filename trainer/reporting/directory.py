@@ -159,9 +159,9 @@ class RunDirectory:
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
 
-    def line(self, text: str, *, from_any: bool = False) -> None:
-        """Append to log.txt. With ``from_any`` from every rank that calls this."""
-        if self.main or from_any:
+    def line(self, text: str) -> None:
+        """Append to log.txt."""
+        if self.main:
             self._write("log.txt", "ab", text + "\n")
 
     def _write(self, name: str, mode: str, text: str) -> None:

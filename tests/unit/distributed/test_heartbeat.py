@@ -66,9 +66,7 @@ class World:
         self.moves = [0, 0, 0]
         for rank, watch in enumerate(self.ranks):
             watch.process = (rank, f"rank {rank} (process {rank} on host)", "here", rank, "0")
-            watch.job = heartbeat._Job(
-                self._position(rank), lambda: "Resume.", print, first_step=-1
-            )
+            watch.job = heartbeat._Job(self._position(rank), lambda: "Resume.", first_step=-1)
         self.phase = "training"
         self.run(1)
 
