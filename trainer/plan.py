@@ -22,7 +22,6 @@ class Plan:
         launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or
             ``environment``.
         world_size: processes in all.
-        num_machines: machines that share the processes, by the launcher or else the launch file.
         device: ``cuda`` or ``cpu``.
         rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
@@ -53,7 +52,6 @@ class Plan:
     strategy: str
     launcher: str
     world_size: int
-    num_machines: int
     device: str
     rehearsal: bool
     mixed_precision: str

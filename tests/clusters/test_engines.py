@@ -52,7 +52,7 @@ def train_by_text(
         for number, name in enumerate(NAMES)
     ]
     assert hosts.wait(jobs) == [0, 0], hosts.all_said()
-    assert json.loads((run / "plan.json").read_text())["num_machines"] == 2
+    assert json.loads((run / "plan.json").read_text())["world_size"] == 2
     assert_same_curve(run, expected)
 
 

@@ -14,8 +14,8 @@ from hosts import NAMES, Hosts
 STEPS = 40
 
 
-def machines(run: Path) -> int:
-    return int(json.loads((run / "plan.json").read_text())["num_machines"])
+def processes(run: Path) -> int:
+    return int(json.loads((run / "plan.json").read_text())["world_size"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
@@ -25,7 +25,7 @@ def test_two_machines_learn_what_one_process_learns(
 ) -> None:
     words = [f"examples/clusters/{launcher}.sh", *settings(tmp_path / "run", STEPS)]
     assert hosts.run(words, {"STRATEGY": strategy}) == [0, 0], hosts.all_said()
-    assert machines(tmp_path / "run") == 2
+    assert processes(tmp_path / "run") == 2
     assert_same_curve(tmp_path / "run", one_process(STEPS))
 
 
@@ -103,5 +103,5 @@ def test_a_list_of_machines_for_the_deepspeed_launcher(
         environment,
     )
     assert hosts.wait([job]) == [0], hosts.all_said()
-    assert machines(tmp_path / "run") == 2
+    assert processes(tmp_path / "run") == 2
     assert_same_curve(tmp_path / "run", one_process(STEPS))

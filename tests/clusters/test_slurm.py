@@ -36,7 +36,7 @@ def test_two_nodes_learn_what_one_process_learns(
     slurm.wait(job, "COMPLETED", "FAILED")
     assert slurm.state(job) == ("COMPLETED", "0:0"), (tmp_path / "job.log").read_text()[-6000:]
     plan = json.loads((run / "plan.json").read_text())
-    assert (plan["launcher"], plan["num_machines"], plan["strategy"]) == (FILES[name], 2, "fsdp")
+    assert (plan["launcher"], plan["world_size"], plan["strategy"]) == (FILES[name], 2, "fsdp")
     assert_same_curve(run, one_process(STEPS))
 
 

@@ -113,7 +113,7 @@ def _describe(training: Sequence[str], launch_file: str | None, processes: int |
         request = _read_launch_file(launch_file, processes)
         world = request.world_size.value if request.world_size else processes or 2
     # The file may be for other machines: how the processes are spread over them is unknown.
-    launcher = Launcher(name="accelerate", world_size=world, num_machines=0)
+    launcher = Launcher(name="accelerate", world_size=world)
 
     title, names = "defaults", {}
     loaded = load_config(training or ["task=any:Task", "max_steps=1"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_NAME = "{experiment}-{strategy}-{world_size}"
 # Facts of the plan that are no keys of the config.
-_FACTS = ("strategy", "world_size", "num_machines", "device")
+_FACTS = ("strategy", "world_size", "device")
 # The templates themselves, and keys that differ between the starts of a run, whose folder would not
 # be found again.
 _NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")

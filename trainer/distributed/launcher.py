@@ -7,7 +7,6 @@ typos were dropped. So the launcher's own command line is read from the parent p
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -31,23 +30,21 @@ _PROGRAMS: dict[str, Name] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """The program that started this process, and the rank of the process.
+    """The program that started this process, and the place of the process on its machine.
 
     Args:
         name: ``python`` for none. ``environment`` for another program that sets the ranks.
         arguments: the words that were typed after ``accelerate launch``. Empty for the others.
-        world_size: processes of the whole job. ``rank`` and ``local_rank`` are this process's.
+        world_size: processes of the whole job.
+        local_rank: of this process among those of this machine.
         local_world_size: processes on this machine. 0 if unknown.
-        num_machines: that share the processes. 0 if unknown.
     """
 
     name: Name
     arguments: tuple[str, ...] = ()
     world_size: int = 1
-    rank: int = 0
     local_rank: int = 0
     local_world_size: int = 1
-    num_machines: int = 1
 
 
 def detect() -> Launcher:
@@ -73,17 +70,12 @@ def detect() -> Launcher:
     local_world_size = 1
     if world_size > 1:
         local_world_size = number("LOCAL_WORLD_SIZE") or number("LOCAL_SIZE")
-    num_machines = number("GROUP_WORLD_SIZE") or number("CROSS_SIZE")
-    if not num_machines and local_world_size:
-        num_machines = math.ceil(world_size / local_world_size)
     return Launcher(
         name=name,
         arguments=arguments,
         world_size=world_size,
-        rank=number("RANK"),
         local_rank=number("LOCAL_RANK"),
         local_world_size=local_world_size,
-        num_machines=num_machines,
     )
 
 

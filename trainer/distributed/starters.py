@@ -57,7 +57,6 @@ def _ranks_of(starter: Name, variables: Sequence[str], env: Mapping[str, str]) -
         # Such as 8(x2), or 8(x2),4 if the machines differ.
         same = re.fullmatch(r"(\d+)(\(x\d+\))?", ranks["LOCAL_WORLD_SIZE"])
         ranks["LOCAL_WORLD_SIZE"] = same[1] if same else "0"
-        ranks["GROUP_WORLD_SIZE"] = env["SLURM_STEP_NUM_NODES"]
     ranks["MASTER_PORT"] = "29500"
     if ranks["LOCAL_WORLD_SIZE"] == ranks["WORLD_SIZE"]:
         ranks["MASTER_ADDR"] = "127.0.0.1"

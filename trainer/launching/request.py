@@ -31,7 +31,7 @@ class Request:
 
     Args:
         strategy, strategy_origin: the requested strategy, and the place of the request.
-        world_size: processes of the whole job. ``num_machines`` machines share them.
+        world_size: processes of the whole job, on ``num_machines`` machines.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even if there are GPUs.
         accumulation_steps: backward passes per optimizer step.

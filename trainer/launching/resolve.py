@@ -105,7 +105,6 @@ def resolve(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
-        num_machines=launcher.num_machines or request.num_machines,
         device=device,
         rehearsal=rehearsal,
         mixed_precision=precision,
@@ -167,12 +166,6 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
             f"{requested.origin}: asks for {requested.value} processes, but {world} run under "
             f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "
             "change the file"
-        )
-    if launcher.name == "accelerate" and 0 < launcher.num_machines < request.num_machines:
-        raise LaunchError(
-            f"{request.strategy_origin.named('num_machines')}: asks for {request.num_machines} "
-            f"machines, but the processes run on {launcher.num_machines}; with DeepSpeed set "
-            "deepspeed_multinode_launcher: standard (pdsh makes each machine a world of its own)"
         )
     copies = request.fsdp.get("dp_replicate_size", 1)
     if world % copies:

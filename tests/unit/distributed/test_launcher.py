@@ -46,10 +46,8 @@ def test_accelerate_with_what_was_typed(line: list[str]) -> None:
         name="accelerate",
         arguments=FLAGS,
         world_size=4,
-        rank=3,
         local_rank=1,
         local_world_size=2,
-        num_machines=2,
     )
 
 
@@ -76,7 +74,7 @@ def test_accelerate_alone_sets_no_ranks() -> None:
 def test_other_launchers(line: list[str], name: str) -> None:
     found = detect(RANKS, [line, SHELL])
     assert (found.name, found.arguments) == (name, ())
-    assert (found.world_size, found.rank, found.local_rank, found.local_world_size) == (4, 3, 1, 2)
+    assert (found.world_size, found.local_rank, found.local_world_size) == (4, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +146,12 @@ TORCHRUN = {
     "LOCAL_RANK": "7",
     "WORLD_SIZE": "16",
     "LOCAL_WORLD_SIZE": "8",
-    "GROUP_WORLD_SIZE": "2",
 }
 DEEPSPEED = {
     "RANK": "15",
     "LOCAL_RANK": "7",
     "WORLD_SIZE": "16",
     "LOCAL_SIZE": "8",
-    "CROSS_SIZE": "2",
 }
 # As slurmstepd sets it, and what an allocation has already: the batch script and salloc's shell see
 # the latter alone.
@@ -172,7 +168,6 @@ BATCH = {
 SRUN = BATCH | {
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "gpu[03,05]",
-    "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NUM_TASKS": "16",
     "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
     "SLURM_PROCID": "15",
@@ -226,7 +221,7 @@ def test_two_machines_with_eight_processes_each(
     environment: dict[str, str], lines: list[list[str]], name: str
 ) -> None:
     assert detect(environment, lines) == Launcher(
-        name=name, world_size=16, rank=15, local_rank=7, local_world_size=8, num_machines=2
+        name=name, world_size=16, local_rank=7, local_world_size=8
     )
 
 
@@ -234,20 +229,17 @@ def test_machines_with_different_numbers_of_processes() -> None:
     last = {
         "SLURM_STEP_NUM_TASKS": "20",
         "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
-        "SLURM_STEP_NUM_NODES": "3",
         "SLURM_NODEID": "2",
     }
     found = detect(SRUN | HEAD | last | {"SLURM_PROCID": "19", "SLURM_LOCALID": "3"}, [])
-    assert (found.world_size, found.local_world_size, found.num_machines) == (20, 0, 3)
+    assert (found.world_size, found.local_world_size) == (20, 0)
 
 
 def test_ranks_of_an_unknown_launcher_leave_the_machine_open() -> None:
     found = detect(
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, [["/usr/local/bin/agent"]]
     )
-    assert found == Launcher(
-        name="environment", world_size=2, rank=1, local_rank=0, local_world_size=0, num_machines=0
-    )
+    assert found == Launcher(name="environment", world_size=2, local_rank=0, local_world_size=0)
 
 
 @pytest.mark.parametrize(

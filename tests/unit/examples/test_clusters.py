@@ -178,7 +178,6 @@ def plan_of(words: list[str], world: int) -> Plan:
         name="torchrun",
         world_size=world,
         local_world_size=world // machines,
-        num_machines=machines,
     )
     return resolve(loaded.config, request, launcher, 8, loaded.origins)
 

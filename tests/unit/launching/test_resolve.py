@@ -85,22 +85,14 @@ def test_a_launcher_may_show_each_process_its_own_gpu_only(
     name: str, gpus: int, runs: bool
 ) -> None:
     """Eight processes on each of two machines: those that start one process a rank may do so."""
-    launcher = launched(16, name, rank=11, local_rank=3, local_world_size=8, num_machines=2)
+    launcher = launched(16, name, local_rank=3, local_world_size=8)
     if runs:
         made = plan(request("ddp"), launcher=launcher, machine=gpus)
-        assert (made.device, made.num_machines, made.launcher) == ("cuda", 2, name)
+        assert (made.device, made.launcher) == ("cuda", name)
     else:
         line = f"8 processes on this machine, but only {gpus} GPUs are visible; launch at most {gpus}, "
         said = refusal(lambda: plan(request("ddp"), launcher=launcher, machine=gpus))
         assert said.startswith(line)
-
-
-def test_machines_are_those_of_the_launcher() -> None:
-    silent = launched(4, local_world_size=0, num_machines=0)
-    assert plan(request("ddp", num_machines=2), launcher=silent, machine=1).num_machines == 2
-    assert (
-        plan(request("ddp", num_machines=1), launcher=launched(4, num_machines=2)).num_machines == 2
-    )
 
 
 HINT = "launch as many (by accelerate launch, torchrun or deepspeed), or change the file"
@@ -112,16 +104,6 @@ def test_another_world_than_the_file_asks_for(name: str, world: int) -> None:
     line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {HINT}"
     assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
     assert plan(asks, launcher=launched(2, name)).world_size == 2
-
-
-def test_fewer_machines_than_the_file_asks_for() -> None:
-    alone = launched(4, "accelerate", num_machines=1)
-    line = refusal(lambda: plan(request("zero2", num_machines=2), launcher=alone))
-    assert line.startswith(
-        "a.yaml:2 (num_machines): asks for 2 machines, but the processes run on 1; "
-    )
-    together = launched(4, "accelerate", num_machines=2)
-    assert plan(request("zero2", num_machines=2), launcher=together).num_machines == 2
 
 
 def test_single_with_two_processes() -> None:
