@@ -52,7 +52,7 @@ class BuffersBefore:
             (module, key, buffer, None if buffer is None else buffer.clone())
             for module in self._modules
             for key, buffer in own_buffers(module).items()
-            if buffer is None or _can_change(buffer)
+            if buffer is None or buffer.layout == torch.strided
         ]
 
     def put_back(self) -> None:
@@ -63,19 +63,12 @@ class BuffersBefore:
                 buffer.copy_(values)
 
 
-def _can_change(buffer: Tensor) -> bool:
-    """Return whether code can write into a buffer, which is neither sparse nor expanded."""
-    if buffer.layout != torch.strided:
-        return False
-    return 0 not in buffer.stride() or buffer.numel() <= 1
-
-
 @torch.no_grad()
 def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank. Collective: call on every rank.
 
-    Floating-point and complex buffers become the mean over the ranks, by a single reduction in
-    float64. The others become rank 0's, by a broadcast each.
+    Floating-point buffers become the mean over the ranks, by a single reduction in float64. The
+    others become rank 0's, by a broadcast each.
     """
     if accelerator.num_processes == 1:
         return
@@ -85,9 +78,7 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
     for buffer in model.buffers():
         if buffer.layout != torch.strided or not buffer.numel():
             continue
-        if buffer.is_complex():
-            averaged.append(torch.view_as_real(buffer))
-        elif buffer.is_floating_point():
+        if buffer.is_floating_point():
             averaged.append(buffer)
         else:
             # As bytes: gloo and NCCL know no 16-bit integers.

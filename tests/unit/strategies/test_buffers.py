@@ -21,7 +21,6 @@ class Kinds(nn.Module):
         self.register_buffer("grown", torch.zeros(1))
         self.register_buffer("late", None)
         self.register_buffer("same", self.mean)
-        self.register_buffer("expanded", torch.ones(1).expand(4))
         self.register_buffer("sparse", torch.eye(2).to_sparse())
 
     def change(self, value: float) -> None:
