@@ -41,7 +41,6 @@ from .tensors import (
     canonical_names,
     canonical_state,
     clip,
-    full,
     global_norm,
     is_on_meta,
     unwrapped,
@@ -436,7 +435,7 @@ class Strategy(ABC):
         """Yield the live persistent buffers by name. Every rank has whole buffers."""
         for name, _, _, tensor in self.named_tensors():
             if not isinstance(tensor, nn.Parameter):
-                yield name, full(tensor)
+                yield name, tensor
 
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
@@ -472,10 +471,9 @@ class Strategy(ABC):
         Parameters are in full precision. The main process, which writes, gets the tensor on the
         CPU. The other ranks get the tensor on the device of the gathering, without a copy.
         """
+        tensor = handle
         if isinstance(handle, nn.Parameter):
             tensor = self.full_tensor(name, handle)
-        else:
-            tensor = full(handle)
 
         device = "cpu" if self.accelerator.is_main_process else tensor.device
         shape, _ = self._names[name]

@@ -41,7 +41,6 @@ from .meta_device import allocate
 from .tensors import (
     DTYPES,
     canonical_state,
-    full,
     hold_scalars_as_vectors,
     keep_in_step,
     unwrapped,
@@ -376,9 +375,9 @@ class FSDP2(Strategy):
         for unit in self._sharded:
             unit.reshard()
 
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, name: str, parameter: Any) -> Tensor:
         # The mesh gathers on the accelerator. Offloaded shards must come there first.
-        return full(parameter.detach().to(self.accelerator.device))
+        return parameter.detach().to(self.accelerator.device).full_tensor()  # type: ignore[no-any-return]
 
 
 def _blocks(model: nn.Module) -> set[nn.Module]:

@@ -49,14 +49,6 @@ def local(tensor: Tensor) -> Tensor:
     return local_of(tensor)
 
 
-def full(tensor: Tensor) -> Tensor:
-    """Return the whole of a possibly distributed tensor. Collective for a DTensor."""
-    if not hasattr(tensor, "full_tensor"):
-        return tensor
-    whole: Tensor = tensor.full_tensor()
-    return whole
-
-
 def global_norm(parts: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
     """Return the norm of all elements of tensors of which this rank has parts. Collective.
 
