@@ -89,17 +89,7 @@ class OptimizerForm:
                         f"parameter; {_WAY_ROUND}"
                     )
 
-        names: dict[int, str] = {}
-        for name, tensor in canonical_state(model):
-            names.setdefault(id(tensor), name)  # the first name of a shared tensor
-        groups = []
-        for group in optimizer.param_groups:
-            groups.append(
-                {
-                    "names": [names[id(p)] for p in group["params"] if id(p) in names],
-                    "settings": settings(group),
-                }
-            )
+        groups = groups_of(model, optimizer)
         return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
 
 
@@ -124,6 +114,18 @@ def _state_after_step(
             f"state is not known; {way_round}"
         ) from error
     return state
+
+
+def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return ``names`` of the parameters and ``settings`` of each group of an optimizer."""
+    names: dict[int, str] = {}
+    for name, tensor in canonical_state(model):
+        names.setdefault(id(tensor), name)  # the first name of a shared tensor
+    groups = []
+    for group in optimizer.param_groups:
+        own = [names[id(p)] for p in group["params"] if id(p) in names]
+        groups.append({"names": own, "settings": settings(group)})
+    return groups
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from ..checkpoint.optimizer_state import settings
+from ..checkpoint.optimizer_state import groups_of
 from ..config.plain import flat
 from ..data.digest import bytes_of
 from ..distributed.agreement import Agreement
@@ -78,19 +78,17 @@ def check_model(
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return whether all values are there: not on the meta device, and not divided by a task."""
-    divided = hasattr(tensor, "placements") or hasattr(tensor, "ds_id")
+    """Return whether all values are there, and in order: neither on the meta device nor sparse."""
     is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
-    return is_plain and not (tensor.is_meta or divided)
+    return is_plain and not tensor.is_meta
 
 
 def _form(model: nn.Module) -> dict[str, str]:
     """Return the kind of a model, and the parameters and buffers by their places in order."""
     facts = {"the model": type(model).__qualname__}
     for place, (name, parameter) in enumerate(model.named_parameters()):
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
         kind = "trainable" if parameter.requires_grad else "frozen"
-        facts[f"parameter {place}"] = f"{name} {shape} {parameter.dtype} {kind}"
+        facts[f"parameter {place}"] = f"{name} {tuple(parameter.shape)} {parameter.dtype} {kind}"
     for place, (name, buffer) in enumerate(model.named_buffers()):
         facts[f"buffer {place}"] = f"{name} {tuple(buffer.shape)} {buffer.dtype}"
     return facts
@@ -98,11 +96,8 @@ def _form(model: nn.Module) -> dict[str, str]:
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Return the kind of an optimizer, and the settings and parameters of each group."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts = {"the optimizer": type(optimizer).__qualname__}
-    for number, group in enumerate(optimizer.param_groups):
-        held = [names.get(id(parameter), "unknown") for parameter in group["params"]]
-        of_group = {"lr": float(group.get("lr", 0.0)), **settings(group)}
-        facts |= flat(f"optimizer group {number}: ", of_group)
-        facts[f"optimizer group {number}: parameters"] = ", ".join(held)
+    for number, group in enumerate(groups_of(model, optimizer)):
+        rate = float(optimizer.param_groups[number].get("lr", 0.0))
+        facts |= flat(f"optimizer group {number}: ", {"lr": rate, **group})
     return facts
