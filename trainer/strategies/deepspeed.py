@@ -375,10 +375,6 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
     config = copy.deepcopy(dict(plan.deepspeed))
 
-    zero = config["zero_optimization"]
-    if zero["stage"] == 3:
-        zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
-
     config["train_micro_batch_size_per_gpu"] = plan.micro_batch_size
     config["gradient_accumulation_steps"] = plan.accumulation_steps
     config["train_batch_size"] = plan.global_batch_size
@@ -390,7 +386,7 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     # For float32 beside bf16 in stage 1 the engine takes another optimizer, of another layout. So
     # the configuration has the compute dtype in stage 1, and ``prepare`` sets float32.
-    kind = "compute" if zero["stage"] == 1 else "gradients"
+    kind = "compute" if config["zero_optimization"]["stage"] == 1 else "gradients"
     config.setdefault("data_types", {})["grad_accum_dtype"] = plan.precision[kind]
 
     # The engine's clock would wait for the device before and after each forward pass and step.

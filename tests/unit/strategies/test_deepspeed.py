@@ -38,8 +38,6 @@ def test_the_configuration_has_the_stage_and_half_precision(strategy: str, stage
     config = engine_config(plan(request(strategy), mixed_precision="bf16"))
     assert config["zero_optimization"]["stage"] == stage
     assert config["bf16"]["enabled"] is True and config["fp16"]["enabled"] is False
-    gathers = config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", False)
-    assert gathers is (stage == 3)
 
 
 def test_the_configuration_keeps_what_the_user_wrote() -> None:

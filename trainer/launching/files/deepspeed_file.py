@@ -101,12 +101,6 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-        dtype = data.get("data_types", {}).get("grad_accum_dtype") or "fp32"
-        if dtype != "fp32":
-            check.refuse(
-                Sourced(dtype, doc.origin("data_types.grad_accum_dtype")),
-                "stage 0 runs as DDP, whose gradients are in fp32; remove it",
-            )
     precision = _precision(data, read, doc, check)
     engine = _engine_config(data) if stage else {}
     _try_values(engine, doc, check)

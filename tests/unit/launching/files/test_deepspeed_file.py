@@ -214,7 +214,6 @@ def test_a_mistake_in_json_is_one_line(write: Write, name: str, value: Any, rule
 
 OTHER_MISTAKES = [
     ('{"communication_data_type": "bf16"}', "communication_data_type: 'bf16': must be 'fp32'"),
-    ('{"data_types": {"grad_accum_dtype": "bf16"}}', "whose gradients are in fp32; remove it"),
     (
         '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
         "bf16.enabled: 'bf16': disagrees with ds.json:1 (fp16.enabled); enable one of them",
