@@ -4,7 +4,7 @@ A rank that dies breaks its connections, and the other ranks fail. A rank that i
 for an answer that never comes, breaks nothing: the others wait until ``timeout_minutes``.
 
 A thread of each rank writes step, phase and line of Python to the store every two seconds, and
-looks at the other ranks every second. Every rank judges, so that no two stopped ranks go unseen:
+looks at the other ranks. Every rank judges, so that no two stopped ranks go unseen:
 
 - A process of this machine that is stopped for eight seconds, or that is gone, ends the job.
 - A rank that sends no heartbeat for ten seconds is told. After a minute the job ends, for a call in
@@ -54,7 +54,7 @@ from .exit import (
 )
 from .signals import STANDARD_LIBRARY, frame_of_main_thread
 
-LOOK_SECONDS = 1.0
+ASK_SECONDS = 1.0  # for an answer of the store
 BEAT_SECONDS = 2.0
 GONE_SECONDS = 3.0  # the error of a rank that ends, or a broken connection, says more
 NAMED_SECONDS = 10.0
@@ -215,15 +215,14 @@ class Heartbeat:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        woke = beaten = 0.0
-        while not self._has_left.wait(LOOK_SECONDS):
+        woke = 0.0
+        while not self._has_left.wait(BEAT_SECONDS):
             now = time.monotonic()
             if now - woke > _ASLEEP_SECONDS:
                 self._seen.clear()  # nobody is silent, and nothing stands still
             woke = now
             # A store that is stopped never answers.
-            if now - beaten >= BEAT_SECONDS and not self._exchange.is_alive():
-                beaten = now
+            if not self._exchange.is_alive():
                 self._exchange = self._ask_briefly(self._meet_others)
             self._judge()
 
@@ -269,7 +268,7 @@ class Heartbeat:
                 # A machine with too much to do may answer the next question.
                 self._store_is_gone = "timeout" not in str(error).lower()
 
-        return threading.Thread() if self._store_is_gone else briefly(ask, LOOK_SECONDS)
+        return threading.Thread() if self._store_is_gone else briefly(ask, ASK_SECONDS)
 
     # -- the judgement ----------------------------------------------------------------------------
 

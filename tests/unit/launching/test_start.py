@@ -119,7 +119,7 @@ def test_processes_on_gpus_are_connected_over_nccl(
     there.
     """
     calls = gpus(8)
-    started(asks, launched(8, rank=3, local_rank=3), 8)
+    started(asks, launched(8, local_rank=3), 8)
     assert (calls["backend"], calls["timeout"], calls["device"]) == (
         backend,
         timedelta(minutes=5),
@@ -180,7 +180,7 @@ def test_ddp_exchanges_on_the_gpu_of_the_process(
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Recorded)
     monkeypatch.setattr(DDP, "prepare_process", lambda plan: None)
 
-    launcher = launched(8, "srun", rank=3, local_rank=3, local_world_size=8)
+    launcher = launched(8, "srun", local_rank=3, local_world_size=8)
     made = plan(request("ddp"), launcher=launcher, machine=visible)
     start._connect(made, launcher, timedelta(minutes=5))
     accelerator = start._accelerator(made)
