@@ -7,27 +7,15 @@ that training does not use.
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import torch
 
-from ..errors import LaunchError
 from ..plan import Plan
 from ..private import deepspeed as private_deepspeed
 
 
 def prepare_process(plan: Plan) -> None:
-    """Set the environment that Accelerate and DeepSpeed read.
-
-    Raises:
-        LaunchError: transformers is not installed, which Accelerate needs for DeepSpeed.
-    """
-    if find_spec("transformers") is None:
-        raise LaunchError(
-            "Accelerate runs DeepSpeed with transformers only: in the clone of this repository, "
-            "pip install -e '.[deepspeed]'"
-        )
-
+    """Set the environment that Accelerate and DeepSpeed read."""
     if plan.launcher == "python":  # DeepSpeed wants a process group also for one process
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -30,12 +30,12 @@ from torch.distributed.fsdp import (
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.fsdp import complete_sums, holds_gradients, recomputed
+from ..private.fsdp import complete_sums, gathered_by, holds_gradients, recomputed
 from ..private.torch import gradient_hooks, local_of
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
-from .gathered import carry_hooks, gathered_parameters, units_of
+from .gathered import carry_hooks, units_of
 from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
 from .tensors import (
@@ -220,14 +220,10 @@ class FSDP2(Strategy):
         """
         classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or ())
         known = {type(module).__name__ for module in model.modules()}
-        origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
-        rule = "the model has no module of this class"
-        problems = [
-            Problem(origin=origin, value=name, rule=f"{rule}; {did_you_mean(name, known)}")
-            for name in sorted(classes - known)
-        ]
-        if problems:
-            raise ConfigError(problems)
+        for name in sorted(classes - known):
+            origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
+            rule = f"the model has no module of this class; {did_you_mean(name, known)}"
+            raise ConfigError(Problem(origin=origin, value=name, rule=rule))
         if not classes:  # the layers of the transformers models within the model
             classes.update(*map(layer_classes, model.modules()))
         layers = {module for module in model.modules() if type(module).__name__ in classes}
@@ -304,7 +300,7 @@ class FSDP2(Strategy):
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
         # A gathered parameter stays the same object, so a list without None stays right.
         if self._gathered is None:
-            found = gathered_parameters(self.model)
+            found = [parameter for unit in self._sharded for parameter in gathered_by(unit)]
             if any(parameter is None for _, parameter in found):
                 return found
             self._gathered = found

@@ -12,17 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..private.fsdp import gathered_by
-
-
-def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
-    """List the gathered parameters of all FSDP2 units by name, with None before the first pass.
-
-    Args:
-        model: sharded by ``fully_shard``.
-    """
-    return [parameter for unit in units_of(model).values() for parameter in gathered_by(unit)]
-
 
 def carry_hooks(
     model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from plans import plan, request
 
-from trainer.errors import LaunchError
 from trainer.private.deepspeed import engine_start, quiet
 from trainer.strategies import deepspeed_start
 from trainer.strategies.deepspeed_start import prepare_process
@@ -37,12 +36,3 @@ def test_logging_is_quiet_only_meanwhile() -> None:
     with quiet():
         assert not log.isEnabledFor(logging.WARNING)
     assert log.isEnabledFor(logging.WARNING)
-
-
-def test_transformers_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra brings it; who installs DeepSpeed alone reads what is missing."""
-    monkeypatch.setattr(deepspeed_start, "find_spec", lambda name: None)
-    with pytest.raises(
-        LaunchError, match=r"in the clone of this repository, pip install -e '.\[deepspeed\]'$"
-    ):
-        prepare_process(plan(request("zero2")))

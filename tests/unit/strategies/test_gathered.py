@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from trainer.strategies.gathered import carry_hooks, gathered_parameters
+from trainer.private.fsdp import gathered_by
+from trainer.strategies.gathered import carry_hooks, units_of
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def sharded() -> Iterator[nn.Sequential]:
 
 def test_gathered_parameters_are_listed_by_name(sharded: nn.Sequential) -> None:
     sharded(torch.ones(1, 2))
-    found = dict(gathered_parameters(sharded))
+    found = dict(pair for unit in units_of(sharded).values() for pair in gathered_by(unit))
     assert sorted(found) == ["0.weight", "1.weight"]
     assert all(parameter is not None for parameter in found.values())
 
