@@ -62,7 +62,7 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
         full, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=120, check=True
     )
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("told*"))]
-    assert [(one["name"], one["world_size"], one["rank"]) for one in found] == [
+    assert [(one["name"], one["world_size"], one["local_rank"]) for one in found] == [
         (name, world, r) for r in range(world)
     ]
     typed = full[full.index("--config_file") :] if name == "accelerate" else []
