@@ -73,8 +73,6 @@ def load(
                 f"{info.path}: the training data is a stream in one of the two runs and a data set "
                 "in the other; start a new run with weights: instead of resume:"
             )
-        if allow_change and "began" in position:
-            position["began"] = 0  # the stream may begin with any sample
         samples = parts.data.restore(position)
 
     parts.task.load_state_dict(of_task)

@@ -121,6 +121,18 @@ def test_streams_resume_at_their_position(keeps: bool, tmp_path: Path) -> None:
     }
 
 
+def test_a_stream_goes_on_in_the_middle_of_an_epoch_with_a_changed_setting(tmp_path: Path) -> None:
+    """The stream is read over to its position, also if settings may have changed."""
+    fit(tmp_path / "run", Streamed())
+    resume = str(checkpoint(tmp_path / "run", 4))  # an epoch has three steps
+    fit(tmp_path / "same", Streamed(), resume=resume, allow_config_change=True)
+    assert losses(tmp_path / "same") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
+    fit(tmp_path / "new", Streamed(), resume=resume, allow_config_change=True, weight_decay=0.1)
+    assert list(losses(tmp_path / "new")) == [5, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     "tasks", [(Odd(), Streamed()), (Streamed(keeps=True), Odd())], ids=["to", "from"]
 )
