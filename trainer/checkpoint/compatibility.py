@@ -21,14 +21,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for key in sorted(before.keys() | now.keys()):
         old: Any = before.get(key)
         new: Any = now.get(key)
-        are_lists = isinstance(old, list) and isinstance(new, list)
-        if are_lists and len(old) == len(new):
-            if all(isinstance(item, Mapping) for item in (*old, *new)):
-                old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         elif old != new:
-            if are_lists:
+            if isinstance(old, list) and isinstance(new, list):
                 old, new = _without(old, new), _without(new, old)
             lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
     return lines
@@ -53,18 +49,17 @@ def changed_settings(
     """
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         rates_before, rates_now = (), ()
-    old = _with_joined_groups(hidden(before), rates_before)  # commit 2aaecea wrote secrets
-    return differences(old, _with_joined_groups(now, rates_now))
+    old = _with_rates(hidden(before), rates_before)  # commit 2aaecea wrote secrets
+    return differences(old, _with_rates(now, rates_now))
 
 
-def _with_joined_groups(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """Join the optimizer's groups of the same settings, which no step tells apart."""
-    joined: dict[str, dict[str, Any]] = {}
-    for group, rate in zip_longest(facts["optimizer_groups"], rates):
-        settings = {"lr": rate, **group["settings"]}
-        same = joined.setdefault(
-            json.dumps(settings, sort_keys=True), {"names": [], "settings": settings}
-        )
-        same["names"] = sorted([*same["names"], *group["names"]])
-    groups = {str(number): group for number, group in enumerate(joined.values())}
+def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """Add the rate to each of the optimizer's groups, and number the groups."""
+    groups = {
+        str(number): {
+            "names": sorted(group["names"]),
+            "settings": {"lr": rate, **group["settings"]},
+        }
+        for number, (group, rate) in enumerate(zip_longest(facts["optimizer_groups"], rates))
+    }
     return {**facts, "optimizer_groups": groups}

@@ -189,32 +189,6 @@ def test_a_checkpoint_without_samples_is_resumed(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTwo(Odd):
-    """Has an optimizer of two groups with the same settings, as ours once had without decay."""
-
-    split: bool = field(default=True, compare=False)
-
-    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        optimizer = super().build_optimizer(model, plan)
-        if self.split:
-            [group] = optimizer.param_groups
-            group["params"], rest = group["params"][::2], group["params"][1::2]
-            optimizer.add_param_group({**group, "params": rest})
-        return optimizer
-
-
-def test_groups_of_the_same_settings_are_one(tmp_path: Path) -> None:
-    """Their number is no change of the numbers; the curve goes on as that of one group."""
-    fit(tmp_path / "whole", InTwo(split=False, dropout=0.2), weight_decay=0.0)
-    fit(tmp_path / "run", InTwo(dropout=0.2), weight_decay=0.0)
-    resume = str(checkpoint(tmp_path / "run", 4))
-    fit(tmp_path / "new", InTwo(split=False, dropout=0.2), weight_decay=0.0, resume=resume)
-    whole, new = losses(tmp_path / "whole"), losses(tmp_path / "new")
-    assert [*new] == [5, 6, 7, 8] and new == {step: whole[step] for step in new}
-    assert "changed since the checkpoint" not in log_of(tmp_path / "new")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Part(Odd):
     """Learns with some of its layers only."""
 
