@@ -18,7 +18,7 @@ from ..private.torch import BatchNormBase, DropoutBase
 from ..strategies.base import compute_in
 from ..strategies.tensors import is_on_meta
 from ..task import Task, new_names, sources_of
-from ..text import kind_of, listed
+from ..text import listed
 from .normalize import make_contiguous, refuse_compiled
 from .returned import returned
 
@@ -173,9 +173,6 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
 
     Returns:
         The modules of ``Task.held_in_evaluation``, and notices of modes that may surprise.
-
-    Raises:
-        LaunchError: ``Task.held_in_evaluation`` did not return modules of the model.
     """
     # from_pretrained leaves all modules in evaluation mode. Here the mode makes a difference.
     left = [
@@ -184,29 +181,14 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
         if isinstance(module, BatchNormBase | DropoutBase) and not module.training
     ]
     held = list(task.held_in_evaluation(model))
-    for module in held:
-        if module not in {*model.modules()}:
-            raise LaunchError(
-                f"{type(task).__qualname__}.held_in_evaluation must return modules of the model; "
-                f"it returned {kind_of(module)} that is not in the model"
-            )
-
     model.train()
     for module in held:
         module.eval()
 
     notices = []
-    stay = {name: module for name, module in model.named_modules() if not module.training}
+    stay = {name or "the whole model": m for name, m in model.named_modules() if not m.training}
     if stay:
-        roots = [name for name in stay if not name or name.rpartition(".")[0] not in stay]
-        learning = sum(
-            any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-            for module in stay.values()
-        )
-        notices.append(
-            f"in evaluation mode while the model trains: {listed(roots) or 'the whole model'}"
-            f" ({learning} of {len(stay)} modules with trainable parameters)"
-        )
+        notices.append(f"in evaluation mode while the model trains: {listed([*stay])}")
     released = [name for name in left if name not in stay]
     if released:
         notices.append(
