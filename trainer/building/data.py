@@ -15,8 +15,8 @@ from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
 from ..distributed.agreement import Agreement
 from ..errors import Origin
-from ..evaluator import UNNAMED, place_of, sets_of, sizes_of
-from ..task import Data, EvaluationSet, Task
+from ..evaluator import place_of, sets_of, sizes_of
+from ..task import Data, Task
 from .returned import returned
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def sample_data(
         SampledSet(name="Data.train", items=train.items, version=data.version, **how),
     ]
     if agreement.distributed:
-        for name, chosen in (sets_of(data) or {UNNAMED: EvaluationSet(None)}).items():
+        for name, chosen in sets_of(data).items():
             if chosen.items is not data.train:
                 how["collate"] = chosen.collate or train.collate
                 items = Items(chosen.items, seed=config.seed, augment=None)

@@ -32,8 +32,7 @@ class SampledSet:
 
     Args:
         name: for messages: ``Data.train``.
-        items: the data set, with the augmentation of the training. ``items.dataset`` is None if the
-            task has no such set.
+        items: the data set, with the augmentation of the training.
         collate: makes a batch of a list of items.
         version: ``Data.version``. "" for none.
         workers: whether loading processes read the samples. Then a loading process reads these as
@@ -47,39 +46,41 @@ class SampledSet:
     version: str = ""
     workers: bool = False
 
-    def read(self, draw: int) -> dict[str, str]:
-        """Return the size, the version, and checksums of three samples.
+    def read(self) -> Sequence[dict[str, str]]:
+        """Return the size, the version, and checksums of three samples, twice, under two seeds.
 
         A stream is not read, because these samples would be lost for the training.
-
-        Args:
-            draw: the seed of the global generators while samples are read.
         """
         dataset = self.items.dataset
-        if dataset is None or is_stream(dataset):
-            return {f"the kind of {self.name}": "none" if dataset is None else "a stream"}
+        if is_stream(dataset):
+            kind = {f"the kind of {self.name}": "a stream"}
+            return kind, kind
 
         size = sized(dataset, self.name)
         facts = {
             f"the number of samples of {self.name}": str(size),
             f"the version of {self.name}": self.version,
         }
+        read = [facts, dict(facts)]
         itself: Any = self
         loader = DataLoader(
             itself,
             batch_size=None,
-            sampler=[(draw, index) for index in sorted({0, size // 2, size - 1})],
+            sampler=sorted({0, size // 2, size - 1}),
             num_workers=int(self.workers),
             worker_init_fn=ignore_signals,
             generator=torch.Generator(),  # or it would draw from the process's generator
         )
-        for checksums in loader:
-            facts |= checksums
-        return facts
+        for of_sample in loader:
+            for so_far, checksums in zip(read, of_sample, strict=True):
+                so_far |= checksums
+        return read
 
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, str]:
-        """Return the checksums of a sample and of its batch, by a seed and the sample's index."""
-        draw, index = key
+    def __getitem__(self, index: int) -> list[dict[str, str]]:
+        """Return the checksums of a sample and of its batch, read under two seeds."""
+        return [self._checksums(draw, index) for draw in (0, 1)]
+
+    def _checksums(self, draw: int, index: int) -> dict[str, str]:
         items = self.items
         name = f"sample {index} of {self.name}"
         with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
@@ -93,6 +94,10 @@ class SampledSet:
 class Sampled:
     """The content of three samples of each data set, which must be the same on every rank.
 
+    Some libraries of augmentations draw from their own generators, which differ between ranks. That
+    is no error: samples that are random, on any rank, are left out. If a sample is random, all
+    samples of the set may be. Collective: made on every rank.
+
     Args:
         sets: the data sets, the training set first. Without sets nothing is compared.
         gather: collects a value from each rank, in rank order. Collective.
@@ -102,33 +107,23 @@ class Sampled:
     """
 
     def __init__(self, sets: Sequence[SampledSet], gather: Callable[[Any], list[Any]]) -> None:
-        self.sets = sets
-        self.gather = gather
-        self.facts = self._read(draw=0)
-
-    def _read(self, draw: int) -> dict[str, str]:
-        facts: dict[str, str] = {}
-        for sampled_set in self.sets:
-            facts |= sampled_set.read(draw)
-        return facts
-
-    def drawn_anew(self) -> set[str]:
-        """Return the names of facts that are random: they change if samples are read once more.
-
-        Some libraries of augmentations draw from their own generators, which differ between ranks.
-        That is no error. If a sample is random, all samples of the set may be. Collective: call on
-        every rank.
-        """
-        again = self._read(draw=1)
-        changed = {_kind(name) for name, text in self.facts.items() if again.get(name) != text}
-        kinds = set[str]().union(*self.gather(changed))
-        return {name for name in self.facts if _kind(name) in kinds}
+        self._first: dict[str, str] = {}
+        again: dict[str, str] = {}
+        for sampled_set in sets:
+            for so_far, read in zip((self._first, again), sampled_set.read(), strict=True):
+                so_far |= read
+        changed = {_kind(name) for name, text in self._first.items() if again[name] != text}
+        random = set[str]().union(*gather(changed))
+        self.facts = {name: text for name, text in self._first.items() if _kind(name) not in random}
 
     def state(self) -> dict[str, str]:
-        """Return facts of the training set and of the samples, as JSON, for checkpoints."""
+        """Return facts of the training set and of the samples, as JSON, for checkpoints.
+
+        Also of samples that are random: those of a later run may not be.
+        """
         return {
             fact: text
-            for fact, text in self.facts.items()
+            for fact, text in self._first.items()
             if fact.endswith("Data.train") and not fact.startswith(BATCH)
         }
 
@@ -136,17 +131,16 @@ class Sampled:
         """Describe how the training set differs from the set whose ``state`` is given.
 
         The size does not count: a change of size is reported elsewhere, and other samples are read
-        then. Collective: call on every rank.
+        then.
         """
-        changed = [name for name, text in self.state().items() if before.get(name, text) != text]
-        if "the number of samples of Data.train" in changed:
-            changed = []
-        if not any(self.gather(bool(changed))):
+        changed = [
+            name
+            for name, text in self.state().items()
+            if name in self.facts and before.get(name, text) != text
+        ]
+        if not changed or "the number of samples of Data.train" in changed:
             return []
-
-        random = self.drawn_anew()
-        changed = [name for name in changed if name not in random]
-        return [f"the data is another one: {listed(changed, 2)} changed"] if changed else []
+        return [f"the data is another one: {listed(changed, 2)} changed"]
 
 
 def _kind(fact: str) -> str:

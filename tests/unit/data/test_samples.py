@@ -26,7 +26,7 @@ def read(dataset: Any, *, workers: bool = False, **more: Any) -> Any:
         **more,
     }
     items = Items(dataset, seed=0, augment=given.pop("augment"))
-    return SampledSet(name="Data.train", items=items, workers=workers, **given).read(draw=0)
+    return SampledSet(name="Data.train", items=items, workers=workers, **given).read()[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 1000])
@@ -103,7 +103,6 @@ def test_augmentation_and_collate_count_and_change_nothing() -> None:
 def test_a_stream_is_not_read() -> None:
     stream = iter([1, 2, 3])
     assert read(stream) == {"the kind of Data.train": "a stream"} and next(stream) == 1
-    assert read(None) == {"the kind of Data.train": "none"}
 
 
 def test_without_sets_nothing_is_read_or_compared() -> None:
@@ -140,7 +139,10 @@ def test_another_content_of_the_same_size_is_told_on_resume() -> None:
     assert sampled(Counting()).changes(before) == []
     [told] = sampled(Counting(first=1)).changes(before)
     assert told.startswith("the data is another one: the content of sample 0 of Data.train, ")
-    assert sampled(Counting(changes=True)).changes(before) == [], "samples that are random"
+    random_samples = sampled(Counting(changes=True))
+    assert random_samples.changes(before) == [], "samples that are random"
+    [told] = sampled(Counting()).changes(random_samples.state())
+    assert "the content of sample 0 of Data.train" in told, "samples that are random no more"
     assert (
         sampled(Counting(first=1)).changes({**before, "the number of samples of Data.train": "1"})
         == []
