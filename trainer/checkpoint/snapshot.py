@@ -113,15 +113,6 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     Raises:
         CheckpointError: the state of the task or of a callback cannot be saved.
     """
-    try:
-        return _describe(parts)
-    except RecursionError:
-        raise CheckpointError(
-            "the state of the task or of a callback is nested too deeply, or holds itself"
-        ) from None
-
-
-def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     strategy, form = parts.strategy, parts.model_file
     tensors: dict[str, Tensor] = {}
     states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}
@@ -172,12 +163,9 @@ def state_text(state: Mapping[str, Any]) -> bytes:
     """Return the text of state.json.
 
     Raises:
-        CheckpointError: JSON cannot hold the state, or the text is too large to be read again.
+        CheckpointError: the text is too large to be read again.
     """
-    try:
-        text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{STATE}: cannot be written: {error}") from None
+    text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
     if len(text) > LARGEST_JSON:
         raise CheckpointError(f"{STATE}: cannot be written: more than {LARGEST_JSON} bytes")
     return text

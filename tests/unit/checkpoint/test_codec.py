@@ -57,13 +57,6 @@ class Holds(Callback):
         self.got = state["value"]
 
 
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -74,10 +67,8 @@ def nested(depth: int) -> Any:
             r"Holds.value: tensor.*1.* is neither",
         ),
         (np.datetime64("2026-11-21"), r"Holds.value: datetime.date.* is neither"),
-        (nested(100_000), r"nested too deeply"),
-        (10**5000, r"state.json: cannot be written: .*digits"),
     ],
-    ids=["set", "key", "complex", "date", "deep", "digits"],
+    ids=["set", "key", "complex", "date"],
 )
 def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
     value: Any, said: str, tmp_path: Path
