@@ -10,7 +10,7 @@ code, and no rank ever holds a whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +46,11 @@ class Piece(NamedTuple):
 
 
 class Ranges:
-    """Tensors in files, read by range: the pieces of each (kind, name), given in any order."""
+    """Tensors in files, read by range: the pieces of each (kind, name), given in any order.
+
+    Raises:
+        CheckpointError: the pieces of a tensor leave a gap, overlap, or have several dtypes.
+    """
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
@@ -54,6 +58,12 @@ class Ranges:
             self._pieces.setdefault((kind, name), []).append(piece)
         for (kind, name), same in self._pieces.items():
             same.sort(key=attrgetter("start"))
+            end = 0
+            for piece in same:
+                if piece.start != end:
+                    problem = "stored twice" if piece.start < end else "in no file"
+                    raise CheckpointError(f"{kind} {name}: elements are {problem}")
+                end = piece.end
             if len({piece.entry.dtype for piece in same}) > 1:
                 raise CheckpointError(f"{kind} {name}: is stored in several dtypes")
 
@@ -65,45 +75,15 @@ class Ranges:
         """Return whether there is a piece of a tensor."""
         return (kind, name) in self._pieces
 
+    def numel(self, kind: str, name: str) -> int:
+        """Return how many elements of a tensor the files hold."""
+        return self._pieces[kind, name][-1].end if self.holds(kind, name) else 0
+
     def check_whole(self, kind: str, name: str, numel: int) -> None:
-        """Check that the pieces of a tensor hold each of ``numel`` elements once.
-
-        Raises:
-            CheckpointError: an element is in no file, or in two pieces.
-        """
-        end = self._end(kind, name)
-        if end > numel:
-            raise CheckpointError(f"{kind} {name}: {end} elements are stored instead of {numel}")
-        for _ in self._pieces_of(kind, name, 0, numel):
-            pass
-
-    def _end(self, kind: str, name: str) -> int:
-        """Return the end of the last piece of a tensor. 0 without a piece."""
-        return max((piece.end for piece in self._pieces.get((kind, name), ())), default=0)
-
-    def _pieces_of(
-        self, kind: str, name: str, start: int, end: int
-    ) -> Iterator[tuple[Piece, int, int]]:
-        """Yield ``(piece, low, high)``: the pieces that hold elements ``start`` to ``end``.
-
-        Raises:
-            CheckpointError: an element is in no file, or in two pieces.
-        """
-        covered = start  # all elements before this number are in a piece
-        for piece in self._pieces.get((kind, name), ()):
-            low, high = max(piece.start, start), min(piece.end, end)
-            if low >= high:
-                continue
-            if low < covered:
-                raise CheckpointError(f"{kind} {name}: elements from {low} on are stored twice")
-            if low > covered:
-                end = low
-                break
-            yield piece, low, high
-            covered = high
-
-        if covered < end:
-            raise CheckpointError(f"{kind} {name}: elements {covered} to {end} are in no file")
+        """Raise ``CheckpointError`` if the files hold fewer or more elements of a tensor."""
+        stored = self.numel(kind, name)
+        if stored != numel:
+            raise CheckpointError(f"{kind} {name}: {stored} elements are stored instead of {numel}")
 
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
@@ -115,12 +95,16 @@ class Ranges:
             out: 1-D, on any device, of any dtype.
 
         Raises:
-            CheckpointError: an element is in no file, or in two pieces.
+            CheckpointError: an element is in no file.
         """
-        for piece, low, high in self._pieces_of(kind, name, start, start + out.numel()):
+        end = start + out.numel()
+        if end > self.numel(kind, name):
+            raise CheckpointError(f"{kind} {name}: elements up to {end} are in no file")
+        for piece in self._pieces.get((kind, name), ()):
             dtype = piece.entry.dtype
             at_a_time = CHUNK // dtype.itemsize
-            for first in range(low, high, at_a_time):
+            high = min(piece.end, end)
+            for first in range(max(piece.start, start), high, at_a_time):
                 last = min(high, first + at_a_time)
                 size = (last - first) * dtype.itemsize
                 place = piece.entry.begin + (first - piece.start) * dtype.itemsize
@@ -133,13 +117,11 @@ class Ranges:
         """Read a whole tensor, flat, to the CPU.
 
         Raises:
-            CheckpointError: an element is in no file, or in two pieces.
+            CheckpointError: the tensor is in no file.
         """
         if not self.holds(kind, name):
             raise CheckpointError(f"{kind} {name}: is in no file")
-        numel = self._end(kind, name)
-        self.check_whole(kind, name, numel)  # before the memory for it is allocated
-        out = torch.empty(numel, dtype=self._pieces[kind, name][0].entry.dtype)
+        out = torch.empty(self.numel(kind, name), dtype=self._pieces[kind, name][0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
 
@@ -149,10 +131,8 @@ class Ranges:
         Raises:
             CheckpointError: the files hold more values, or none.
         """
-        whole = self.whole(kind, name)
-        if whole.numel() != 1:
-            raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of 1")
-        return whole[0]
+        self.check_whole(kind, name, 1)
+        return self.whole(kind, name)[0]
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:

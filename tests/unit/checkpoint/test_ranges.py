@@ -68,7 +68,7 @@ def test_a_model_folder_is_read_by_range_as_well(tmp_path: Path) -> None:
     assert torch.equal(out, weights["a.weight"].flatten()[4:9])
     folder.read("parameter", "b", 0, out)
     assert torch.equal(out, weights["b"].float()), "bfloat16 widens"
-    with pytest.raises(CheckpointError, match="elements 5 to 6 are in no file"):
+    with pytest.raises(CheckpointError, match="parameter b: elements up to 6 are in no file"):
         folder.read("parameter", "b", 1, out)
 
 
@@ -95,9 +95,8 @@ def test_a_range_is_read_to_where_it_belongs(dtype: torch.dtype, tmp_path: Path)
 
 def test_a_tensor_that_begins_far_behind_its_file_asks_for_no_memory(tmp_path: Path) -> None:
     write_pieces(tmp_path / "rank-00000.safetensors", [("user/seen/" + "9" * 18, torch.zeros(3))])
-    store = of_rank_files([tmp_path / "rank-00000.safetensors"])
-    with pytest.raises(CheckpointError, match=r"user seen: elements 0 to 9+ are in no file"):
-        store.whole("user", "seen")
+    with pytest.raises(CheckpointError, match="user seen: elements are in no file"):
+        of_rank_files([tmp_path / "rank-00000.safetensors"])
 
 
 def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> None:
@@ -113,9 +112,9 @@ def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> N
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_pieces_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
     for starts, said in (
-        ((0, 6), "elements 3 to 6 are in no file"),
-        ((0, 3), "elements 6 to 9 are in no"),
-        ((0, 2, 5), "are stored twice"),
+        ((0, 6), "parameter w: elements are in no file"),
+        ((0, 3), "parameter w: 6 elements are stored instead of 9"),
+        ((0, 2, 5), "parameter w: elements are stored twice"),
     ):
         path = tmp_path / f"{len(said)}.safetensors"
         write_pieces(path, [(f"parameter/w/{start}", torch.zeros(3)) for start in starts])
