@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .config.interval import Interval, interval_of
+from .config.interval import Interval, checked_interval
 from .data import rng
 from .data.batches import Layout, TrainData, is_stream, sized
 from .data.evaluation import EvaluationBatches
 from .data.now import Now, at, current
-from .errors import DataError, Origin, Problem
+from .errors import DataError, Origin
 from .losses import weighted
 from .metrics import WeightedSums, agreed
 from .strategies.buffers import restored_buffers
@@ -99,11 +99,7 @@ class Evaluator:
                     return {}
                 measured |= values
 
-        # All values of a set are of the same evaluation. Values of a set that is gone are dropped.
-        others = self.sets.keys() - chosen.keys()
-        newest = self.position.last_evaluation.items()
-        kept = {name: value for name, value in newest if set_of_metric(name, others) is not None}
-        self.position.last_evaluation = kept | measured
+        self.position.last_evaluation = self.position.last_evaluation | measured
         return measured
 
     @contextmanager
@@ -151,7 +147,7 @@ class Evaluator:
         for evaluation_set in self.sets.values():
             evaluation_set.batches.close()
 
-    def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
+    def chosen(self, names: Collection[str] | None) -> dict[str, MeasuredSet]:
         """Return the sets of these names, all sets for None, in the order of the task's data.
 
         Raises:
@@ -159,7 +155,7 @@ class Evaluator:
         """
         if not self.sets:
             raise DataError("Data.evaluation is None: there is nothing to measure on")
-        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
+        wanted = set(self.sets if names is None else names)
         unknown = sorted(wanted - self.sets.keys())
         if unknown:
             known = listed(list(self.sets))
@@ -269,8 +265,6 @@ def sets_of(data: Data) -> dict[str, EvaluationSet]:
         return {}
     if not isinstance(given, Mapping) or 0 in given:  # a mapping with the key 0 is a data set
         given = {UNNAMED: given}
-    elif not given:
-        raise DataError("Data.evaluation holds no set: give some by name, or None")
     elif not all(isinstance(name, str) and name.strip() and "/" not in name for name in given):
         rule = "the names of sets must be text without a slash: metrics are eval/name/loss"
         raise DataError(f"Data.evaluation: {list(given)}: {rule}")
@@ -312,19 +306,14 @@ def measured_sets(
         loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
 
     Raises:
-        DataError: a name is wrong, or the interval of a set is shorter than a step.
+        DataError: a name is wrong.
+        ConfigError: the interval of a set is shorter than a step.
     """
     cls = type(task)
     is_plain = cls.evaluation_step is Task.evaluation_step and cls.weight is Task.weight
     measured = {}
     for name, chosen in sets_of(data).items():
-        every = eval_every
-        if chosen.every is not None:
-            try:
-                every = interval_of(chosen.every, steps_per_epoch)
-            except ValueError as error:
-                raise DataError(f"{place_of(name)}: every: {chosen.every!r}: {error}") from None
-
+        origin = Origin(place_of(name), key="every")
         has_own_step = chosen.evaluation_step is not None
         measured[name] = MeasuredSet(
             name=name,
@@ -336,7 +325,7 @@ def measured_sets(
                 name=place_of(name),
                 **loading,
             ),
-            every=every,
+            every=checked_interval(chosen.every, steps_per_epoch, origin) or eval_every,
             evaluation_step=chosen.evaluation_step or task.evaluation_step,
             build_metrics=chosen.build_metrics or task.build_metrics,
             has_own_step=has_own_step,
@@ -354,17 +343,17 @@ def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
     return next((name for name in names if metric.startswith(prefix_of(name))), None)
 
 
-def best_metric_problem(metric: str, known: Collection[str], origin: Origin) -> Problem | None:
-    """Return the problem with ``best_metric``. None if the task measures it.
+def check_best_metric(metric: str, known: Collection[str], origin: Origin) -> None:
+    """Raise ``ConfigError`` if the task does not measure ``best_metric``.
 
     Args:
         known: the names of all values that an evaluation gives.
         origin: of the key.
     """
     if metric in known:
-        return None
+        return
     rule = "the task measures nothing: its Data has no evaluation set"
     if known:
         meant = did_you_mean(f"eval/{metric.removeprefix('eval/')}", known)
         rule = f"the task measures no such value; {meant}"
-    return Problem(origin=origin, value=metric, rule=rule)
+    raise origin.error(rule, metric)

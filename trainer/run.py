@@ -291,8 +291,7 @@ class Run(Setup, Folder, RunData, Prepared):
         else:
             position.skipped_in_a_row = 0
             self.schedule.step()
-            if self.average.decay is not None:
-                self.average.update()
+            self.average.update()
 
         # The last step waits for the save anyway, and exports the model even if the save fails.
         if position.step < self.last_step:

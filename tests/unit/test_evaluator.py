@@ -35,7 +35,7 @@ from trainer.data import rng
 from trainer.errors import Origin
 from trainer.evaluator import (
     _unchanged,
-    best_metric_problem,
+    check_best_metric,
     measured_sets,
     set_of_metric,
     sets_of,
@@ -62,7 +62,7 @@ def data(evaluation: Any) -> Data:
 def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
     numbers = Numbers(3)
     noisy = EvaluationSet(numbers, every="1/4 epoch")
-    assert sets_of(data(None)) == {}
+    assert sets_of(data(None)) == sets_of(data({})) == {}
     assert sets_of(data(numbers)) == {"": EvaluationSet(numbers)}
     assert sets_of(data(noisy)) == {"": noisy}
     several = sets_of(data({"clean": numbers, "noisy": noisy}))
@@ -74,7 +74,6 @@ def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
 @pytest.mark.parametrize(
     ("evaluation", "told"),
     [
-        ({}, "Data.evaluation holds no set: give some by name, or None"),
         ({"a/b": [1]}, "Data.evaluation: ['a/b']: the names of sets must be text without a slash"),
         ({" ": [1]}, "Data.evaluation: [' ']: the names of sets must be text without a slash"),
         ({1: [1]}, "Data.evaluation: [1]: the names of sets must be text"),
@@ -113,10 +112,12 @@ def test_a_set_takes_from_task_and_config_the_settings_that_it_does_not_have() -
     assert [found.has_own_step for found in sets.values()] == [False, True]
     assert [found.counts_examples for found in sets.values()] == [True, False]
     assert list(sets["b"]) == [(2, 2)], "(batch, examples), by its own collate"
-    with pytest.raises(DataError, match=r"^Data\.evaluation\['b'\]: every: '1/2 epoch': a stream"):
+    with pytest.raises(
+        ConfigError, match=r"^Data\.evaluation\['b'\]: every: '1/2 epoch': a stream"
+    ):
         measured_sets(task, given, layout(), batch_size=2)
     wrong = data(EvaluationSet(Numbers(3), every=0.25))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"^Data\.evaluation: every: 0\.25: must be "):
+    with pytest.raises(ConfigError, match=r"^Data\.evaluation: every: 0\.25: must be "):
         measured_sets(task, wrong, layout(), batch_size=2)
 
 
@@ -125,12 +126,15 @@ def test_the_set_of_a_metric() -> None:
     assert set_of_metric("eval/clean/recall/3", ["noisy", "clean"]) == "clean"
     assert set_of_metric("eval/loss", ["noisy", "clean"]) is None
     origin = Origin("a.yaml", line=3, key="best_metric")
-    assert best_metric_problem("eval/f1", ["eval/f1"], origin) is None
-    problem = best_metric_problem("eval/f", ["eval/f1", "eval/loss"], origin)
-    rule = "the task measures no such value; did you mean"
-    assert str(problem) == f"a.yaml:3: best_metric: 'eval/f': {rule} 'eval/f1'?"
-    problem = best_metric_problem("acc", ["eval/loss", "eval/accuracy"], origin)
-    assert str(problem) == f"a.yaml:3: best_metric: 'acc': {rule} 'eval/accuracy'?"
+    check_best_metric("eval/f1", ["eval/f1"], origin)
+    for wrong, known, meant in (
+        ("eval/f", ["eval/f1", "eval/loss"], "eval/f1"),
+        ("acc", ["eval/loss", "eval/accuracy"], "eval/accuracy"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_best_metric(wrong, known, origin)
+        rule = f"the task measures no such value; did you mean {meant!r}?"
+        assert str(caught.value) == f"a.yaml:3: best_metric: {wrong!r}: {rule}"
 
 
 # -- the values ------------------------------------------------------------------------------------
@@ -196,18 +200,15 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, Several())
     of_noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
     noisy = {f"eval/noisy/{name}": value for name, value in of_noisy.items()}
-    assert run.evaluate(["noisy"]) == noisy == run.evaluate("noisy")
+    assert run.evaluate(["noisy"]) == noisy
     assert list(run.evaluate()) == ["eval/clean/loss", "eval/clean/count", *noisy]
     with pytest.raises(DataError, match=r"has no set 'claen'. Its sets are clean, noisy"):
         run.evaluate(["claen"])
 
-    # The newest values of each set are kept, all of one evaluation.
-    old = {"eval/clean/loss": 0.5, "eval/clean/old": 1.0, "eval/gone/loss": 2.0}
-    run.position.last_evaluation = old
+    # The newest value of each name is kept.
+    run.position.last_evaluation = {"eval/clean/loss": 0.5, "eval/noisy/at": 2.0}
     run.evaluate(["noisy"])
-    assert run.last_evaluation == {"eval/clean/loss": 0.5, "eval/clean/old": 1.0, **noisy}
-    run.evaluate(["clean"])
-    assert set(run.last_evaluation) == {"eval/clean/loss", "eval/clean/count", *noisy}
+    assert run.last_evaluation == {"eval/clean/loss": 0.5, **noisy}
 
 
 @fresh

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError, Origin
-from ..evaluator import best_metric_problem
+from ..errors import Origin
+from ..evaluator import check_best_metric
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from .log import Log
@@ -71,6 +71,4 @@ class SanityEvaluation(Callback):
                 names = list(run.evaluator.try_out())
 
         if self.best_metric is not None:
-            problem = best_metric_problem(self.best_metric, names, self.origin)
-            if problem is not None:
-                raise ConfigError(problem)
+            check_best_metric(self.best_metric, names, self.origin)

@@ -79,7 +79,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     for notice in run.notices:
         run.say(f"note: {notice}")
 
-    sets = run.evaluator.chosen(args.sets and args.sets.split(","))
+    sets = run.evaluator.chosen(None if args.sets is None else args.sets.split(","))
     predicted = write_predictions(run, sets, args.predictions) if args.predictions else {}
     values = run.evaluate(sets)
     if run.stopping:
