@@ -21,7 +21,7 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import listed
-from .compatibility import changed_settings, differences
+from .compatibility import changed_settings
 from .contents import WEIGHTS, Contents
 from .decode import decode
 from .discover import CheckpointInfo, verify_together
@@ -112,10 +112,6 @@ def _load_parts(
             "values, or set allow_config_change: true to continue with the new ones: "
             f"{'; '.join(changes)}"
         )
-    changes += differences(
-        {"callbacks": state.get("config", {}).get("callbacks", [])},
-        {"callbacks": parts.config["callbacks"]},
-    )
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
     same_optimizer = before["optimizer"] == now["optimizer"]
