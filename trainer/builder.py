@@ -52,6 +52,7 @@ from .reporting.machine import machine
 from .reporting.meter import Meter, count_call
 from .row import checks_of
 from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
+from .strategies.memory import states_of_run
 from .task import Task, own_optimizer
 from .text import hidden, versions
 
@@ -324,6 +325,8 @@ def _prepare(
     form = OptimizerForm.of(
         module, optimizer, saved=_saves(setup, folder), device=strategy.step_device
     )
+    offloads = strategy.steps_on_cpu(setup.plan)
+    states = states_of_run(setup.plan, module, len(form.ranges), offloads=offloads)
     strategy.prepare(module, optimizer)
     strategy.model.register_forward_pre_hook(count_call)
     strategy.verify()
@@ -404,6 +407,7 @@ def _prepare(
         parameters=parameters,
         trainable=trainable,
         operations=operations,
+        state_bytes=states.total,
         evaluator=Evaluator(
             task=setup.task,
             strategy=strategy,
@@ -481,7 +485,7 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
         stop_at=data.stop_at,
         parameters=prepared.parameters,
         trainable_parameters=prepared.trainable,
-        state_bytes_per_rank=setup.strategy.state_bytes,
+        state_bytes_per_rank=prepared.state_bytes,
         output_dir=str(folder.directory.path),
         checkpoint_bytes=prepared.saver.bytes,
         notices=[*setup.plan.notices, *setup.notices],

@@ -141,6 +141,7 @@ class Prepared:
             plan.json and trackers report beside the plan.
         parameters, trainable: how many elements the parameters have.
         operations: floating-point operations of a token with the parameters, forward and backward.
+        state_bytes: a rank's bytes of parameters, gradients and optimizer state, by formula.
         evaluator: measures the evaluation sets.
         parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
@@ -154,6 +155,7 @@ class Prepared:
     parameters: int
     trainable: int
     operations: int
+    state_bytes: int
     evaluator: Evaluator
     parts: Parts
     saver: Saver

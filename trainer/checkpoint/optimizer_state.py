@@ -60,7 +60,7 @@ class OptimizerForm:
 
         Args:
             model: not wrapped yet.
-            saved: whether the state is saved or was. Otherwise only the groups are looked at.
+            saved: whether the state is saved or was. Otherwise any state may be.
             device: on which the optimizer steps, and the copy too: some optimizers exist on GPUs
                 only.
 
@@ -81,7 +81,7 @@ class OptimizerForm:
                     ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
                 elif (holds and value.dim() == 0) or isinstance(value, int | float):
                     values[key] = is_tensor
-                elif value is not None:
+                elif value is not None and saved:
                     kept = getattr(value, "shape", type(value).__name__)
                     raise CheckpointError(
                         f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
@@ -96,18 +96,18 @@ class OptimizerForm:
 def _state_after_step(
     optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
 ) -> Mapping[Tensor, Mapping[str, Any]]:
-    """Return the state after a step, by parameter. Empty if the state is not saved.
+    """Return the state after a step, by parameter. Empty if the step fails and nothing is saved.
 
     Raises:
         CheckpointError: the step fails.
     """
-    if not saved:
-        return {}
     if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
         return optimizer.state
     try:
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # an optimizer's step may want anything
+        if not saved:
+            return {}
         way_round = "take another optimizer" if "closure" in str(error) else _WAY_ROUND
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "

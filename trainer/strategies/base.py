@@ -35,8 +35,7 @@ from ..distributed.restarts import connect_attempt
 from ..errors import DataError
 from ..private.torch import local_of
 from .buffers import sync
-from .first_step import ELEMENTWISE, state_slots
-from .memory import states_of_run
+from .first_step import ELEMENTWISE
 from .tensors import (
     canonical_names,
     canonical_state,
@@ -117,7 +116,6 @@ class Strategy(ABC):
         optimizer: torch's optimizer, which has the parameter groups.
         prepared_optimizer: Accelerate's wrapper of ``optimizer``.
         trainable: the trainable parameters of the prepared model.
-        state_bytes: this rank's bytes of parameters, gradients and optimizer state, by formula.
         shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
             the optimizer's parameters are ordinary tensors.
         fingerprint: of the gradients so far, in the order in which they were reduced. Ranks must
@@ -186,12 +184,8 @@ class Strategy(ABC):
         Raises:
             ConfigError: a launch file names modules that the model does not have.
         """
-        # Names, shapes and the optimizer's state are read before the engine changes them.
+        # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        slots = state_slots(optimizer, self.step_device)
-        states = states_of_run(self.plan, model, slots, offloads=self.steps_on_cpu(self.plan))
-        self.state_bytes = states.total
-
         self.wrap(model, optimizer)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.

@@ -68,16 +68,3 @@ def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
             parameter.grad = torch.zeros_like(parameter)
     copy.step()
     return copy
-
-
-def state_slots(optimizer: Optimizer, device: torch.device) -> int:
-    """Return how many tensors a fresh optimizer keeps beside a parameter: Adam 2, momentum 1.
-
-    0 if a step on small parameters fails.
-    """
-    try:
-        states = stepped_copy(optimizer, device).state.values()
-    except Exception:  # (an optimizer's step may want anything)
-        return 0
-    kept = [[v for v in state.values() if isinstance(v, Tensor) and v.dim()] for state in states]
-    return max(map(len, kept), default=0)
