@@ -386,7 +386,7 @@ def _prepare(
         partial(say_on_main, folder.directory, setup.is_main),
     )
     at_once = most_checkpoints(config, data.save_every, data.total_steps)
-    setup.note(*saver.prepare(parts, 0 if data.finished else at_once))
+    saver.prepare(parts, 0 if data.finished else at_once)
 
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts))

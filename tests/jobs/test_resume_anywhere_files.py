@@ -41,11 +41,8 @@ def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
     assert lost.startswith(
         "TrainerError: step 3: the loss on rank 1 is nan, of samples "
     ) and kept == [2]
-    could_not = (
-        "no checkpoint of this run could be written: Holds.value: {1} is neither JSON nor a tensor"
-    )
-    assert said["state"].startswith(f"CheckpointError: {could_not}")
-    assert said["go_on"] == ["", []]
+    could_not = "CheckpointError: Holds.value: {1} is neither JSON nor a tensor"
+    assert said["state"].startswith(could_not)
     for name in ("thawed", "frozen", "other"):
         assert said[name] == [[], "", [4]], name
     assert said["ends"].startswith(

@@ -155,9 +155,10 @@ def main() -> None:
     )
 
     # State that cannot be saved is the main process's to find out.
-    results["state"] = said(lambda: built(launched, Case(), folder / "state", Holds({1})))
-    go_on = built(launched, Case(), folder / "go_on", Holds({1}), on_save_error="continue")
-    results["go_on"] = said(go_on.fit), steps(folder / "go_on")
+    settings = {"on_save_error": "continue"}
+    results["state"] = said(
+        lambda: built(launched, Case(), folder / "state", Holds({1}), **settings)
+    )
 
     # Frozen and thawed.
     first = ("embedding", "middle")

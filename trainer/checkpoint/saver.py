@@ -86,8 +86,8 @@ class Saver:
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
-    def prepare(self, parts: Parts, saves: int) -> list[str]:
-        """Find out before the first step whether every save would fail. Return notices.
+    def prepare(self, parts: Parts, saves: int) -> None:
+        """Find out before the first step whether every save would fail.
 
         Collective: call on every rank.
 
@@ -98,19 +98,10 @@ class Saver:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
         self.bytes = int(self.agreement.sum(parts.bytes()))
-        if saves == 0 or self.config.keep_last == 0:
-            return []
-
-        check_shared(self.folder, self.agreement)
-        self.agreement.run_on_main(partial(self._check_room, saves))
-        try:
+        if saves and self.config.keep_last:
+            check_shared(self.folder, self.agreement)
+            self.agreement.run_on_main(partial(self._check_room, saves))
             self.agreement.run_on_main(partial(describe, parts))
-        except CheckpointError as error:
-            text = f"no checkpoint of this run could be written: {error}"
-            if self.config.on_save_error == "stop":
-                raise CheckpointError(text) from None
-            return [text]
-        return []
 
     def _check_room(self, saves: int) -> None:
         """Check that the disk has room for the checkpoints to come."""
