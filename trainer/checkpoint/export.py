@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -29,7 +28,7 @@ from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Pretrained, SavedPart, Task, within
 from .disk import delete, part_of, publish, write_file
-from .safetensors_io import CODES, METADATA, dtype_name, header, raw, read_header
+from .safetensors_io import CODES, dtype_name, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
 
@@ -78,10 +77,9 @@ class ModelFile:
         """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""
         return self.dtypes.get(name, own)
 
-    def most_of(self) -> torch.dtype | None:
-        """Return the dtype that most of the rounded tensors get. None if none is rounded."""
-        dtypes = [dtype for name, dtype in self.dtypes.items() if self.name(name) is not None]
-        return Counter(dtypes).most_common(1)[0][0] if dtypes else None
+    def rounded_to(self) -> torch.dtype | None:
+        """Return the dtype that the first of the rounded tensors gets. None if none is rounded."""
+        return next((dtype for name, dtype in self.dtypes.items() if self.name(name)), None)
 
     def name(self, name: str) -> str | None:
         """Return the name of a tensor in the file. None for a tensor that is left out."""
@@ -193,8 +191,6 @@ def check_storable(model: nn.Module) -> None:
         CheckpointError: safetensors cannot hold a tensor.
     """
     for name, (_, dtype) in canonical_names(model).items():
-        if name == METADATA:
-            raise CheckpointError(f"{name}: safetensors reserves this name; rename the tensor")
         if dtype not in CODES:
             raise CheckpointError(
                 f"{name}: safetensors has no {dtype_name(dtype)}; take another dtype, or register "

@@ -107,7 +107,7 @@ class Parts:
         """
         if self.model_file.save_config is None:
             product = unwrapped(self.strategy.model).get_submodule(self.task.exported)
-            save_config(product, folder, self.model_file.most_of())
+            save_config(product, folder, self.model_file.rounded_to())
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)

@@ -44,17 +44,6 @@ def test_complex_tensors_are_refused_by_name(task: Odd, keep_last: int, tmp_path
     refused(tmp_path, match, task, keep_last=keep_last, save_every=save_every)
 
 
-class Misnamed(Odd):
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
-        return model
-
-
-def test_a_name_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
-    refused(tmp_path, "^__metadata__: safetensors reserves this name", Misnamed())
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
 def test_rare_dtypes_are_saved_and_exported(dtype: str, tmp_path: Path) -> None:
     fit(tmp_path / "run", Typed(dtype=dtype), max_steps=4)

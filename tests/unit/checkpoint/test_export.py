@@ -267,10 +267,10 @@ def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_p
     assert export_dtypes(model, "float16", [source]) == both
 
     form = ModelFile.of(Task(), model, export_dtypes(model, "auto", [source]))
-    assert form.dtype("body.weight", torch.float32) == form.most_of() == torch.bfloat16
+    assert form.dtype("body.weight", torch.float32) == form.rounded_to() == torch.bfloat16
     assert (
         form.dtype("head.weight", torch.float32) == torch.float32
-        and ModelFile.of(Task(), model).most_of() is None
+        and ModelFile.of(Task(), model).rounded_to() is None
     )
 
 
