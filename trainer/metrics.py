@@ -43,7 +43,7 @@ class Metric(Protocol):
 
 
 class WeightedSums:
-    """Sums of values and sums of weights by name, in float64 if the device has this type.
+    """Sums of values and sums of weights by name, in float64.
 
     Args:
         objects: fresh torchmetrics on the device, by name. Values of these names update them.
@@ -224,8 +224,5 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """Return the values in float64, or float32 on Apple GPUs, which have no float64."""
-    value = value.detach()
-    if value.device.type == "mps":
-        return value.float()
-    return value.double()
+    """Return the values in float64."""
+    return value.detach().double()

@@ -44,8 +44,7 @@ def write_file(
                 chunk = memoryview(part)[begin : begin + AHEAD]
                 digest.update(chunk)
                 file.write(chunk)
-                if hasattr(os, "posix_fadvise"):  # macOS has no such call
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         written = file.tell()
         file.flush()
         os.fsync(file.fileno())
