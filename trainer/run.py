@@ -190,11 +190,6 @@ class Run(Setup, Folder, RunData, Prepared):
         """Return the result of ``accelerator.prepare``, for loops that step the optimizer."""
         return self.strategy.prepared_optimizer
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Return the optimizer steps of an epoch. None for a stream, whose length is not known."""
-        return self.train_data.steps_per_epoch
-
     # -- the position -----------------------------------------------------------------------------
 
     @property
@@ -208,11 +203,6 @@ class Run(Setup, Folder, RunData, Prepared):
         return self.position.samples
 
     @property
-    def step_began(self) -> int:
-        """Return the samples consumed before the last step."""
-        return self.position.step_began
-
-    @property
     def rates(self) -> Sequence[Any]:
         """Return the learning rate of each parameter group in the last step."""
         return self.position.rates
@@ -221,11 +211,6 @@ class Run(Setup, Folder, RunData, Prepared):
     def skipped_steps(self) -> int:
         """Return the steps that the fp16 scaler or ``on_nan: skip`` left out."""
         return self.position.skipped_steps
-
-    @property
-    def skipped_in_a_row(self) -> int:
-        """Return the steps in a row that the fp16 scaler left out, up to now."""
-        return self.position.skipped_in_a_row
 
     @property
     def last_evaluation(self) -> dict[str, float]:

@@ -56,7 +56,7 @@ def test_windows_begin_at_the_position_and_advance_moves_it(tmp_path: Path) -> N
         run.advance(window)
         if run.step == 2:
             break
-    assert (run.step, run.step_began, run.samples) == (2, 8, 16)
+    assert (run.step, run.position.step_began, run.samples) == (2, 8, 16)
     assert run.rates == pytest.approx([0.075, 0.075]), "of the step before, not of the next one"
 
     rest = [window.micros[0].batch["at"].tolist() for window in run.windows()]
@@ -70,11 +70,11 @@ def test_a_skipped_step_moves_the_data_but_not_the_schedule(tmp_path: Path) -> N
     first, second, third, _ = run.windows()
     run.advance(first, skipped=True)
     run.advance(second, skipped=True)
-    assert (run.skipped_steps, run.skipped_in_a_row, run.samples) == (2, 2, 16)
+    assert (run.skipped_steps, run.position.skipped_in_a_row, run.samples) == (2, 2, 16)
     assert run.schedule.get_last_lr() == pytest.approx([0.1, 0.1])
     run.optimizer.step()
     run.advance(third)
-    assert (run.skipped_steps, run.skipped_in_a_row, run.samples) == (2, 0, 24)
+    assert (run.skipped_steps, run.position.skipped_in_a_row, run.samples) == (2, 0, 24)
 
 
 def test_notes_stand_in_the_banner_and_in_plan_json(

@@ -156,7 +156,7 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
         "own orders": sorted(n for part in everyone(shuffled()) for n in part),
     }
     ours, norms, _ = trained(accel_config, folder, micro_batch_size=1, accumulation_steps=4)
-    epoch = ours.train_data.windows(0, ours.steps_per_epoch)
+    epoch = ours.train_data.windows(0, ours.train_data.steps_per_epoch)
     taken = [
         n
         for window in epoch

@@ -57,7 +57,7 @@ class FiniteNumbers(Callback):
         run.strategy.step_rule = partial(step_if_finite, on_nan=self.on_nan)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if 0 < run.skipped_in_a_row < self.patience:  # the scaler of fp16 looked for itself
+        if 0 < run.position.skipped_in_a_row < self.patience:
             return
 
         before, self._on_its_way = self._on_its_way, None
@@ -66,9 +66,9 @@ class FiniteNumbers(Callback):
         is_saved = info.is_last or run.saves_at(info.step)
         is_shown = info.metrics is not None or info.evaluation is not None
         if info.grad_norm.is_cuda and not is_shown and not is_saved:
-            self._on_its_way = (info, run.step_began, _Norm(info.grad_norm))
+            self._on_its_way = (info, run.position.step_began, _Norm(info.grad_norm))
             return
-        self._judge(run, info, run.step_began, info.grad_norm)
+        self._judge(run, info, run.position.step_began, info.grad_norm)
 
         loss = 0.0
         if info.metrics is not None:
@@ -76,7 +76,7 @@ class FiniteNumbers(Callback):
         elif is_saved and run.config.keep_last:
             loss = run.agreement.sum(float(info.loss))
         if self.on_nan == "stop" and not math.isfinite(loss):
-            run.fail(f"step {info.step}: {_cause(run, info, run.step_began)}")
+            run.fail(f"step {info.step}: {_cause(run, info, run.position.step_began)}")
 
     def _judge(self, run: Run, info: StepInfo, begin: int, norm: Tensor | _Norm) -> None:
         """Act on the global norm of a step that began at a position in the data."""

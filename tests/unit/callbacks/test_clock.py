@@ -40,13 +40,13 @@ def run(tmp_path: Path) -> Any:
         meter=Meter(),
         directory=SimpleNamespace(main=True, path=tmp_path, write=write),
         step=2,
-        step_began=0,
+        position=SimpleNamespace(step_began=0),
         saves_at=lambda step: step % 4 == 0,
     )
 
 
 def advance(clock: Clock, run: Any, step: int) -> None:
-    run.step, run.step_began = step, 8 * (step - 1)
+    run.step, run.position.step_began = step, 8 * (step - 1)
     clock.on_step(run, step_info(step))
 
 

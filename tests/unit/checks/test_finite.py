@@ -139,9 +139,7 @@ def judge(
     run = fake_run(
         agreement=agreement,
         train_data=IndexedData(Numbers(64), cut, seed=3),
-        step_began=16,
-        position=SimpleNamespace(skipped_steps=0),
-        skipped_in_a_row=in_a_row,
+        position=SimpleNamespace(step_began=16, skipped_steps=0, skipped_in_a_row=in_a_row),
         config=SimpleNamespace(keep_last=keep_last),
         saves_at=lambda step: saves,
         fail=fail,
