@@ -15,14 +15,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..config.validate import Validator
-from ..errors import ConfigError, DataError, Origin, origin_of
+from ..errors import DataError, Origin, origin_of
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, MicroBatch, TrainData, Window, copied, parts_of_rank
 from .blocks import blocks
@@ -201,11 +199,9 @@ def _unchanged(item: Any) -> Any:
 
 def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
-    check = Validator(partial(origin_of, origins))
     if config.epochs is not None:
-        check.record("epochs", "a stream has no known length. Use max_steps", config.epochs)
+        rule = "a stream has no known length. Use max_steps"
+        raise origin_of(origins, "epochs").error(rule, config.epochs)
     if config.workers > 1:
         rule = "a stream is read in order, by one process a rank. Use 0 or 1"
-        check.record("workers", rule, config.workers)
-    if check.problems:
-        raise ConfigError(check.problems)
+        raise origin_of(origins, "workers").error(rule, config.workers)

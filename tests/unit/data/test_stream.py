@@ -268,11 +268,15 @@ def test_streams_that_end_too_early(workers: int) -> None:
 
 def test_settings_that_a_stream_cannot_serve() -> None:
     """Intervals in epochs are refused with those that are too short (``interval_of``)."""
-    config = TrainConfig(task="a:B", epochs=1, max_steps=3, workers=2)
-    with pytest.raises(ConfigError) as caught:
-        check_stream_settings(config, {"epochs": origin("train.yaml:3 (epochs)")})
-    assert str(caught.value).splitlines() == [
-        "train.yaml:3: epochs: 1: a stream has no known length. Use max_steps",
-        "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1",
-    ]
+    origins = {"epochs": origin("train.yaml:3 (epochs)")}
+    for settings, told in (
+        ({"epochs": 1}, "train.yaml:3: epochs: 1: a stream has no known length. Use max_steps"),
+        (
+            {"workers": 2},
+            "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_stream_settings(TrainConfig(task="a:B", max_steps=3, **settings), origins)
+        assert str(caught.value) == told
     check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
