@@ -68,11 +68,6 @@ def load(
             for key in ("task", "callbacks", "data")
         )
         counters = {name: decode(state[name]) for name in parts.counters if name in state}
-        if ("stream" in position) != ("stream" in parts.data.state()):
-            raise CheckpointError(
-                f"{info.path}: the training data is a stream in one of the two runs and a data set "
-                "in the other; start a new run with weights: instead of resume:"
-            )
         samples = parts.data.restore(position)
 
     parts.task.load_state_dict(of_task)

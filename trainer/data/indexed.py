@@ -145,6 +145,7 @@ class IndexedData(TrainData):
         Raises:
             CheckpointError: the checkpoint names an unknown order.
         """
+        assert "stream" not in state, "the training data was a stream, and is a data set"
         self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
         if self.order not in ORDERS:
             raise CheckpointError(

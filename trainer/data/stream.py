@@ -77,6 +77,7 @@ class StreamData(TrainData):
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Continue after the window that ``state`` was taken after, and return the position."""
+        assert "stream" in state, "the training data was a data set, and is a stream"
         self._state = {key: state[key] for key in self._state}
         return int(state["samples"])
 
