@@ -21,10 +21,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for key in sorted(before.keys() | now.keys()):
         old: Any = before.get(key)
         new: Any = now.get(key)
+        are_lists = isinstance(old, list) and isinstance(new, list)
+        if are_lists and len(old) == len(new):
+            if all(isinstance(item, Mapping) for item in (*old, *new)):
+                old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         elif old != new:
-            if isinstance(old, list) and isinstance(new, list):
+            if are_lists:
                 old, new = _without(old, new), _without(new, old)
             lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
     return lines
