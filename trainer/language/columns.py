@@ -1,4 +1,4 @@
-"""The columns of a row that are trained on, and the conversations or the tokens in them."""
+"""The columns of a row that are trained on, and the conversations in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .messages import Chat, Message, read_chat
 from .problems import setting_error
 from .sources import Row
 
-Kind = Literal["text", "messages", "prompt", "instruction", "ids", "pair"]
+Kind = Literal["text", "messages", "prompt", "instruction", "pair"]
 Usual = tuple[Kind, tuple[str, ...]]
 USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("messages", ("messages",)),
@@ -20,7 +20,6 @@ USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("messages", ("conversation",)),
     ("prompt", ("prompt", "completion")),
     ("instruction", ("instruction", "output")),
-    ("ids", ("input_ids",)),
 )
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
@@ -50,9 +49,8 @@ class Columns:
 
     Args:
         kind: of the contents. ``messages`` is a conversation, ``prompt`` a question and the answer
-            as text or as messages, ``ids`` are tokens, with ``labels`` beside them if the row has
-            labels. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
-            answer is ``output``. ``pair`` is a preference, see ``pairs.py``.
+            as text or as messages. ``instruction`` is Alpaca's: the user says ``instruction`` and
+            ``input``, the answer is ``output``. ``pair`` is a preference, see ``pairs.py``.
         names: of the columns.
         each_turn: train on each turn of a conversation as the template writes the turn when the
             turn is the last.
@@ -132,27 +130,3 @@ def usual_columns(row: Row, usual: Sequence[Usual]) -> Usual:
     """
     fitting = (given for given in usual if None not in map(row.get, given[1]))
     return next(fitting, usual[0])
-
-
-def read_ids(row: Row, origin: str, column: str, vocabulary: int) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a row that holds tokens, and whether each is a target.
-
-    A token is a target if its label is not -100. Without labels all tokens are targets.
-
-    Raises:
-        ConfigError: a label is neither -100 nor the token at the same place, or a token is no
-            number below ``vocabulary``.
-    """
-    ids = take(row, origin, column, "data", list)
-    labels = ids if row.get("labels") is None else row["labels"]
-    are_right = len(labels) == len(ids) and all(
-        id in range(vocabulary) and label in (-100, id)
-        for id, label in zip(ids, labels, strict=True)
-    )
-    if not are_right:
-        raise setting_error(
-            "data",
-            origin,
-            f"{column}: tokens from 0 to {vocabulary - 1:,}; labels: each -100 or the same token",
-        )
-    return ids, [label != -100 for label in labels]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
 from .chat import ChatWriter, TrainingText
-from .columns import Columns, read_ids, take
+from .columns import Columns, take
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
@@ -90,14 +90,10 @@ class Encoder:
         Raises:
             ConfigError: a row cannot be trained on, and such rows are not left out.
         """
-        known = vocabulary_of(self.tokenizer) if self.columns.kind == "ids" else 0
         documents: list[TrainingText] = []
         for origin, row in rows:
             try:
-                if self.columns.kind == "ids":
-                    yield read_ids(row, origin, self.columns.names[0], known)
-                else:
-                    documents += self._texts(origin, row)
+                documents += self._texts(origin, row)
             except ConfigError as error:
                 if not self.bad_rows:
                     raise

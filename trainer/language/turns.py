@@ -45,7 +45,7 @@ def tokenize_rows(
     the completion of a row with two texts are turns of user and assistant.
 
     Args:
-        rows: with the columns that ``CausalLM`` knows, but ``input_ids``.
+        rows: with the columns that ``CausalLM`` knows.
         template: as of ``CausalLM``.
 
     Raises:

@@ -48,6 +48,11 @@ def test_rows_of_instructions_are_conversations() -> None:
             [{"chosen": "a"}],
             r"text_column: 'text': is a NoneType in .* row 1, which has chosen",
         ),
+        (
+            {},
+            [{"input_ids": [1, 2], "labels": [1, 2]}],
+            r"text_column: 'text': is a NoneType in .* row 1, which has input_ids, labels",
+        ),
         ({}, [{"text": 3}], r"text_column: 'text': is a int in .* row 1"),
         (
             {"messages_column": "text"},
@@ -80,25 +85,6 @@ def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path
         match=r"messages_column: 'messages': is a NoneType in .*a.txt row 1, which has text",
     ):
         task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
-
-
-def test_tokens_of_rows_are_taken_as_they_are(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    ids = tokenizer()("some text")["input_ids"]
-    half = [-100 if at < 3 else token for at, token in enumerate(ids)]
-    data = save_rows(tmp_path / "a.jsonl", [{"input_ids": ids, "labels": half}, {"input_ids": ids}])
-    causal = task(data=str(data), packing="none")
-    assert sorted(trained_texts(causal)) == sorted(
-        [tokenizer().decode(ids[3:]), tokenizer().decode(ids[1:])]
-    )
-    assert causal.notices() == ["data: columns input_ids"]
-    for row, rule in (
-        ({"input_ids": [999_999]}, "tokens from 0 to"),
-        ({"input_ids": ids, "labels": ids[1:]}, "labels"),
-    ):
-        with pytest.raises(ConfigError, match=rule):
-            task(data=str(save_rows(tmp_path / "b.jsonl", [row])), packing="none").build_data()
 
 
 @pytest.mark.parametrize(
