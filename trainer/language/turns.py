@@ -1,4 +1,4 @@
-"""Rows as tokens with the turns of a conversation, for tasks of your own."""
+"""Conversations as tokens with the spans of their turns, for tasks of your own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .chat import ChatWriter
 from .columns import USUAL, Columns, usual_columns
 from .sources import Row
 from .templates import read_template
-from .tokens import Encoder, tokens_in_spans
+from .tokens import tokens_in_spans
 
 
 class Turn(NamedTuple):
@@ -29,7 +29,7 @@ class Turn(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """The tokens of a row, and the turns in them. A text has no turns."""
+    """The tokens of a conversation, and the turns in them."""
 
     ids: list[int]
     turns: list[Turn]
@@ -38,35 +38,22 @@ class Tokenized(NamedTuple):
 def tokenize_rows(
     tokenizer: Any, rows: Iterable[Row], template: str | None = None
 ) -> Iterator[Tokenized]:
-    """Yield the tokens of rows, each with the spans of its turns.
+    """Yield the tokens of conversations, each with the spans of its turns.
 
     A conversation is written as a whole by the chat template. A turn of the assistant is without
-    the text that makes the assistant speak, and with the token that ends the turn. The prompt and
-    the completion of a row with two texts are turns of user and assistant.
+    the text that makes the assistant speak, and with the token that ends the turn.
 
     Args:
-        rows: with the columns that ``CausalLM`` knows.
+        rows: with the columns of conversations that ``CausalLM`` knows.
         template: as of ``CausalLM``.
 
     Raises:
-        ConfigError: a row has another form, or the template refuses a conversation.
+        ConfigError: a row is no conversation, or the template refuses a conversation.
     """
-    writer = None
+    writer = ChatWriter(tokenizer, read_template(tokenizer, template)[0])
     for number, row in enumerate(rows, 1):
         origin = f"row {number}"
-        columns = Columns(*usual_columns(row, [("text", ("text",)), *USUAL]))
-        if not columns.are_chats(row):
-            encoder = Encoder(tokenizer, columns)
-            [(ids, targets)] = encoder.encode([(origin, row)])
-            turns = []
-            if columns.kind == "prompt":
-                start = int(np.argmax(targets))
-                turns = [Turn("user", 0, start, False), Turn("assistant", start, len(ids), True)]
-            yield Tokenized(ids, turns)
-            continue
-
-        writer = writer or ChatWriter(tokenizer, read_template(tokenizer, template)[0])
-        [chat] = columns.read_chats(row, origin)
+        [chat] = Columns(*usual_columns(row, USUAL)).read_chats(row, origin)
         text, parts = writer.turns(origin, chat)
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         turns = []

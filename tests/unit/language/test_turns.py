@@ -1,4 +1,4 @@
-"""Rows as tokens with the spans of each turn."""
+"""Conversations as tokens with the spans of each turn."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ def test_the_turns_of_a_prompt_are_not_learnt() -> None:
     assert [trained for *_, trained in spans(row)] == [False, False, False, True]
 
 
-def test_texts() -> None:
-    assert spans({"text": "Hello"}) == []
-    assert spans({"prompt": "Why?", "completion": " Because."}) == [
-        ("user", "Why?", False),
-        ("assistant", " Because.<|end|>", True),
-    ]
-    [whole, again] = tokenize_rows(tokenizer(), [{"text": "Hello"}, {"text": "Hello"}])
-    assert whole == again and tokenizer().decode(whole.ids) == "Hello<|end|>"
-
-
 def test_a_bad_row_is_named() -> None:
     rows = [ROW, {"messages": [{"role": "user"}]}]
     with pytest.raises(ConfigError, match="row 2 message 1"):
         list(tokenize_rows(tokenizer(), rows))
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({"text": "Hello"}, "messages_column: 'messages': is a NoneType in row 1, which has text"),
+        (
+            {"prompt": "Why?", "completion": "Because."},
+            r"completion_column: 'row 1': must hold a list of \{role",
+        ),
+    ],
+)
+def test_texts_are_refused(row: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        list(tokenize_rows(tokenizer(), [row]))
