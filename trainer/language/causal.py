@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..task import Data
 from .base import DENSE
@@ -45,8 +45,6 @@ class CausalLM(DecoderTask):
             or a name of the tokenizer's templates). By default the tokenizer's.
         chat_template_kwargs: arguments of the template beside the messages. Those of a row override
             these.
-        turns: ``each`` trains on each turn of a conversation as the template writes the turn when
-            it is the last. By default the conversation is written and trained on once, as a whole.
         sequence_length: positions of a row.
         packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
             each document a row.
@@ -69,7 +67,6 @@ class CausalLM(DecoderTask):
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
-    turns: Literal["each"] | None = None
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
     loss: LossMemory = "auto"
@@ -114,7 +111,6 @@ class CausalLM(DecoderTask):
             )
         columns = Columns(
             *usual_columns(row, usual),
-            self.turns == "each",
             self.chat_template_kwargs or {},
             ALPACA_INPUT if self.template == "alpaca" else "\n\n",
         )

@@ -52,15 +52,12 @@ class Columns:
             as text or as messages. ``instruction`` is Alpaca's: the user says ``instruction`` and
             ``input``, the answer is ``output``. ``pair`` is a preference, see ``pairs.py``.
         names: of the columns.
-        each_turn: train on each turn of a conversation as the template writes the turn when the
-            turn is the last.
         settings: of the template, for all conversations. Those of a row override these.
         before_input: text between Alpaca's ``instruction`` and ``input``.
     """
 
     kind: Kind = "text"
     names: tuple[str, ...] = ("text",)
-    each_turn: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     before_input: str = "\n\n"
 
@@ -71,7 +68,7 @@ class Columns:
         return self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row to train on: the whole, or one for each turn.
+        """Return the conversations of a row to train on: one, or both sides of a preference.
 
         Raises:
             ConfigError: the row has another form.
@@ -88,14 +85,7 @@ class Columns:
             prompt.append({"role": "user", "content": self.before_input.join(filter(None, parts))})
             messages = [{"role": "assistant", "content": messages}]
 
-        chat = read_chat(origin, key, prompt, messages, settings)
-        if not self.each_turn:
-            return [chat]
-        return [
-            Chat(chat.messages[: number + 1], [False] * number + [True], settings)
-            for number, is_trained in enumerate(chat.trained)
-            if is_trained
-        ]
+        return [read_chat(origin, key, prompt, messages, settings)]
 
     def settings_of(self, row: Row, origin: str) -> dict[str, Any]:
         """Return the arguments of the template for a row, tools included.

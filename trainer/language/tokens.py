@@ -272,7 +272,7 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
     if silent:
         notices.append(
             f"the template leaves out the thoughts of {silent:,} turns; "
-            "turns: each trains on each turn as the last of its conversation"
+            "write a row that ends with such a turn, and weight: 0 in the turns before"
         )
 
     ends = np.cumsum(lengths, dtype=np.int64)

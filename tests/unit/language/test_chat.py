@@ -56,15 +56,15 @@ def test_what_the_assistant_says_is_trained_on_without_the_generation_prompt(
     assert trained_spans(template, conversation("Hi", "Good", "And you?", "Fine")) == turns
 
 
-def test_a_conversation_is_trained_on_as_it_is_at_its_end_or_turn_by_turn() -> None:
-    assert trained_spans(DROPS_THOUGHTS, THOUGHTFUL) == [
-        "Hello<|im_end|>\n",
-        "<think>\nso\n</think>\n\nBye<|im_end|>\n",
-    ]
-    assert trained_spans(DROPS_THOUGHTS, THOUGHTFUL, each_turn=True) == [
-        "<think>\nhm\n</think>\n\nHello<|im_end|>\n",
-        "<think>\nso\n</think>\n\nBye<|im_end|>\n",
-    ]
+def test_a_template_leaves_out_thoughts_but_of_a_turn_that_ends_its_row() -> None:
+    first = "<think>\nhm\n</think>\n\nHello<|im_end|>\n"
+    last = "<think>\nso\n</think>\n\nBye<|im_end|>\n"
+    assert trained_spans(DROPS_THOUGHTS, THOUGHTFUL) == ["Hello<|im_end|>\n", last]
+
+    one, answer, *others = THOUGHTFUL["messages"]
+    assert trained_spans(DROPS_THOUGHTS, {"messages": [one, answer]}) == [first]
+    row = {"messages": [one, {**answer, "weight": 0}, *others]}
+    assert trained_spans(DROPS_THOUGHTS, row) == [last]
 
 
 def test_turns_whose_thoughts_a_template_leaves_out_are_counted() -> None:
@@ -231,9 +231,7 @@ def test_a_template_that_raises_is_named_with_the_conversation(
             causal.build_data()
 
 
-def test_settings_reach_the_template_and_turns_may_be_documents(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
+def test_settings_reach_the_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     data = str(save_rows(tmp_path / "a.jsonl", [conversation("a", "one", "c", "two")]))
     template = UNMARKED.replace("<|im_end|>", "{{ ending }}")
     keys = {
@@ -244,5 +242,3 @@ def test_settings_reach_the_template_and_turns_may_be_documents(
     }
     assert trained_texts(task(**keys)) == ["one!\n", "two!\n"]
     assert len(task(**keys).build_data().train) == 1
-    assert sorted(trained_texts(task(**keys, turns="each"))) == ["one!\n", "two!\n"]
-    assert len(task(**keys, turns="each").build_data().train) == 2
