@@ -29,10 +29,9 @@ from .base import LanguageTask
 from .card import model_card
 from .decoder import LossMemory
 from .loss import token_losses
-from .packing import IGNORED, collate
+from .packing import IGNORED, collate, row_of
 from .preference import PreferenceTask, without_dropout
 from .problems import setting_error
-from .tokens import TARGET, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,13 +122,7 @@ class DPO(PreferenceTask):
         return {**super().fine_tuning_defaults(), "lr": 1e-5 if self.adapter else 1e-6}
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
-        rows = []
-        for side in sides:
-            ids = torch.from_numpy(words_of(side))
-            is_target = torch.from_numpy(side >= TARGET)
-            labels = ids.where(is_target, IGNORED)[1:]
-            positions = torch.arange(len(labels))
-            rows.append({"input_ids": ids[:-1], "labels": labels, "position_ids": positions})
+        rows = [row_of(side, np.array([[0, len(side) - 1]])) for side in sides]
         return collate(rows, length=None, padding=self.padding)
 
     # -- model ------------------------------------------------------------------------------------

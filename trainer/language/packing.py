@@ -90,19 +90,28 @@ class Rows:
         return len(self.rows) - 1
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return input_ids, labels and position_ids of a row, each (positions,) in int64."""
+        """Return a row, as ``row_of`` does."""
         # IndexError behind the last row, which ends an iteration.
-        pieces = self.pieces[self.rows[index] : self.rows[index + 1]]
-        places = np.concatenate([start + np.arange(length) for start, length in pieces])
+        return row_of(self.tokens, self.pieces[self.rows[index] : self.rows[index + 1]])
 
-        # Position i holds token i and predicts token i + 1.
-        predicted = self.tokens[places + 1]
-        row = {
-            "input_ids": words_of(self.tokens[places]),
-            "labels": np.where(predicted & TARGET, words_of(predicted), IGNORED),
-            "position_ids": places - np.repeat(*pieces.T),
-        }
-        return default_convert(row)  # type: ignore[no-any-return,no-untyped-call]
+
+def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
+    """Return input_ids, labels and position_ids of a row, each (positions,) in int64.
+
+    Args:
+        tokens: of documents. Targets have the bit ``TARGET``.
+        pieces: (first token, positions) of each piece of the row, as (n, 2).
+    """
+    places = np.concatenate([start + np.arange(length) for start, length in pieces])
+
+    # Position i holds token i and predicts token i + 1.
+    predicted = tokens[places + 1]
+    row = {
+        "input_ids": words_of(tokens[places]),
+        "labels": np.where(predicted & TARGET, words_of(predicted), IGNORED),
+        "position_ids": places - np.repeat(*pieces.T),
+    }
+    return default_convert(row)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def collate(
