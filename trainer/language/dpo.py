@@ -123,7 +123,7 @@ class DPO(PreferenceTask):
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         rows = [row_of(side, np.array([[0, len(side) - 1]])) for side in sides]
-        return collate(rows, length=None, padding=self.padding)
+        return collate(rows, padding=self.padding)
 
     # -- model ------------------------------------------------------------------------------------
 

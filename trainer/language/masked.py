@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
-from torch.nn.utils.rnn import pad_sequence
 
 from ..data.seeds import generator_of
 from ..task import Data
 from .base import TokenTask
 from .card import model_card
 from .columns import Columns
-from .packing import IGNORED
+from .packing import IGNORED, collate
 from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, vocabulary_of, words_of
@@ -151,13 +150,4 @@ def hide_tokens(
         "input_ids": ids.scatter(0, chosen, values),
         "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),
         "attention_mask": torch.ones_like(ids),
-    }
-
-
-def collate(rows: Sequence[dict[str, Tensor]], *, padding: int) -> dict[str, Tensor]:
-    """Return a batch of rows, padded to the longest row. Each tensor is (rows, tokens)."""
-    fillers = {"input_ids": padding, "labels": IGNORED, "attention_mask": 0}
-    return {
-        name: pad_sequence([row[name] for row in rows], True, filler)
-        for name, filler in fillers.items()
     }

@@ -115,25 +115,27 @@ def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
 
 
 def collate(
-    rows: Sequence[dict[str, Tensor]], *, length: int | None, padding: int
+    rows: Sequence[dict[str, Tensor]], *, padding: int, length: int | None = None
 ) -> dict[str, Tensor]:
-    """Return a batch of rows: input_ids, labels and position_ids, each (rows, positions).
+    """Return a batch of rows, padded at the end. Each tensor is (rows, tokens).
 
     Args:
-        length: of a padded row. None: the length of the longest row of the batch.
+        rows: input_ids, and any of labels, position_ids and attention_mask, each (tokens,).
         padding: token of padded positions, which have no loss.
+        length: of a padded row. None: the length of the longest row of the batch.
     """
-    width = length or max(len(row["labels"]) for row in rows)
+    width = length or max(len(row["input_ids"]) for row in rows)
     padded = []
     for row in rows:
         # The positions of padding begin at 0: a document, which no other document attends to.
-        positions = torch.arange(width - len(row["labels"]))
+        positions = torch.arange(width - len(row["input_ids"]))
         added = {
             "input_ids": torch.full_like(positions, padding),
             "labels": torch.full_like(positions, IGNORED),
             "position_ids": positions,
+            "attention_mask": torch.zeros_like(positions),
         }
-        padded.append({name: torch.cat([row[name], added[name]]) for name in added})
+        padded.append({name: torch.cat([row[name], added[name]]) for name in row})
     return default_collate(padded)  # type: ignore[no-any-return]
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch.nn.functional import logsigmoid
-from torch.nn.utils.rnn import pad_sequence
 
 from .card import model_card
 from .meta_model import CLASSIFIER
+from .packing import collate
 from .preference import PreferenceTask, without_dropout
 from .pretrained import checkpoint_activations
 from .tokens import words_of
@@ -52,11 +52,8 @@ class RewardModel(PreferenceTask):
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         ids = [torch.from_numpy(words_of(side)) for side in sides]
-        padding = self.load_tokenizer().pad_token_id
-        return {
-            "input_ids": pad_sequence(ids, True, padding),
-            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-        }
+        rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
+        return collate(rows, padding=self.load_tokenizer().pad_token_id)
 
     def build_model(self) -> nn.Module:
         model = without_dropout(self.build_pretrained(CLASSIFIER, num_labels=1))

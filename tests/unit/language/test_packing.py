@@ -74,9 +74,7 @@ def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
-    assert collate([rows[0]], length=None, padding=0)["input_ids"].shape == (1, 5), (
-        "to the longest of the batch"
-    )
+    assert collate([rows[0]], padding=0)["input_ids"].shape == (1, 5), "to the longest of the batch"
 
 
 def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_left_out(
