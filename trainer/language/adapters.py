@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,19 +123,10 @@ def adapter_part(model: Any) -> SavedPart:
             "layer out of targets",
         )
 
-    def save_config(directory: Path) -> None:
-        """Write the configurations of the adapter, as peft does, and of the generation."""
-        config = copy.copy(settings)
-        config.inference_mode = True
-        config.save_pretrained(str(directory))
-        generation_config = getattr(base, "generation_config", None)
-        if generation_config is not None:
-            generation_config.save_pretrained(directory)
-
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
     if load_base is None or not source or hasattr(base, "hf_quantizer"):
-        return SavedPart(file=FILE, names=names, save_config=save_config)
+        return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
 
     rows = getattr(type(base.config).from_pretrained(source), "vocab_size", 0)
     now = getattr(base.config, "vocab_size", 0)
@@ -154,4 +144,4 @@ def adapter_part(model: Any) -> SavedPart:
         same = {key: getattr(base.config, key) for key in keys}
         return PeftModel.from_pretrained(load_base(source, **same), folder)
 
-    return SavedPart(file=FILE, names=names, save_config=save_config, load=load)
+    return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained, load=load)

@@ -82,9 +82,9 @@ def test_the_trained_end_of_a_turn_ends_generation(
     written = AutoTokenizer.from_pretrained(folder)
     assert written.eos_token == "<|im_end|>"
     assert task.load_tokenizer().eos_token == "<|end|>", "that of the training stays as it was"
-    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    assert ends == [TURN_END, TEXT_END]
     if adapter is None:
+        ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        assert ends == [TURN_END, TEXT_END]
         assert json.loads((folder / "config.json").read_text())["eos_token_id"] == TURN_END
         said = [{"role": "user", "content": "Say A"}]
         given = written.apply_chat_template(
