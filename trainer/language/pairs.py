@@ -37,13 +37,11 @@ class PairColumns(Columns):
         tokens: of a side, at most.
         cuts: longer sides are cut off. Else they are refused.
         as_chat: texts are turns of user and assistant, which the chat template writes.
-        margin: the column with the margin of a pair, a number.
     """
 
     tokens: int = 0
     cuts: bool = True
     as_chat: bool = False
-    margin: str = "margin"
 
     def are_chats(self, row: Row) -> bool:
         return self.as_chat or not isinstance(row.get(self.names[1], ""), str)
@@ -154,14 +152,14 @@ class PairEncoder(Encoder):
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         for origin, row in rows:
             pair = list(super().encode([(origin, row)]))
-            problem = self._problem(row, pair) if pair else ""
+            problem = self._problem(pair) if pair else ""
             if problem:
                 error = setting_error("data", origin, problem)
                 if not self.bad_rows:
                     raise error
                 self.bad.append(error)
             elif pair:
-                self.numbers.append(float(row.get(self.columns.margin) or 0.0))
+                self.numbers.append(float(row.get("margin") or 0.0))
                 yield from pair
 
     def _texts(self, origin: str, row: Row) -> list[TrainingText]:
@@ -169,12 +167,8 @@ class PairEncoder(Encoder):
             return super()._texts(origin, row)
         return self.columns.read_texts(row, origin)
 
-    def _problem(self, row: Row, pair: list[tuple[list[int], Any]]) -> str:
+    def _problem(self, pair: list[tuple[list[int], Any]]) -> str:
         """Return why a pair of documents cannot be learnt from. Empty if it can."""
-        margin = row.get(self.columns.margin) or 0.0
-        if not isinstance(margin, int | float):
-            return f"{self.columns.margin}: {margin!r} is no number"
-
         limit = self.columns.tokens
         longest = max(len(ids) for ids, _ in pair)
         if longest > limit and not self.columns.cuts:

@@ -180,10 +180,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "texts without a beginning": ({"chosen": "Yes", "rejected": "No"}, BEGIN),
     "no answer": ({"prompt": [Q], "chosen": [GOOD], "rejected": [Q]}, rf"rejected_column.*{EMPTY}"),
     "a number": ({"prompt": "Why?", "chosen": "Yes", "rejected": 3}, "is a int in"),
-    "a margin": (
-        {**preference("Why?", "Yes", "No."), "margin": "big"},
-        "margin: 'big' is no number",
-    ),
     "a system beside texts": (
         {"prompt": "Why?", "chosen": "Yes", "rejected": "No", "system": "Brief."},
         "a row with system or tools is a conversation; set a template",
