@@ -39,7 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings here, an
         {"loss_type": ["robust"], "label_smoothing": 0.1},
     ),
     "ipo": ({"objective": "ipo"}, {"loss_type": ["ipo"]}),
-    "reward": ({"center_rewards": 0.01}, {"center_rewards_coefficient": 0.01}),
+    "reward": ({}, {}),
 }
 NAMES = {
     "loss": "loss",

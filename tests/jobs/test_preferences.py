@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "once": (DPO, {"reference": "computed_once", "objective": "ipo", "beta": 0.3}),
     "adapter": (DPO, {"adapter": {"r": 4}, "label_smoothing": 0.1, "sft_weight": 0.2}),
     "other": (DPO, {"adapter": {"r": 4}, "reference_model": "other", "objective": "robust"}),
-    "reward": (REWARD, {"center_rewards": 0.01, "sequence_length": 128}),
+    "reward": (REWARD, {"sequence_length": 128}),
 }
 Layout = tuple[str, int]
 SINGLE: Layout = ("single", 1)

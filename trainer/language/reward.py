@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import Field
 from torch.nn.functional import logsigmoid
 
 from .card import model_card
@@ -35,12 +34,9 @@ class RewardModel(PreferenceTask):
         sequence_length: tokens of a side.
         long_documents: ``refuse`` longer sides, or ``cut`` them off. The end of a text that is cut
             off is not scored.
-        center_rewards: weight of the squared sum of both scores, which keeps scores near 0
-            (Eisenstein et al. 2023).
     """
 
     long_documents: Literal["cut", "refuse"] = "refuse"
-    center_rewards: Annotated[float, Field(ge=0)] = 0.0
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         return {**super().fine_tuning_defaults(), "lr": 1e-4}
@@ -68,8 +64,6 @@ class RewardModel(PreferenceTask):
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         rewards = model(**inputs).logits.view(-1, 2).double()
         losses = -logsigmoid(rewards[:, 0] - rewards[:, 1] - batch["pair_margin"])
-        if self.center_rewards:
-            losses = losses + self.center_rewards * rewards.sum(1).square()
         return losses, rewards
 
     def model_card(self, run: Mapping[str, Any]) -> str:
