@@ -36,7 +36,7 @@ class LanguageTask(Task):
 
     Args:
         model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
+        tokenizer: a folder or a name on the Hub. By default the model's.
         adapter: low-rank adapters. All other weights are frozen. {} for the defaults.
         attention: transformers' name: sdpa, eager, flash_attention_2. By default the choice of the
             model's class.

@@ -34,7 +34,7 @@ class CausalLM(DecoderTask):
         model: a folder of safetensors or a name on the Hub.
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
+        tokenizer: a folder or a name on the Hub. By default the model's.
         text_column: the column to train on.
         messages_column: the column with conversations: a list of {role, content}. The assistant's
             words are trained on. Columns that are not named are found by their usual names

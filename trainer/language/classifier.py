@@ -31,7 +31,7 @@ class SequenceClassifier(LanguageTask):
     Args:
         data, evaluation: as of ``CausalLM``.
         model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder, a tokenizer.json, a name on the Hub. By default the model's.
+        tokenizer: a folder or a name on the Hub. By default the model's.
         text_column, label_column: of a row. A label is a text or a whole number (1.0 is 1). The
             labels of ``data`` are the classes, at least two.
         sequence_length: most tokens of a text. Longer texts are cut off.

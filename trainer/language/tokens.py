@@ -35,23 +35,21 @@ BadRows = Literal["leave_out"] | None
 
 
 def load_tokenizer(name: str, key: str) -> Any:
-    """Load a tokenizer from a folder, a ``tokenizer.json`` or a name on the Hub.
+    """Load a tokenizer from a folder or a name on the Hub.
 
     Args:
-        name: of the file or the folder, or on the Hub.
+        name: of the folder, or on the Hub.
         key: of the setting, for messages.
 
     Raises:
         ConfigError: no tokenizer could be loaded.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     path = Path(name).expanduser()
-    if path.is_file() and (path.parent / "tokenizer_config.json").is_file():
-        path = path.parent  # the file alone does not say which token ends a text
+    if path.is_file():  # transformers may take the file, without the token that ends a text
+        raise setting_error(key, name, "is a file; give a folder that save_pretrained wrote")
     try:
-        if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
         return AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
         raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None

@@ -93,11 +93,11 @@ def test_a_kernel_that_may_not_be_deterministic_is_refused_if_determinism_is_ask
 def test_a_model_from_scratch_takes_vocabulary_and_end_from_the_tokenizer(
     task: Callable[..., CausalLM], llama: Path
 ) -> None:
-    for tokenizer in (llama, llama / "tokenizer.json"):
-        model: Any = task(
-            model=None, config=CONFIGS["llama"], tokenizer=str(tokenizer)
-        ).build_model()
-        assert (model.config.vocab_size, model.config.eos_token_id) == (VOCABULARY, 0)
+    settings = {"model": None, "config": CONFIGS["llama"]}
+    model: Any = task(**settings, tokenizer=str(llama)).build_model()
+    assert (model.config.vocab_size, model.config.eos_token_id) == (VOCABULARY, 0)
+    with pytest.raises(ConfigError, match=r"tokenizer: '.*tokenizer.json': is a file; give"):
+        task(**settings, tokenizer=str(llama / "tokenizer.json")).build_model()
 
 
 @pytest.mark.parametrize(
