@@ -15,7 +15,6 @@ from ..task import SavedPart
 from ..text import listed
 from .problems import first_line, setting_error
 
-ALL = "all-linear"
 FILE = "adapter_model.safetensors"
 
 
@@ -27,7 +26,7 @@ class Adapter:
         r: rank of each adapter.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
-        targets: the layers that get an adapter, by the ends of their names, such as q_proj.
+        targets: the layers that get an adapter: a list of the ends of their names, such as q_proj.
             ``all-linear``: all linear layers but the head.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
@@ -35,7 +34,7 @@ class Adapter:
     r: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    targets: str | list[str] = ALL
+    targets: Literal["all-linear"] | list[str] = "all-linear"
     quantize: Literal["nf4"] | None = None
 
 
@@ -47,19 +46,16 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         task_type: as peft calls the task, or None for a task that peft does not know.
 
     Raises:
-        ConfigError: peft finds no layer for the targets.
+        ConfigError: peft finds no layer for the targets, or a layer that takes no dropout.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    targets = adapter.targets
-    if isinstance(targets, str) and targets != ALL:
-        targets = [targets]  # peft takes any other text as a regular expression
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # a factor
         lora_dropout=adapter.dropout,
-        target_modules=targets,
+        target_modules=adapter.targets,
         # GPT-2 stores its weights transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
         task_type=task_type,
@@ -68,10 +64,7 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
-        reason = first_line(error)
-        if "lora_dropout" in reason:
-            reason = "experts in a single tensor take no dropout; set dropout: 0"
-        raise setting_error("adapter", targets, reason) from None
+        raise setting_error("adapter", adapter.targets, first_line(error)) from None
 
 
 def adapter_part(model: Any) -> SavedPart:

@@ -21,7 +21,7 @@ def test_linear_layers_of_the_body_are_stored_in_4_bits_and_nothing_else(
 ) -> None:
     from bitsandbytes.nn import Linear4bit
 
-    model: Any = build_whole(task(adapter=Adapter(r=4, targets="q_proj", quantize="nf4")))
+    model: Any = build_whole(task(adapter=Adapter(r=4, targets=["q_proj"], quantize="nf4")))
     layers = [
         name
         for name, layer in model.named_modules()
