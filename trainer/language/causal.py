@@ -71,11 +71,6 @@ class CausalLM(DecoderTask):
     long_documents: LongDocuments = "split"
     loss: LossMemory = "auto"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.prompt_column is None) != (self.completion_column is None):
-            raise ValueError("prompt_column and completion_column go together")
-
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
@@ -99,8 +94,8 @@ class CausalLM(DecoderTask):
         usual: list[Usual] = [("text", (self.text_column,)), *USUAL]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
-        elif self.prompt_column:
-            usual = [("prompt", (self.prompt_column, str(self.completion_column)))]
+        elif self.prompt_column or self.completion_column:
+            usual = [("prompt", (str(self.prompt_column), str(self.completion_column)))]
         elif "rejected" in row or isinstance(row.get("label"), bool):
             raise setting_error(
                 "data",

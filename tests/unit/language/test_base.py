@@ -42,7 +42,6 @@ def test_several_evaluation_sets_have_names(task: Callable[..., CausalLM], texts
         ({"model": None}, "give model .*, or config"),
         ({"config": {"model_type": "llama"}}, "give model .*, or config"),
         ({"model": None, "config": {"model_type": "llama"}}, "config .* and tokenizer"),
-        ({"prompt_column": "a"}, "prompt_column and completion_column go together"),
     ],
 )
 def test_settings_that_do_not_fit_together(

@@ -55,6 +55,16 @@ def test_rows_of_instructions_are_conversations() -> None:
         ),
         ({}, [{"text": 3}], r"text_column: 'text': is a int in .* row 1"),
         (
+            {"prompt_column": "q"},
+            [{"q": "a", "a": "b"}],
+            r"completion_column: 'None': is a NoneType in .* row 1, which has q, a",
+        ),
+        (
+            {"completion_column": "a"},
+            [{"q": "a", "a": "b"}],
+            r"prompt_column: 'None': is a NoneType in .* row 1, which has q, a",
+        ),
+        (
             {"messages_column": "text"},
             [{"text": "hello"}],
             r"messages_column: '.* row 1': must hold a list of \{role",
