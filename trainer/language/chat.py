@@ -104,10 +104,10 @@ class ChatWriter:
                 "template", origin, f"the template refuses this conversation: {first_line(error)}"
             ) from None
 
-        spans = [part for part in parts if chat.trained[part.message]]
         trained = [""] * len(chat.messages)
-        for number, start, end in spans:
-            trained[number] += text[start:end]
+        for number, start, end in parts:
+            if chat.trained[number]:
+                trained[number] += text[start:end]
         for number, message in enumerate(chat.messages):
             thoughts, said = thoughts_and_words(message)
             written = trained[number] if chat.trained[number] else text

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .chat import TrainingText
 from .messages import Chat, Message, read_chat
 from .problems import setting_error
 from .sources import Row
@@ -86,6 +87,18 @@ class Columns:
             messages = [{"role": "assistant", "content": messages}]
 
         return [read_chat(origin, key, prompt, messages, settings)]
+
+    def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
+        """Return the texts of a row to train on: one, or both sides of a preference.
+
+        Raises:
+            ConfigError: the row has another form.
+        """
+        text: str = take(row, origin, self.names[0], f"{self.kind}_column", str)
+        if self.kind == "text":
+            return [(text, None)]
+        whole = text + take(row, origin, self.names[1], "completion_column", str)
+        return [(whole, [(len(text), len(whole))])]
 
     def settings_of(self, row: Row, origin: str) -> dict[str, Any]:
         """Return the arguments of the template for a row, tools included.

@@ -162,11 +162,6 @@ class PairEncoder(Encoder):
                 self.numbers.append(float(row.get("margin") or 0.0))
                 yield from pair
 
-    def _texts(self, origin: str, row: Row) -> list[TrainingText]:
-        if self.writer:
-            return super()._texts(origin, row)
-        return self.columns.read_texts(row, origin)
-
     def _problem(self, pair: list[tuple[list[int], Any]]) -> str:
         """Return why a pair of documents cannot be learnt from. Empty if it can."""
         limit = self.columns.tokens

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
 from .chat import ChatWriter, TrainingText
-from .columns import Columns, take
+from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
@@ -116,15 +116,9 @@ class Encoder:
 
     def _texts(self, origin: str, row: Row) -> list[TrainingText]:
         """Return the texts of a row, each with the spans that are trained on."""
-        columns = self.columns
-        if self.writer:
-            return [self.writer.write(origin, chat) for chat in columns.read_chats(row, origin)]
-
-        text: str = take(row, origin, columns.names[0], f"{columns.kind}_column", str)
-        if columns.kind == "text":
-            return [(text, None)]
-        whole = text + take(row, origin, columns.names[1], "completion_column", str)
-        return [(whole, [(len(text), len(whole))])]
+        if not self.writer:
+            return self.columns.read_texts(row, origin)
+        return [self.writer.write(origin, chat) for chat in self.columns.read_chats(row, origin)]
 
     def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
         """Append the EOS token if missing, as a target, and drop a second BOS token.
