@@ -284,7 +284,7 @@ class TokenTask(LanguageTask):
     def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
 
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         tokens = self.weight(batch)
         loss = self.training_step(model, batch)
         return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}

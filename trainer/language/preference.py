@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from ..losses import weighted
-from ..task import Data
+from ..task import Data, Task
+from .columns import usual_columns
 from .decoder import DecoderTask
 from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
 from .problems import setting_error
@@ -66,10 +66,9 @@ class PreferenceTask(DecoderTask):
                 f"are no preferences; a row needs {' and '.join(sides)} (or chosen_column and "
                 "rejected_column name others), and a prompt or the same beginning",
             )
-        found = [name for name in PROMPTS if row.get(name) is not None]
+        prompts = [self.prompt_column] if self.prompt_column else PROMPTS
         columns = PairColumns(
-            "pair",
-            (self.prompt_column or (found or PROMPTS)[0], *sides),
+            *usual_columns(row, [("pair", (prompt, *sides)) for prompt in prompts]),
             settings=self.chat_template_kwargs or {},
             tokens=self.most_tokens,
             cuts=self.long_documents == "cut",
@@ -116,8 +115,7 @@ class PreferenceTask(DecoderTask):
     def weight(self, batch: Any) -> int:
         return len(batch["pair"])
 
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return weighted(self.training_step(model, batch), self.weight(batch))
+    evaluation_step = Task.evaluation_step
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the loss and the rewards of each pair."""
