@@ -159,9 +159,9 @@ class Packed(CausalLM):
             )
         return self.memory["tokenizer"]
 
-    def load_model(self, vocabulary: int) -> Any:
+    def load_model(self) -> Any:
         if self.adapter:
-            return super().load_model(vocabulary)
+            return super().load_model()
         return Llama(name=self.name, attention=str(self.attention)).build_model()
 
     def inputs(self, batch: Any) -> dict[str, Any]:

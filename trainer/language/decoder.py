@@ -24,7 +24,7 @@ from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import read_template
-from .tokens import Encoder, vocabulary_of
+from .tokens import Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ class DecoderTask(TokenTask):
                 "is not known to be deterministic; set flash_attention_2 or sdpa",
             )
         tokenizer = self.load_tokenizer()
-        model = self.load_model(vocabulary_of(tokenizer))
+        model = self.load_model()
         self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
@@ -121,12 +121,8 @@ class DecoderTask(TokenTask):
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
 
-    def load_model(self, vocabulary: int) -> Any:
-        """Build the transformers model. A subclass may override this method.
-
-        Args:
-            vocabulary: number of tokens of the tokenizer.
-        """
+    def load_model(self) -> Any:
+        """Build the transformers model. A subclass may override this method."""
         end = self.load_tokenizer().eos_token_id
         # torch never trains the embedding of a pad_token_id, which is often the end of a text.
         return self.build(CAUSAL, bos_token_id=None, eos_token_id=end, pad_token_id=None)

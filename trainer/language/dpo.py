@@ -153,8 +153,8 @@ class DPO(PreferenceTask):
             )
         return other
 
-    def load_model(self, vocabulary: int) -> Any:
-        model = super().load_model(vocabulary)
+    def load_model(self) -> Any:
+        model = super().load_model()
         if getattr(model.config, "output_router_logits", False):
             self.note("output_router_logits: the loss of the routers is no part of the objective")
         return without_dropout(model)
