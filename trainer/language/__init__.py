@@ -21,7 +21,7 @@ How a file of rows becomes a packed batch, and the module of each step:
    ``adapters`` and ``quantized`` add LoRA and QLoRA.
 7. ``ends``, ``card``: the end of a text and the model card of an export.
 8. ``pairs``: rows with a chosen and a rejected answer, as two neighbouring documents. ``turns``:
-   the tokens of rows with the spans of each turn, for tasks of your own.
+   the tokens of conversations with the spans of each turn, for tasks of your own.
 """
 
 from .adapters import Adapter
