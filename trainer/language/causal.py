@@ -81,6 +81,7 @@ class CausalLM(DecoderTask):
                 length=self.sequence_length,
                 packing=self.packing,
                 long_documents=self.long_documents,
+                cache=self.cache_dir,
             ),
         )
         batch = partial(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
+from ..data.cache import prepare_once
 from .problems import setting_error
 from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
+FORMAT = 2  # raised when the same documents become other rows
 Packing = Literal["best_fit", "none"]
 LongDocuments = Literal["split", "cut", "refuse"]
 
@@ -36,6 +39,7 @@ class Rows:
         length: positions of a row.
         packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
         long_documents: as of ``CausalLM``.
+        cache: parent of the folder with the plan of the rows.
 
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
@@ -49,6 +53,7 @@ class Rows:
         length: int,
         packing: Packing,
         long_documents: LongDocuments,
+        cache: str,
     ) -> None:
         self.tokens = corpus.tokens
         self.ends = corpus.ends[chosen]
@@ -62,14 +67,24 @@ class Rows:
                 f"a document has {longest:,} tokens; set a longer one, or long_documents",
             )
 
-        # Each rank plans the rows, in some 3 seconds and 100 MB for a million documents.
-        self.pieces = cut_documents(
-            self.tokens, starts, self.ends, length, keep_rest=long_documents == "split"
+        def write_plan(folder: Path) -> None:
+            pieces = cut_documents(
+                self.tokens, starts, self.ends, length, keep_rest=long_documents == "split"
+            )
+            rows = np.arange(len(pieces) + 1)
+            if packing == "best_fit":
+                order, rows = best_fit(pieces[:, 1], length)
+                pieces = pieces[order]
+            np.save(folder / "pieces.npy", pieces)
+            np.save(folder / "rows.npy", rows)
+
+        # The plan is made once per machine. Other tokens or other settings are another plan.
+        # Mapped: all ranks and workers of a machine share the same pages of memory.
+        folder = prepare_once(
+            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
         )
-        self.rows = np.arange(len(self.pieces) + 1)
-        if packing == "best_fit":
-            order, self.rows = best_fit(self.pieces[:, 1], length)
-            self.pieces = self.pieces[order]
+        self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
+        self.rows = np.load(folder / "rows.npy", mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self.rows) - 1
@@ -138,16 +153,14 @@ def cut_documents(
     Returns:
         (first token, positions) of each piece, as (n, 2).
     """
-
-    def pieces() -> Iterator[tuple[int, int]]:
-        for start, end in zip(map(int, starts), map(int, ends), strict=True):
-            stop = end - 1 if keep_rest else start + 1
-            for first in range(start, stop, length):
-                size = min(length, end - 1 - first)
-                if (tokens[first + 1 : first + size + 1] & TARGET).any():
-                    yield first, size
-
-    return np.fromiter(pieces(), np.dtype((np.int64, 2)))
+    pieces = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        stop = end - 1 if keep_rest else start + 1
+        for first in range(start, stop, length):
+            size = min(length, end - 1 - first)
+            if (tokens[first + 1 : first + size + 1] & TARGET).any():
+                pieces.append((first, size))
+    return np.array(pieces, np.int64).reshape(-1, 2)
 
 
 def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array]:

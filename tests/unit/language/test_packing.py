@@ -1,4 +1,4 @@
-"""Rows hold every prediction once, and are full on real text. Tokens are kept for the next time."""
+"""Rows hold every prediction once, are full on real text, and are kept for the next time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def corpus(*documents: list[int], is_target: Callable[[int], bool] = bool) -> Co
     return Corpus(tokens=np.array(tokens, np.uint32), ends=ends, content=str(documents))
 
 
-def rows_of(found: Corpus, length: int, **settings: Any) -> Rows:
+def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
     chosen = np.arange(len(found.ends))
     options: dict[str, Any] = {"packing": "best_fit", "long_documents": "split", **settings}
-    return Rows(found, chosen, length=length, **options)
+    return Rows(found, chosen, length=length, cache=str(cache), **options)
 
 
 def predictions(rows: Rows) -> list[tuple[int, int]]:
@@ -48,23 +48,28 @@ def predictions(rows: Rows) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def test_every_prediction_of_every_document_comes_once() -> None:
+def test_every_prediction_of_every_document_comes_once(tmp_path: Path) -> None:
     documents = [[1, 2, 3], list(range(10, 31)), [40, 41], list(range(50, 59))]
     wanted = sorted(chain(*map(pairwise, documents)))
     for packing in ("best_fit", "none"):
-        rows = rows_of(corpus(*documents), 8, packing=packing)
+        rows = rows_of(corpus(*documents), tmp_path, 8, packing=packing)
         assert predictions(rows) == wanted, "cut documents lose no prediction at the cut"
         assert all(len(rows[number]["input_ids"]) <= 8 for number in range(len(rows)))
     assert len(rows) == 1 + 3 + 1 + 1, "none: a row for each piece"
 
 
-def test_iteration_over_rows_ends_behind_the_last_one() -> None:
-    rows = rows_of(corpus([1, 2, 3], [4, 5, 6]), 4, packing="none")
+def test_iteration_over_rows_ends_behind_the_last_one(tmp_path: Path) -> None:
+    rows = rows_of(corpus([1, 2, 3], [4, 5, 6]), tmp_path, 4, packing="none")
     assert [row["input_ids"].tolist() for row in rows] == [[1, 2], [4, 5]]
 
 
-def test_positions_restart_at_each_document_and_at_the_padding() -> None:
-    rows = rows_of(corpus([1, 2, 3, 4], [5, 6, 7]), 8)
+def test_the_plan_of_the_rows_is_memory_mapped(tmp_path: Path) -> None:
+    rows = rows_of(corpus([1, 2, 3, 4]), tmp_path, 4)
+    assert all(isinstance(part, np.memmap) for part in (rows.pieces, rows.rows))
+
+
+def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -> None:
+    rows = rows_of(corpus([1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
     batch = collate([rows[0]], length=8, padding=9)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
@@ -72,23 +77,25 @@ def test_positions_restart_at_each_document_and_at_the_padding() -> None:
     assert collate([rows[0]], padding=0)["input_ids"].shape == (1, 5), "to the longest of the batch"
 
 
-def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_left_out() -> None:
+def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_left_out(
+    tmp_path: Path,
+) -> None:
     found = corpus([*range(1, 10), 100, 101], is_target=lambda token: token >= 100)
-    rows = rows_of(found, 4)
+    rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1
-    assert len(rows_of(found, 4, long_documents="cut")) == 0, "refused as empty data"
+    assert len(rows_of(found, tmp_path, 4, long_documents="cut")) == 0, "refused as empty data"
 
 
-def test_long_documents_are_cut_or_refused_on_request() -> None:
+def test_long_documents_are_cut_or_refused_on_request(tmp_path: Path) -> None:
     found = corpus([1, 2], list(range(10, 25)))
-    rows = rows_of(found, 6, long_documents="cut")
+    rows = rows_of(found, tmp_path, 6, long_documents="cut")
     assert predictions(rows)[-1] == (15, 16)
     with pytest.raises(
         ConfigError, match=r"sequence_length: 6: a document has 15 tokens; set a longer one"
     ):
-        rows_of(found, 6, long_documents="refuse")
-    assert len(rows_of(corpus(list(range(7))), 6, long_documents="refuse")) == 1, (
+        rows_of(found, tmp_path, 6, long_documents="refuse")
+    assert len(rows_of(corpus(list(range(7))), tmp_path, 6, long_documents="refuse")) == 1, (
         "7 tokens fit in 6"
     )
 
@@ -113,7 +120,7 @@ def test_real_text_fills_rows_by_98_percent(task: Callable[..., CausalLM], tmp_p
     assert any(begin in paragraph for paragraph in paragraphs(1500)), "and it is that text"
 
 
-def test_tokens_are_cached_whatever_the_length_of_rows(
+def test_rows_are_cached_and_made_again_for_other_settings(
     task: Callable[..., CausalLM], texts: Path
 ) -> None:
     first = task()
@@ -130,6 +137,7 @@ def test_tokens_are_cached_whatever_the_length_of_rows(
 
     task(sequence_length=32).build_data()
     assert len(list(cache.rglob("tokens.bin"))) == 1, "tokens do not depend on the length of rows"
+    assert len(list(cache.rglob("rows.npy"))) == 2
 
 
 def test_the_version_of_the_data_changes_with_tokens_and_targets(
