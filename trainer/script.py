@@ -18,6 +18,7 @@ from .distributed.exit import run_and_exit
 from .errors import Origin, origin_of
 
 if TYPE_CHECKING:
+    from .hooks import Callback
     from .launching import Launched
     from .task import Task
 
@@ -31,15 +32,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
-def train(argv: Sequence[str]) -> dict[str, float]:
-    """Train as ``main`` does, without leaving the process. Return the last evaluation."""
+def train(argv: Sequence[str], *callbacks: Callback) -> dict[str, float]:
+    """Train as ``main`` does, without leaving the process. Return the last evaluation.
+
+    Args:
+        callbacks: called before those of the config.
+    """
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     from .loop import Trainer
 
     task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
-    trainer = Trainer(task, config, launched, origins=loaded.origins)
+    trainer = Trainer(task, config, launched, callbacks=callbacks, origins=loaded.origins)
     evaluation = trainer.fit()
     trainer.run.close()
     return evaluation

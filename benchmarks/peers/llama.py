@@ -10,7 +10,6 @@ from pathlib import Path
 
 from torch import nn
 
-from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 
 from .work import SAMPLES
@@ -46,7 +45,7 @@ def write(folder: Path) -> nn.Module:
     model.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
     names = ["<unknown>", "<end>", *(f"w{number}" for number in range(2, WORDS))]
     tokenizer = Tokenizer(
@@ -61,12 +60,15 @@ def write(folder: Path) -> nn.Module:
             file.write(json.dumps({"text": text}) + "\n")
     config = {
         "model_type": "llama",
+        "vocab_size": WORDS,
+        "eos_token_id": 1,
         "tie_word_embeddings": True,
         "max_position_embeddings": LENGTH,
         **SIZES,
     }
-    model = build_whole(task(folder, config=config))
-    model.save_pretrained(folder / "pretrained")  # type: ignore[operator]
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(folder / "pretrained")
     assert (
         len(fine_tuned(folder).build_data().train) == SAMPLES
     )  # and the tokens are kept for all processes

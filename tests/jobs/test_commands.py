@@ -52,8 +52,8 @@ def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
     """Start the ranks of a training that parity starts, without the seconds of a launcher."""
     file = words[words.index("--config_file") + 1] if "--config_file" in words else None
     named = ["--accel_config", file] if file else []
-    settings = words[words.index("train") + 1 :]
-    done = ranks(["examples/train.py", *named, *settings], 2 if file else 0)
+    seed, *settings = words[words.index("trainer.commands.nudged") + 1 :]
+    done = ranks(["tests/workers/nudged_run.py", seed, *named, *settings], 2 if file else 0)
     files["stdout"].write(done.stdout + done.stderr)
     return done
 

@@ -21,8 +21,8 @@ import yaml
 from launchers import STRATEGIES, Job, run
 from small_examples import words
 from tiny_language import save_model, save_texts
+from whole_model import build_whole
 
-from trainer.commands.whole_model import build_whole
 from trainer.data.order import epoch_order
 from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED

@@ -128,8 +128,7 @@ def read_rows(name: str | list[str]) -> list[Any]:
 def build_with_batch(task: Any) -> tuple[Any, Any]:
     """The model of a task, with values, and a batch of its first two rows."""
     import torch
-
-    from trainer.commands.whole_model import build_whole
+    from whole_model import build_whole
 
     torch.manual_seed(0)
     model = build_whole(task)

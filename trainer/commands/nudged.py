@@ -1,20 +1,28 @@
-"""Write the first weights of a run, nudged in the last places, for ``trainer parity``.
+"""Train as ``trainer train`` does, and keep the first and the last weights, for ``trainer parity``.
 
-A training from these weights shows how far rounding alone leads.
+    python -m trainer.commands.nudged SEED --config train.yaml
+
+The first weights may be nudged in the last places. A training from them shows how far rounding
+alone leads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
-from ..config.load import Loaded
-from ..script import load_task
+import torch
+from safetensors.torch import save_file
+
+from ..distributed.exit import run_and_exit
+from ..hooks import Callback, StepInfo
+from ..run import Run
+from ..script import train
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FIRST, LAST = "first.safetensors", "last.safetensors"
 # How far each weight is nudged on average, relative to the weight: some 16 units in the last place.
 # A network that chooses (ReLU, max pooling) takes another way by chance, the sooner the larger the
 # nudge. How far the network then goes does not depend on the nudge. Three runs of the digits CNN
@@ -26,43 +34,47 @@ if TYPE_CHECKING:
 NUDGE = 1.5e-6
 
 
-def first_weights(loaded: Loaded) -> tuple[str, dict[str, Tensor]]:
-    """Build the model as every run of a config does, on the CPU.
+class Weights(Callback):
+    """Writes the trainable weights of a run to ``first.safetensors`` and ``last.safetensors``.
 
-    Returns:
-        The name of a model file, and parameters and persistent buffers by name in the file.
-    """
-    from ..checkpoint.export import ModelFile
-    from ..strategies.tensors import canonical_state
-    from .whole_model import build_whole
-
-    task, _ = load_task(loaded)
-    task.build_data()  # a model may be built from something that the data prepares
-    model = build_whole(task, loaded.config.seed)
-    form = ModelFile.of(task, model)
-    # A shared tensor has its first name alone.
-    names = {tensor: form.name(name) for name, tensor in reversed([*canonical_state(model)])}
-    return form.file, {name: tensor for tensor, name in names.items() if name is not None}
-
-
-def write_nudged(tensors: Mapping[str, Tensor], file: Path, seed: int) -> None:
-    """Write a model file in which each trainable weight is nudged by some ``NUDGE`` of the weight.
+    The files are in the folder of the run, in float32.
 
     Args:
-        tensors: as ``first_weights`` returns them.
-        file: the new file, in a new folder.
-        seed: decides the nudges.
+        seed: decides the nudges of the first weights, each by some ``NUDGE`` of the weight. 0: the
+            weights are not nudged.
     """
-    import torch
-    from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(seed)
-    written = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach()
-        if tensor.requires_grad:
-            value = value.float() * (1 + NUDGE * torch.randn(value.shape, generator=generator))
-        written[name] = value.contiguous()
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
 
-    file.parent.mkdir(parents=True)
-    save_file(written, file)
+    def on_start(self, run: Run) -> None:
+        first = _weights(run)
+        if self.seed:
+            generator = torch.Generator().manual_seed(self.seed)
+            for value in first.values():
+                value *= 1 + NUDGE * torch.randn(value.shape, generator=generator)
+            run.strategy.fill(first.items())
+        _write(run, FIRST, first)
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if info.is_last:
+            _write(run, LAST, _weights(run))
+
+
+def _weights(run: Run) -> dict[str, Tensor]:
+    """Return copies of the trainable parameters by name, whole, on the CPU. Collective."""
+    strategy = run.strategy
+    return {
+        name: strategy.full_tensor(name, parameter).to("cpu", torch.float32, copy=True)
+        for name, parameter in strategy.parameters()
+    }
+
+
+def _write(run: Run, file: str, weights: dict[str, Tensor]) -> None:
+    if run.is_main:
+        save_file(weights, run.directory.path / file)
+
+
+if __name__ == "__main__":
+    seed, *words = sys.argv[1:]
+    run_and_exit(lambda: train(words, Weights(int(seed))))

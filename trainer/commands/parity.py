@@ -21,7 +21,6 @@ import argparse
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..config.train_config import TrainConfig
 from ..errors import usage_error
@@ -30,17 +29,12 @@ from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
-from .nudged import first_weights, write_nudged
 from .runs import Run
 from .trials import train
 from .usage import command_parser, local_text
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 # Every run trains all steps, without evaluations and checkpoints, which are not compared.
 _OFF = (
-    "--export_dtype=float32",
     "--eval_every=null",
     "--sanity_evaluation=false",
     "--save_every=null",
@@ -65,8 +59,7 @@ def run(argv: Sequence[str]) -> int:
     requests = {path: read_accelerate_file(path) for path in args.files}
     words = [f"--config={args.config}"] if args.config else []
     words += settings
-    loaded = load_config(words)
-    config = loaded.config
+    config = load_config(words).config
     if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
     for path, request in requests.items():
@@ -83,9 +76,9 @@ def run(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.to or temporary)
 
-        def start(name: str, file: str | None, *more: str) -> Run:
+        def start(name: str, file: str | None, seed: int = 0) -> Run:
             own = [] if file else alone or []
-            return train(name, file, [*words, *own, *more], folder)
+            return train(name, file, seed, [*words, *own], folder)
 
         runs = [*map(start, names, files)]
         ended = [run for run in runs if not run.error]
@@ -93,27 +86,24 @@ def run(argv: Sequence[str]) -> int:
             return _report(runs, {}, {}, EXACT)
 
         reference = ended[0]
-        model, first = first_weights(loaded)
 
         def gaps_from_reference(run: Run) -> Gaps:
             gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
-            return {**gaps, "weights": {args.steps: _weights_gap(run, reference, model, first)}}
+            return {**gaps, "weights": {args.steps: _weights_gap(run, reference)}}
 
         bounds = max(bounds_of(run.plan) for run in ended)
         gaps = {run.name: gaps_from_reference(run) for run in ended}
         nudged: dict[str, Gaps] = {}
-        # Weights that the config names are not nudged: the key is taken.
-        nudges = args.nudges if config.weights is None else 0
         while True:
             verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
             unsettled = "differs" if nudged else "unknown"
-            if len(nudged) >= nudges or all(word != unsettled for word, _ in verdicts.values()):
+            if len(nudged) >= args.nudges or all(
+                word != unsettled for word, _ in verdicts.values()
+            ):
                 break
             name = f"nudged-{len(nudged) + 1}"
-            weights = folder / "weights" / name
-            write_nudged(first, weights / model, seed=len(nudged))
             file = files[runs.index(reference)]
-            runs.append(start(name, file, f"--weights={weights}"))
+            runs.append(start(name, file, seed=len(nudged) + 1))
             if runs[-1].error:
                 break
             nudged[name] = gaps_from_reference(runs[-1])
@@ -192,21 +182,17 @@ def _report(
     return int(bool(wrong))
 
 
-def _weights_gap(run: Run, reference: Run, file: str, initial: Mapping[str, Tensor]) -> float:
-    """Return the distance of all weights together, relative to how far the reference's moved.
-
-    Args:
-        file: the name of the model files.
-        initial: the first weights, by name in the files.
-    """
+def _weights_gap(run: Run, reference: Run) -> float:
+    """Return the distance of all weights together, relative to how far the reference's moved."""
     import torch
     from safetensors.torch import load_file
 
-    found, expected = (load_file(Path(each.path) / "model" / file) for each in (run, reference))
+    from .nudged import FIRST, LAST
+
+    first, expected = (load_file(Path(reference.path, file)) for file in (FIRST, LAST))
+    found = load_file(Path(run.path, LAST))
     distance, way = torch.zeros(2, dtype=torch.double)
     for name, end in expected.items():
-        first = initial[name]
-        if isinstance(first, torch.nn.Parameter):
-            distance += (found[name].double() - end).square().sum()
-            way += (first.detach().double() - end).square().sum()
+        distance += (found[name].double() - end).square().sum()
+        way += (first[name].double() - end).square().sum()
     return float((distance / way).sqrt())  # NaN if nothing moved

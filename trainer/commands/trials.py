@@ -23,13 +23,16 @@ _ERROR = re.compile(
 )
 
 
-def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: Path) -> Run:
-    """Train, wait for the end, and read the run back.
+def train(
+    name: str, launch_file: str | None, seed: int, arguments: Sequence[str], folder: Path
+) -> Run:
+    """Train with the callback ``Weights``, wait for the end, and read the run back.
 
     Args:
         name: of the run, whose folder is runs/NAME. logs/NAME.txt has the command and the output
             of the processes.
         launch_file: an accelerate YAML. None trains in a single process.
+        seed: of ``Weights``.
         arguments: the config and the settings of the training.
         folder: the folder of all runs.
 
@@ -42,7 +45,8 @@ def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: 
         words += ["-m", "accelerate.commands.launch", "--config_file", launch_file]
         words += ["--main_process_port", "0"]  # a free port
     output = folder / "runs" / name
-    words += ["-m", "trainer", "train", *arguments, f"--output_dir={as_literal(str(output))}"]
+    words += ["-m", "trainer.commands.nudged", str(seed), *arguments]
+    words += [f"--output_dir={as_literal(str(output))}"]
     log_file = folder / "logs" / f"{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "w", encoding="utf-8") as log:

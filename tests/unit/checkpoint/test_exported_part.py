@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from whole_model import build_whole
 
 from trainer import CheckpointError, ConfigError, Data, Pretrained, Task, TrainConfig, Trainer
 from trainer.commands import cli
-from trainer.commands.whole_model import build_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

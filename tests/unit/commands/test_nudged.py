@@ -9,29 +9,33 @@ import torch
 from one_process import fit, losses
 from safetensors.torch import load_file
 
-from trainer import TrainConfig
-from trainer.commands.nudged import NUDGE, first_weights, write_nudged
-from trainer.config.load import Loaded
+from trainer.commands.nudged import FIRST, LAST, NUDGE, Weights
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_nudged_weights_are_a_little_off_and_start_a_run(tmp_path: Path) -> None:
-    loaded = Loaded(config=TrainConfig(task="resuming:Odd", max_steps=2), origins={})
-    file, first = first_weights(loaded)
-    files = [tmp_path / str(seed) / file for seed in (1, 2)]
-    for seed, path in enumerate(files):
-        write_nudged(first, path, seed)
-    one, two = map(load_file, files)
-    assert one.keys() == first.keys()
-    for name, tensor in first.items():
-        value = tensor.detach()
-        if not tensor.requires_grad:
-            assert torch.equal(one[name], value)
-            continue
+    """A nudge changes the trainable weights alone. Seed 0 changes nothing."""
+    runs = [
+        fit(tmp_path / str(seed), None, Weights(seed), max_steps=1, export_dtype="float32")
+        for seed in (0, 1, 2)
+    ]
+    trainable = {name for name, _ in runs[0].strategy.parameters()}
+    first, one, two = (load_file(run.directory.path / FIRST) for run in runs)
+    assert first.keys() == one.keys() == two.keys() == trainable
+    for name, value in first.items():
         off = ((one[name] - value) / value)[value != 0].abs()
         assert 0.1 * NUDGE < off.mean() < 2 * NUDGE and off.max() < 6 * NUDGE, name
         assert not torch.equal(one[name], two[name]) or value.numel() < 8
-    trainer = fit(tmp_path / "run", weights=str(files[0].parent), max_steps=1)
+
+    exported, nudged = (
+        load_file(run.directory.path / "model/model.safetensors") for run in runs[:2]
+    )
+    last = load_file(runs[0].directory.path / LAST)
+    assert all(torch.equal(last[name], exported[name]) for name in trainable)
+    rest = exported.keys() - trainable
+    assert rest and all(torch.equal(exported[name], nudged[name]) for name in rest)
+
     plain = fit(tmp_path / "plain", max_steps=1)
-    [loss], [usual] = losses(trainer.directory.path).values(), losses(plain.directory.path).values()
+    usual, same, loss, _ = (losses(run.directory.path)[1] for run in (plain, *runs))
+    assert same == usual
     assert loss == pytest.approx(usual, rel=1e-4) and loss != usual

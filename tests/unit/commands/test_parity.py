@@ -68,19 +68,20 @@ def test_kept_runs_and_their_verdicts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Kept runs have folders of the layouts' names. Logs and nudged weights are elsewhere.
-
-    A nudged run is started only as long as a verdict is open.
-    """
+    """Kept runs have names of the layouts. A nudged run starts only as long as a verdict is open."""
     kept = tmp_path / "kept"
     nudged = [f"nudged-{number}" for number, _ in enumerate(nudged_gaps, 1)]
     gaps = {"0-one-process": 0.0, "1-ddp": 1e-3, "2-fsdp": 0.0}
     gaps |= dict(zip(nudged, nudged_gaps, strict=True))
-    started: list[str] = []
+    launch_files = [None, "accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", None, None, None]
+    files = dict(zip(gaps, launch_files, strict=False))
+    started: dict[str, int] = {}
 
-    def write_run(name: str, launch_file: str | None, words: Sequence[str], folder: Path) -> Run:
-        assert folder == kept
-        started.append(name)
+    def write_run(
+        name: str, launch_file: str | None, seed: int, words: Sequence[str], folder: Path
+    ) -> Run:
+        assert folder == kept and launch_file == files[name]
+        started[name] = seed
         gap = gaps[name]
         if gap is None:
             return Run(name=name, path=name, error="no memory")
@@ -95,9 +96,9 @@ def test_kept_runs_and_their_verdicts(
     words = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", f"--nudges={nudges}"]
     words += ["--config", "examples/configs/digits_cnn.yaml", "--to", str(kept)]
     assert run(words) == code
-    assert started == ["0-one-process", "1-ddp", "2-fsdp", *nudged]
-    for name in nudged:
-        assert (kept / "weights" / name / "model.safetensors").is_file()
+    seeds = {name: number for number, name in enumerate(nudged, 1)}
+    assert started == {"0-one-process": 0, "1-ddp": 0, "2-fsdp": 0, **seeds}
+    assert list(started) == list(gaps)
     printed = capsys.readouterr().out
     assert ("NOT the same within 1e-05 of loss and norm, 0.01 of the weights" in printed) == code
     assert verdict in printed

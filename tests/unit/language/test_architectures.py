@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXPERTS, FAMILIES, save_architecture
+from whole_model import build_whole
 
-from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 from trainer.language.meta_model import bare_name
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, SequenceClassifier
 
 ROWS = [{"text": f"text number {number} of them", "label": number % 3} for number in range(30)]

@@ -98,7 +98,7 @@ def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: P
 
 
 def test_an_adapter_is_off_and_on_again(given: Path, tmp_path: Path) -> None:
-    from trainer.commands.whole_model import build_whole
+    from whole_model import build_whole
 
     model: Any = build_whole(task(given, tmp_path, adapter=Adapter(r=4)))
     for name, parameter in model.named_parameters():
@@ -239,7 +239,7 @@ def test_a_loss_of_routers_is_told(
 
 
 def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -> None:
-    from trainer.commands.whole_model import build_whole
+    from whole_model import build_whole
 
     dpo = task(given, tmp_path, reference_model=str(given / "other"))
     data, model = dpo.build_data(), build_whole(dpo)

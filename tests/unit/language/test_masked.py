@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_language import BERT, VOCABULARY, paragraphs, save_masked, save_rows
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.data.seeds import generator_of
 from trainer.language import Adapter, MaskedLM
 from trainer.language.packing import IGNORED

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from tiny_language import CONFIGS, change_tensors, save_model
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 from trainer.language.meta_model import bare_name, small_copy
 from trainer.language.pretrained import from_configuration

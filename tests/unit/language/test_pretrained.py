@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_language import CONFIGS, VOCABULARY, change_tensors, save_model
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 
 

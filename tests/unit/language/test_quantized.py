@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 from trainer.language.quantized import placement_in_4_bits
 

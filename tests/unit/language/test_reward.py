@@ -113,7 +113,7 @@ def test_a_side_that_is_too_long_is_refused(given: Path, tmp_path: Path) -> None
 
 
 def test_dropout_of_the_model_is_off(given: Path, tmp_path: Path) -> None:
-    from trainer.commands.whole_model import build_whole
+    from whole_model import build_whole
 
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
     save_model(tmp_path / "gpt2", "gpt2", **dropout)

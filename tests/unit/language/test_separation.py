@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_language import CONFIGS, save_texts
+from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 from trainer.language.meta_model import small_copy
 from trainer.language.pretrained import from_configuration

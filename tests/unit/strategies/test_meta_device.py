@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
+from whole_model import build_whole
 
 from trainer import LaunchError, Task
-from trainer.commands.whole_model import build_whole
 
 
 class Layers(nn.Module):

@@ -1,4 +1,4 @@
-"""Build a task's whole model in this process, for ``trainer parity``."""
+"""A task's whole model, built in the process of a test."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
-from ..building.meta_model import MetaModel
-from ..building.returned import returned
-from ..checkpoint.ranges import of_pretrained
-from ..strategies.meta_device import allocate
-from ..strategies.tensors import canonical_state
-from ..task import Task, new_names
+from trainer.building.meta_model import MetaModel
+from trainer.building.returned import returned
+from trainer.checkpoint.ranges import of_pretrained
+from trainer.strategies.meta_device import allocate
+from trainer.strategies.tensors import canonical_state
+from trainer.task import Task, new_names
 
 
 def build_whole(task: Task, seed: int = 0) -> nn.Module:
