@@ -34,6 +34,7 @@ from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import checked_interval, interval_text
 from .config.naming import as_literal, resolve_names
+from .config.plain import plain
 from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
@@ -227,11 +228,13 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
         return setup, Folder(name=names.run_name, directory=directory, start=Start())
 
     # A task that was made in Python has settings that the config does not name.
-    settings = {**setup.task_facts["task_settings"], **setup.config.task_settings}
+    known = setup.task_facts["task_settings"]
+    settings = {name: value for name, value in plain(setup.task).items() if name in known}
+    settings |= setup.config.task_settings
     named = dataclasses.replace(setup.config, task_settings=settings)
     names = agreement.gather(resolve_names(named, setup.plan, origins))[0]
     # config.yaml names the same folder when the file is read again, and the run by the template.
-    config = dataclasses.replace(setup.config, output_dir=as_literal(names.output_dir))
+    config = dataclasses.replace(named, output_dir=as_literal(names.output_dir))
 
     directory = RunDirectory(
         names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)

@@ -17,7 +17,6 @@ of the run is touched, so the run may be training.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import MANIFEST
 from ..checkpoint.untrusted import read_json
-from ..config.fingerprint import task_facts
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.directory import json_text
@@ -165,14 +163,6 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     for key in loaded.texts.keys() & {"weights", "output_dir", "resume"}:
         raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")
     task, config = load_task(loaded)
-    # A script may have built the task with settings that the config does not have.
-    now = json.loads(json_text(task_facts(task, config.task)["task_settings"]))
-    for name, value in training.plan.get("task_settings", {}).items():
-        key = f"task_settings.{name}"
-        is_typed = any(text.startswith(key) for text in loaded.texts)
-        if now.get(name, value) != value and not is_typed:
-            rule = f"the run was trained with {value!r}; add --{key} VALUE"
-            raise usage_error(key, now[name], rule)
     config = dataclasses.replace(
         config,
         # The training's cut of the global batch need not fit these processes.

@@ -16,7 +16,7 @@ def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings: JSON and YAML keep these equal.
 
     Members of an ``Enum`` become their values. Paths, and objects that no file can hold, become
-    text.
+    text, functions and classes their names.
 
     Args:
         compared: return the form of checkpoints and of comparisons, which is the same in every
@@ -45,14 +45,9 @@ def plain(value: object, *, compared: bool = False) -> Any:
         items = list(map(nested, value))
         return items if isinstance(value, list | tuple) else sorted(items, key=str)
 
-    return _name_of(value) if compared else repr(value)
-
-
-def _name_of(value: object) -> str:
-    """Return the name of a function or class, or of the class of any other object."""
-    if hasattr(value, "__qualname__"):
+    if hasattr(value, "__qualname__"):  # a function or class, whose own text may hold an address
         return f"{value.__module__}.{value.__qualname__}"
-    return type(value).__qualname__  # the object's own text would hold an address
+    return type(value).__qualname__ if compared else repr(value)
 
 
 def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

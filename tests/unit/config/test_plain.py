@@ -37,7 +37,7 @@ class Point:
         (np.float64(0.5), 0.5, 0.5),
         (Point(), {"x": 1}, {"x": 1, "memory": 2}),
         (2j, "2j", "complex"),
-        (Point, repr(Point), f"{__name__}.Point"),
+        (Point, f"{__name__}.Point", f"{__name__}.Point"),
     ],
 )
 def test_values_in_files_and_compared(value: Any, in_files: Any, compared: Any) -> None:
