@@ -509,6 +509,6 @@ def _announce(run: Run) -> None:
     for key, origin in run.origins.items():
         if origin.is_default and not run.plan.origin(key).is_default:
             settings.pop(key, None)
+    run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
-    run.directory.write_json("plan.json", run.facts)
     run.say(banner(run.facts))

@@ -98,21 +98,16 @@ class RunDirectory:
         log_into(self)
 
     def _claim(self, overwrite: bool, continues: bool) -> None:
-        assert self._lock is not None
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
         if entries:
             from .used_folder import take_over
 
-            was_ours = self._lock.was_ours
-            problem = take_over(
-                self.path, entries, overwrite=overwrite, continues=continues, was_ours=was_ours
-            )
+            problem = take_over(self.path, entries, overwrite=overwrite, continues=continues)
             if problem:
-                if not was_ours:  # a refused run leaves no trace
+                if not (self.path / "plan.json").exists():  # a refused run leaves no trace
                     (self.path / LOCK).unlink(missing_ok=True)
                 self.release()
                 raise self._error(problem)
-        self._lock.claim()
 
     def _error(self, rule: str) -> ConfigError:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))

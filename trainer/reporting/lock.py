@@ -15,7 +15,6 @@ from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 LOCK = ".lock"
-_PREFIX = "samecurve: "  # in the lock file of a folder that a run has claimed
 
 
 class Locked(Exception):
@@ -29,7 +28,6 @@ class FolderLock:
         folder: exists, and can be written.
 
     Attributes:
-        was_ours: whether a run of this program has claimed the folder.
         notices: why the folder is not locked, on a file system without locks.
 
     Raises:
@@ -42,28 +40,18 @@ class FolderLock:
         # Close the file of the lock, and so unlock the folder.
         self.close = finalize(self, os.close, self._file)
         self.notices: list[str] = []
-        written = os.pread(self._file, 200, 0).decode(errors="replace")
         try:
             # Of the open file, not of the process: a lock of the process (lockf) is gone as soon as
             # the process closes any file of this name.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            raise Locked(written.removeprefix(_PREFIX).strip() or "another process") from None
+            holder = os.pread(self._file, 200, 0).decode(errors="replace")
+            raise Locked(holder.strip() or "another process") from None
         except OSError as error:
             self.notices.append(f"{folder} cannot be locked: {error.strerror}")
 
-        self.was_ours = written.startswith(_PREFIX)
-        self._write(_PREFIX if self.was_ours else "")
-
-    def claim(self) -> None:
-        """Mark the folder as that of a run."""
-        self.was_ours = True
-        self._write(_PREFIX)
-
-    def _write(self, prefix: str) -> None:
-        holder = f"{prefix}process {os.getpid()} on {socket.gethostname()}\n"
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, holder.encode(), 0)
+        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 # The locks of this process, by the folder.

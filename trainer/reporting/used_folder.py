@@ -17,9 +17,7 @@ _MODELS = ("model", "best")
 _BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
 
 
-def take_over(
-    folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool, was_ours: bool
-) -> str:
+def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool) -> str:
     """Prepare a used folder for a run, and return why it is refused, or "".
 
     Args:
@@ -27,12 +25,12 @@ def take_over(
         overwrite: empty the folder. The folder of a run that failed before the first step is
             emptied anyway.
         continues: resume in the folder, if the folder is that of a run.
-        was_ours: whether a run held the lock of the folder before.
     """
-    if not any(_holds_files(entry) for entry in entries):
-        return ""  # a refused run leaves empty folders
+    # A run that fails before plan.json is written leaves lines and empty folders.
+    if not any(_holds_files(entry) for entry in entries if entry.name != "log.txt"):
+        return ""
 
-    is_of_a_run = was_ours or _holds_plan(folder)
+    is_of_a_run = _holds_plan(folder)
     results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
     holds_no_step = not any(_holds_files(folder / name) for name in results)
     if continues and is_of_a_run:

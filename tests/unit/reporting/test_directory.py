@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
-from one_process import checkpoint, fit, losses, rows, steps
+from one_process import checkpoint, fit, log_of, losses, rows, steps
 from run_folders import everything
 from torch import nn
 
@@ -176,6 +176,15 @@ def test_a_refused_run_leaves_no_trace(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="output_dir"):
             fit(tmp_path, **settings)  # type: ignore[arg-type]
     assert everything(tmp_path) | {str(tmp_path): before[str(tmp_path)]} == before
+
+
+def test_lines_of_a_run_that_failed_before_its_plan_do_not_make_a_folder_used(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "log.txt").write_text("a line\n")
+    (tmp_path / "checkpoints").mkdir()
+    fit(tmp_path, max_steps=2)
+    assert log_of(tmp_path).startswith("a line\n")
 
 
 def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:

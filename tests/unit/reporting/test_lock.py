@@ -54,16 +54,6 @@ def test_trainings_of_one_process_share_the_lock(tmp_path: Path) -> None:
     assert fit(tmp_path, max_steps=4, resume="auto").step == 4 and first.step == 2
 
 
-def test_the_folder_of_a_refused_run_is_of_no_run(tmp_path: Path) -> None:
-    for expected in (False, False, True):
-        lock = FolderLock(tmp_path)
-        assert lock.was_ours is expected
-        if (tmp_path / "claimed").exists():
-            lock.claim()
-        (tmp_path / "claimed").touch()
-        lock.close()
-
-
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
