@@ -18,7 +18,6 @@ Wings add files of their own, which ``used_folder.py`` names.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,14 +141,15 @@ class RunDirectory:
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``.
 
-        Those steps are trained again, and each step has a single row.
+        Those steps are trained again, and each step has a single row. The last row of a killed run
+        may be cut.
         """
         path = self.path / "metrics.jsonl"
         if not self.main or not path.exists():
             return
 
         rows = path.read_bytes().splitlines(keepends=True)
-        kept = [row for row in rows if _step_of(row) <= step]
+        kept = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= step]
         part_of(path).unlink(missing_ok=True)
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
@@ -177,13 +177,3 @@ def _plain(value: object, **settings: Any) -> Any:
 
 def _as_json(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else str(value)
-
-
-def _step_of(row: bytes) -> float:
-    """Return the step of a row of metrics.jsonl. Infinity if the row is cut or damaged."""
-    if not row.endswith(b"\n"):
-        return math.inf  # the last row of a killed run
-    try:
-        return float(json.loads(row)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf

@@ -14,7 +14,7 @@ CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
+_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "evaluations")
 
 
 def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool) -> str:
@@ -75,5 +75,5 @@ def _is_ours(entry: Path) -> bool:
         return all(is_ours(inner) for inner in entry.iterdir())
     if name.startswith("."):  # .model.part and .model.old are there while model/ is written
         name = name[1:].removesuffix(".part").removesuffix(".old")
-        return name in (*_FILES, *_MODELS, "hub")
+        return name in (*_FILES, *_MODELS)
     return name in (*_FILES, *_BY_WINGS)
