@@ -32,7 +32,7 @@ from .checks.finite import refuse_to_save
 from .checks.names import refuse_uncalled
 from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
-from .config.interval import checked_interval, interval_text
+from .config.interval import checked_interval
 from .config.naming import as_literal, resolve_names
 from .config.plain import plain
 from .config.train_config import TrainConfig
@@ -42,7 +42,7 @@ from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
 from .distributed.restarts import restarts
 from .errors import DEFAULT, Origin, origin_of
-from .evaluator import UNNAMED, Evaluator, measured_sets, sizes_of
+from .evaluator import Evaluator, measured_sets, sizes_of
 from .hooks import Callback, Hooks, Unfinished
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -469,9 +469,6 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
 
 def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
     """Return the content of plan.json: everything that is known of a run before the first step."""
-    every: Any = {
-        name: interval_text(chosen.every) for name, chosen in data.evaluation_sets.items()
-    }
     return dict(
         prepared.parts.about,
         model_class=type(setup.strategy.model).__name__,
@@ -482,7 +479,6 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
         task_folder=task_folder(setup.task),
         train_samples=data.train_data.size,
         evaluation_samples=sizes_of(data.data),
-        evaluation_every=every.get(UNNAMED, every) if every else None,
         steps_per_epoch=data.train_data.steps_per_epoch,
         total_steps=data.total_steps,
         stop_at=data.stop_at,

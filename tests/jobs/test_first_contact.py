@@ -64,9 +64,7 @@ def test_make_train_starts_as_many_processes_as_the_machine_takes(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert cli.main(["check", "accel_configs/ddp.yaml", *TINY, "--processes", str(processes)]) == 0
     said = capsys.readouterr().out
-    assert (
-        f"device      {'cuda' if gpus else 'cpu'}" in said and f"world size  {processes}\n" in said
-    )
+    assert f", {processes} x {'cuda' if gpus else 'cpu'} by accelerate" in said
 
 
 @pytest.mark.slow
@@ -192,7 +190,7 @@ def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
 
     *_, command = answer_of([str(fresh / "bin" / "trainer"), "new", "demo"], tmp_path).splitlines()
     said = answer_of(["bash", "-c", command], tmp_path)
-    assert "strategy   ddp (DistributedDataParallel), 2 x cpu" in said
+    assert "strategy   ddp, 2 x cpu" in said
     assert (tmp_path / "demo" / "runs" / "classifier" / "model" / "model.safetensors").is_file()
     accuracy = float(said.rpartition("eval/accuracy ")[2].split()[0])
     assert accuracy > 0.5, "always naming the largest package is right for a quarter of the pieces"

@@ -93,10 +93,3 @@ def _epochs(text: str) -> Fraction:
     """Return the epochs of a text such as ``1/4 epoch``. 0 for any other text."""
     found = _EPOCHS.fullmatch(text)
     return Fraction(found[1]) if found else Fraction(0)
-
-
-def interval_text(interval: Interval | None) -> str:
-    """Return an interval as text for people: ``every 2.5 steps and at the end``."""
-    if interval is None:
-        return "at the end"
-    return f"every {float(interval.steps):,.10g} steps and at the end"

@@ -20,14 +20,7 @@ def banner(facts: Mapping[str, Any]) -> str:
     Args:
         facts: the content of plan.json.
     """
-    planned = dict(plan_rows(facts))
-    processes = " ({model_class}), {world_size} x {device} by {launcher}"
-    planned["strategy"] += processes.format_map({**facts, "device": planned.pop("device")})
-    del planned["world size"]
-    clipping = planned.pop("clipping")
-    if clipping != "none":
-        planned["optimizer"] += f", clipped at {clipping}"
-    rows = [("run", "{run_name}, in {output_dir}".format_map(facts)), *planned.items()]
+    rows = [("run", "{run_name}, in {output_dir}".format_map(facts)), *plan_rows(facts)]
 
     # Two groups with the same rate are with weight decay and without.
     groups = facts["optimizer_groups"]
@@ -53,25 +46,21 @@ def _data(facts: Mapping[str, Any]) -> str:
     if not isinstance(evaluation, Mapping):
         return f"{train} training, {_count(evaluation)} evaluation samples"
 
-    every = facts["evaluation_every"]
-    sets = [f"{name} {_count(count)} {every[name]}" for name, count in evaluation.items()]
+    sets = [f"{name} {_count(count)}" for name, count in evaluation.items()]
     return f"{train} training samples, to evaluate {listed(sets, 8)}"
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a plan, known before anything is built."""
     rows = {
-        "strategy": "{strategy}",
-        "world size": "{world_size}",
-        "device": "{device}",
+        "strategy": "{strategy}, {world_size} x {device} by {launcher}",
         "precision": ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items()),
         "batch": "{micro_batch_size} x {accumulation_steps} x {world_size} = {global_batch_size} "
         "(micro x accumulation x world = global)",
         "optimizer": "{optimizer}, lr {lr:g}, {told}",
-        "clipping": "none",
     }
     if plan["rehearsal"]:
-        rows["device"] += " (rehearsal over gloo)"
+        rows["strategy"] += " (rehearsal over gloo)"
     if len(set(plan["precision"].values())) == 1:
         rows["precision"] = "{precision[compute]}"
     if plan["lr_scaling"] != "none":
@@ -80,7 +69,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
             "at batch {global_batch_size} ({lr_scaling}), {told}"
         )
     if plan["max_grad_norm"] is not None:
-        rows["clipping"] = "global norm {max_grad_norm:g}"
+        rows["optimizer"] += ", clipped at global norm {max_grad_norm:g}"
     values = {**plan, "told": _schedule(plan)}
     return [(name, text.format_map(values)) for name, text in rows.items()] + details(plan)
 
@@ -89,14 +78,11 @@ def _schedule(plan: Mapping[str, Any]) -> str:
     """Return the schedule and the warm-up, whose steps are unknown before the run's length is."""
     settings = [f"{key}={value}" for key, value in plan["schedule_settings"].items()]
     schedule = " ".join([plan["schedule"], *settings])
-    warmup = ", {warmup_steps} warm-up steps" if plan["warmup_steps"] else ", warm-up"
-    if plan["warmup_samples"] is not None:
-        warmup += " ({warmup_samples:,} samples)"
-    elif plan["warmup_fraction"] is not None:
-        warmup += " ({warmup_fraction:g} of the run)"
-    elif not plan["warmup_steps"]:
-        return schedule
-    return schedule + warmup.format_map(plan)
+    if plan["warmup_steps"]:
+        schedule += f", {plan['warmup_steps']} warm-up steps"
+    elif plan["warmup_fraction"]:
+        schedule += f", warm-up in {plan['warmup_fraction']:g} of the run"
+    return schedule
 
 
 def _steps(facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.interval import check_interval, interval_of, interval_text
+from trainer.config.interval import check_interval, interval_of
 
 
 def due(value: int | str, steps_per_epoch: int | None, last: int) -> list[int]:
@@ -60,8 +60,3 @@ def test_less_than_a_step_is_refused_with_the_steps_of_an_epoch() -> None:
         interval_of("1/9 epoch", 8)
     with pytest.raises(ValueError, match=r"^a stream has no known length; use a number of steps"):
         interval_of("1/9 epoch", None)
-
-
-def test_an_interval_as_text() -> None:
-    assert interval_text(interval_of("1/4 epoch", 10)) == "every 2.5 steps and at the end"
-    assert interval_text(None) == "at the end"

@@ -29,7 +29,7 @@ def test_the_banner_shows_how_the_rate_came_about() -> None:
     batch = made.global_batch_size
     assert row == (
         f"adamw, lr 0.1 at batch 4 -> {0.1 * batch / 4:g} at batch {batch} (linear), cosine, "
-        f"{-(-100 // batch)} warm-up steps (100 samples)"
+        f"{-(-100 // batch)} warm-up steps"
     )
     before = dict(plan_rows(plan(warmup_fraction=0.1, epochs=3).as_dict()))["optimizer"]
-    assert before.endswith("constant, warm-up (0.1 of the run)")
+    assert before.endswith("constant, warm-up in 0.1 of the run")

@@ -12,6 +12,7 @@ from trainer.reporting.banner import plan_rows
 
 PLAN: dict[str, Any] = {
     "strategy": "ddp",
+    "launcher": "torchrun",
     "world_size": 4,
     "device": "cpu",
     "rehearsal": False,
@@ -48,26 +49,27 @@ PLAN: dict[str, Any] = {
     [
         ({}, "batch", "8 x 2 x 4 = 64 (micro x accumulation x world = global)"),
         ({}, "precision", "parameters fp32, compute bf16"),
-        ({"rehearsal": True}, "device", "cpu (rehearsal over gloo)"),
-        ({}, "optimizer", "adamw, lr 0.1, cosine final=0.1"),
+        ({}, "strategy", "ddp, 4 x cpu by torchrun"),
+        ({"rehearsal": True}, "strategy", "ddp, 4 x cpu by torchrun (rehearsal over gloo)"),
+        ({}, "optimizer", "adamw, lr 0.1, cosine final=0.1, clipped at global norm 1"),
+        ({"max_grad_norm": None}, "optimizer", "adamw, lr 0.1, cosine final=0.1"),
         (
             {"lr_scaling": "linear"},
             "optimizer",
-            "adamw, lr 0.05 at batch 32 -> 0.1 at batch 64 (linear), cosine final=0.1",
+            "adamw, lr 0.05 at batch 32 -> 0.1 at batch 64 (linear), cosine final=0.1, "
+            "clipped at global norm 1",
         ),
         (
-            {"warmup_samples": 6400, "warmup_steps": 100},
+            {"warmup_steps": 100, "max_grad_norm": None},
             "optimizer",
-            "adamw, lr 0.1, cosine final=0.1, 100 warm-up steps (6,400 samples)",
+            "adamw, lr 0.1, cosine final=0.1, 100 warm-up steps",
         ),
         (
-            {"warmup_fraction": 0.1},
+            {"warmup_fraction": 0.1, "max_grad_norm": None},
             "optimizer",
-            "adamw, lr 0.1, cosine final=0.1, warm-up (0.1 of the run)",
+            "adamw, lr 0.1, cosine final=0.1, warm-up in 0.1 of the run",
         ),
-        ({}, "clipping", "global norm 1"),
         ({}, "fsdp", "auto_wrap_policy TRANSFORMER_BASED_WRAP, reshard_after_forward True"),
-        ({"max_grad_norm": None}, "clipping", "none"),
     ],
 )
 def test_rows_of_a_plan(values: dict[str, Any], name: str, text: str) -> None:
