@@ -12,7 +12,6 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
-from .text import kind_of
 
 _SECOND_BACKWARD = (
     "the gradient of this loss was computed before: training_step returns the loss, and must not "
@@ -73,12 +72,10 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     loss, values = result if is_pair else (result, {})
     size = loss.numel() if hasattr(loss, "numel") else 0
     if size != 1 or not isinstance(values, Mapping):
-        form = kind_of(result)
-        if hasattr(result, "shape"):
-            form = f"a tensor of shape {tuple(result.shape)}"
+        shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
         raise DataError(
             "training_step must return the loss, a single number, or (loss, {name: value}). "
-            f"It returned {form}"
+            f"It returned a {type(result).__name__}{shape}"
         )
 
     if torch.is_grad_enabled() and not loss.requires_grad:

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import ConfigError, DataError, Origin, Problem
-from .text import kind_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -78,7 +77,7 @@ class WeightedSums:
         if not isinstance(metrics, Mapping):
             raise DataError(
                 "evaluation_step must return values by name, {name: value}. "
-                f"It returned {kind_of(metrics)}"
+                f"It returned a {type(metrics).__name__}"
             )
         for name, value in metrics.items():
             if name not in self._objects:

@@ -87,15 +87,6 @@ def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     return f"{text} (and {more} more)" if more > 0 else text
 
 
-def kind_of(value: object) -> str:
-    """Return the type of a value for a message: ``a Tensor``, ``a tuple of (Tensor, Tensor)``."""
-    if value is None:
-        return "None"
-    if isinstance(value, tuple):
-        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
-    return f"a {type(value).__name__}"
-
-
 def size(count: float) -> str:
     """Return a number of bytes for people: ``1.5 GiB``."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -16,9 +16,9 @@ from trainer.losses import Explained, refuse_independent, split_loss
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (None, "None"),
-        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "a tuple of (Tensor, Tensor)"),
-        (torch.ones(4, requires_grad=True), "a tensor of shape (4,)"),
+        (None, "a NoneType"),
+        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "a tuple"),
+        (torch.ones(4, requires_grad=True), "a Tensor of shape (4,)"),
         ({"loss": torch.ones(())}, "a dict"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_number_from_the_host_meets_the_others_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"), [(None, "None"), (torch.ones(4), "a Tensor"), ([1.0], "a list")]
+    ("result", "said"), [(None, "a NoneType"), (torch.ones(4), "a Tensor"), ([1.0], "a list")]
 )
 def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
     with pytest.raises(

@@ -13,7 +13,6 @@ from trainer.text import (
     did_you_mean,
     hidden,
     is_secret,
-    kind_of,
     metrics_text,
     versions,
 )
@@ -49,15 +48,6 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
 )
 def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -> None:
     assert did_you_mean("widt", known).startswith(said)
-
-
-def test_a_value_is_said_by_its_kind() -> None:
-    assert [kind_of(value) for value in (None, 1, (1, "a"), OSError())] == [
-        "None",
-        "a int",
-        "a tuple of (int, str)",
-        "a OSError",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from ..errors import LaunchError
 from ..task import Task
-from ..text import kind_of
 
 T = TypeVar("T")
 
@@ -17,5 +16,5 @@ def returned(value: object, kind: type[T], task: Task, method: str) -> T:
         return value
     raise LaunchError(
         f"{type(task).__qualname__}.{method} must return: {kind.__name__}. "
-        f"It returned {kind_of(value)}"
+        f"It returned a {type(value).__name__}"
     )

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ..config.plain import dotted
-from ..hooks import Callback, StepInfo, Unfinished
+from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import hidden
 from .best import Best
@@ -38,10 +38,6 @@ class HubPush(Callback):
         self._best = best
         self._api = HfApi()
         self._uploads: dict[str, Future[Any]] = {}  # the newest by the command for its folder
-
-    def on_launch(self, run: Unfinished) -> None:
-        """Say that models will be pushed. No server is asked."""
-        run.note(f"push_to_hub: {run.config.push_to_hub}")
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Push a new best model."""

@@ -25,23 +25,19 @@ def run(argv: Sequence[str]) -> int:
     parser = command_parser("export", __doc__)
     parser.add_argument("checkpoint", type=local_path, help="such as RUN/checkpoints/step-00000120")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
-    parser.add_argument(
-        "--without-average", action="store_true", help="the weights, not their moving average"
-    )
     args = parser.parse_args(argv)
 
-    path = export_checkpoint(args.checkpoint, args.to, averaged=not args.without_average)
+    path = export_checkpoint(args.checkpoint, args.to)
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 
 
-def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) -> Path:
+def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     """Write the model of a checkpoint as ``Run.export`` would have written it at that step.
 
     Args:
         checkpoint: folder, of which every byte is verified first.
         folder: the new folder of the model.
-        averaged: prefer the moving average of the weights.
 
     Returns:
         The file of the model in ``folder``.
@@ -59,7 +55,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     form = contents.model_file
     exported = [entry for entry in contents.model if form.name(entry[0]) is not None]
     entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in exported]
-    tensors = (_read(contents, name, dtype, averaged=averaged) for name, _, dtype in exported)
+    tensors = (_read(contents, name, dtype) for name, _, dtype in exported)
 
     def save_beside(part: Path) -> None:
         for name in info.files:
@@ -72,10 +68,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     return folder / form.file
 
 
-def _read(contents: Contents, name: str, dtype: torch.dtype, *, averaged: bool) -> Tensor:
+def _read(contents: Contents, name: str, dtype: torch.dtype) -> Tensor:
     """Read a whole tensor of the model, or the moving average if the checkpoint has an average."""
     kind = contents.kind(name)
-    if averaged and contents.ranges.holds("average", name):
+    if contents.ranges.holds("average", name):
         kind = "average"
     if kind is None:  # a tensor without elements: the checkpoint stores nothing
         return torch.empty(0, dtype=dtype)

@@ -10,7 +10,6 @@ parameters formulas give the bytes of parameters, gradients and optimizer: docs/
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -58,9 +57,6 @@ def run(argv: Sequence[str]) -> int:
         raise usage_error("", args.what, "no parameter count such as 7B, no training config")
     fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
 
-    if args.json:
-        print(json.dumps({"rows": rows, "fitting": fitting}, indent=2))
-        return int(not fitting)
     print(f"each of {args.gpus} GPUs under the files of accel_configs/\n({how}):")
     print("\n".join(columns([[name, *(_cell(row[name]) for row in rows)] for name in rows[0]])))
     if not fitting:
@@ -115,5 +111,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=positive_number, default=1, help="number of all GPUs; default 1")
     help_of_precision = "of a number of parameters; default bf16"
     add("--precision", choices=["no", "bf16", "fp16"], default="bf16", help=help_of_precision)
-    add("--json", action="store_true", help="print JSON")
     return parser

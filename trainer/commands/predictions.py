@@ -43,21 +43,16 @@ def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> 
             part = part_of(file)
 
         count = 0
-        try:
-            # Half of an emoji becomes an escape of JSON, which reads back as the same text.
-            with (
-                part.open("w", encoding="utf-8", errors="backslashreplace") as lines,
-                run.evaluating(evaluation_set),
-            ):
-                for batch, examples in evaluation_set:
-                    predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
-                    for row in chain(*run.agreement.gather(_rows(predicted, examples))):
-                        print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
-                        count += 1
-        except BaseException:
-            if run.is_main:
-                part.unlink()
-            raise
+        # Half of an emoji becomes an escape of JSON, which reads back as the same text.
+        with (
+            part.open("w", encoding="utf-8", errors="backslashreplace") as lines,
+            run.evaluating(evaluation_set),
+        ):
+            for batch, examples in evaluation_set:
+                predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
+                for row in chain(*run.agreement.gather(_rows(predicted, examples))):
+                    print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
+                    count += 1
 
         if run.is_main:
             publish(file)

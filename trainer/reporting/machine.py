@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-_DRIVER = Path("/sys/module/nvidia/version")
 _CPUS = Path("/proc/cpuinfo")
 
 
@@ -24,8 +23,7 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
 
     Returns:
         The CPU of this process's host (the architecture if Linux does not tell), and the number of
-        cores. On GPUs also the number of ranks by the name of their GPU, and (if Linux tells) the
-        version of the driver. The version of torch in plan.json names CUDA's.
+        cores. On GPUs also the number of ranks by the name of their GPU.
     """
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
     cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
@@ -34,14 +32,10 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         return facts
 
     facts["gpus"] = dict(Counter(gather(torch.cuda.get_device_name(device))))
-    if _DRIVER.exists():
-        facts["driver"] = _DRIVER.read_text().strip()
     return facts
 
 
 def machine_text(facts: Mapping[str, Any]) -> str:
     """Return the facts of ``machine`` as a line."""
     parts = [f"{count} x {name}" for name, count in facts.get("gpus", {}).items()]
-    if "driver" in facts:
-        parts.append(f"driver {facts['driver']}")
     return ", ".join([*parts, "{cpu} ({cores} cores)".format_map(facts)])

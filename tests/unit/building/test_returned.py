@@ -15,7 +15,7 @@ class Mine(Task):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(None, "None"), (([1], [2]), "a tuple of (list, list)"), ({}, "a dict")]
+    ("value", "said"), [(None, "a NoneType"), (([1], [2]), "a tuple"), ({}, "a dict")]
 )
 def test_a_wrong_result_is_one_line(value: Any, said: str) -> None:
     data = Data(train=[1])

@@ -21,6 +21,3 @@ def test_a_checkpoint_is_exported_on_its_own(average: float | None, tmp_path: Pa
     ours, theirs = (tmp_path / name / "model.safetensors" for name in ("model", "run/model"))
     assert ours.read_bytes() == theirs.read_bytes(), "what the run itself exported"
     assert cli.main(["export", last, "--to", str(tmp_path / "model")]) == 2, "exists already"
-    assert cli.main(["export", last, "--to", str(tmp_path / "plain"), "--without-average"]) == 0
-    same = (tmp_path / "plain" / "model.safetensors").read_bytes() == ours.read_bytes()
-    assert same == (average is None)
