@@ -215,7 +215,7 @@ def utilization(operations_per_second: float) -> float | None:
     if not torch.cuda.is_available():
         return None
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    peak = peak_of(device.name, device.total_memory, "bf16")
+    peak = peak_of(device.name, "bf16")
     return operations_per_second / (peak * 1e12) if peak else None
 
 

@@ -43,12 +43,11 @@ def usable_bytes(memory: float) -> float:
     return _USABLE * memory * 2**30 - _RESERVED
 
 
-def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
+def peak_of(device_name: str, precision: str) -> float | None:
     """Return the peak TFLOP/s of a device by the driver's name. None if unknown.
 
     Args:
         device_name: such as ``NVIDIA H100 80GB HBM3``.
-        total_bytes: the device's memory, which tells variants of a chip apart.
         precision: that of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
     # "RTX 4090" is RTX4090 in the table, and "RTX PRO 6000" RTXPRO6000.
@@ -56,9 +55,8 @@ def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
     words = set(re.split(r"[^A-Z0-9]+", one_word))
     for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
         chip, _, variant = name.upper().partition("-")
-        # A variant that is a number is the memory.
-        has_memory = variant.isdigit() and abs(total_bytes / 2**30 / int(variant) - 1) < 0.25
-        is_variant = not variant or variant in words or has_memory
+        # A variant that is a number is the memory, which does not change the peaks.
+        is_variant = not variant or variant.isdigit() or variant in words
         if chip in words and is_variant and not words & _OTHER_CHIPS:
             _, half, tf32, fp32 = KNOWN[name]
             return {"fp32": fp32, "tf32": tf32 or fp32}.get(precision, half)

@@ -188,8 +188,7 @@ class Meter:
         if self.totals["tokens"] and self.device.type == "cuda":
             from .gpus import peak_of  # reads a table
 
-            device = torch.cuda.get_device_properties(self.device)
-            peak = peak_of(device.name, device.total_memory, precision)
+            peak = peak_of(torch.cuda.get_device_name(self.device), precision)
             if peak:
                 per_rank = operations * facts["tokens_per_second"] / world_size
                 facts["mfu"] = round(per_rank / (peak * 1e12), 4)

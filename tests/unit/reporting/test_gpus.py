@@ -6,48 +6,44 @@ import pytest
 
 from trainer.reporting.gpus import memory_of, peak_of
 
-GIB = 2**30
-
 
 @pytest.mark.parametrize(
-    ("device", "gib", "bf16", "tf32", "fp32"),
+    ("device", "bf16", "tf32", "fp32"),
     [
-        ("NVIDIA H100 80GB HBM3", 79.1, 989, 495, 67),
-        ("NVIDIA H100 PCIe", 79.1, 756, 378, 51),
-        ("NVIDIA H100 NVL", 93.1, 835, 418, 60),
-        ("NVIDIA H800", 79.1, 989, 495, 67),
-        ("NVIDIA H800 PCIe", 79.1, 756, 378, 51),
-        ("NVIDIA H200", 139.8, 989, 495, 67),
-        ("NVIDIA H200 NVL", 139.8, 835, 418, 60),
-        ("NVIDIA GH200 480GB", 94.5, 989, 495, 67),
-        ("NVIDIA B200", 178.4, 2250, 1125, 75),
-        ("NVIDIA GB200", 185.0, 2500, 1250, 80),
-        ("NVIDIA B300 SXM6 AC", 267.7, 2250, 1125, 75),
-        ("NVIDIA A100-SXM4-40GB", 39.4, 312, 156, 19.5),
-        ("NVIDIA A100 80GB PCIe", 79.2, 312, 156, 19.5),
-        ("NVIDIA A800-SXM4-80GB", 79.2, 312, 156, 19.5),
-        ("NVIDIA A10", 22.1, 125, 62.5, 31.2),
-        ("NVIDIA A10G", 22.1, 70, 35, 35),
-        ("NVIDIA RTX A6000", 47.4, 155, 77.4, 38.7),
-        ("NVIDIA L4", 22.0, 121, 60, 30.3),
-        ("NVIDIA L40", 44.4, 181, 90.5, 90.5),
-        ("NVIDIA H20", 95.6, 148, 74, 44),
-        ("NVIDIA GeForce RTX 5090", 31.8, 210, 105, 105),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.0, 504, 252, 126),
-        ("NVIDIA L40S", 44.4, 362, 183, 91.6),
-        ("NVIDIA GeForce RTX 4090", 23.5, 165, 82.6, 82.6),
-        ("Tesla T4", 14.6, 65, 8.1, 8.1),
-        ("Tesla V100-SXM2-16GB", 15.8, 125, 15.7, 15.7),
-        ("Tesla V100-SXM2-32GB", 31.7, 125, 15.7, 15.7),
-        ("Tesla V100-PCIE-16GB", 15.8, 112, 14, 14),
+        ("NVIDIA H100 80GB HBM3", 989, 495, 67),
+        ("NVIDIA H100 PCIe", 756, 378, 51),
+        ("NVIDIA H100 NVL", 835, 418, 60),
+        ("NVIDIA H800", 989, 495, 67),
+        ("NVIDIA H800 PCIe", 756, 378, 51),
+        ("NVIDIA H200", 989, 495, 67),
+        ("NVIDIA H200 NVL", 835, 418, 60),
+        ("NVIDIA GH200 480GB", 989, 495, 67),
+        ("NVIDIA B200", 2250, 1125, 75),
+        ("NVIDIA GB200", 2500, 1250, 80),
+        ("NVIDIA B300 SXM6 AC", 2250, 1125, 75),
+        ("NVIDIA A100-SXM4-40GB", 312, 156, 19.5),
+        ("NVIDIA A100 80GB PCIe", 312, 156, 19.5),
+        ("NVIDIA A800-SXM4-80GB", 312, 156, 19.5),
+        ("NVIDIA A10", 125, 62.5, 31.2),
+        ("NVIDIA A10G", 70, 35, 35),
+        ("NVIDIA RTX A6000", 155, 77.4, 38.7),
+        ("NVIDIA L4", 121, 60, 30.3),
+        ("NVIDIA L40", 181, 90.5, 90.5),
+        ("NVIDIA H20", 148, 74, 44),
+        ("NVIDIA GeForce RTX 5090", 210, 105, 105),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 504, 252, 126),
+        ("NVIDIA L40S", 362, 183, 91.6),
+        ("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6),
+        ("Tesla T4", 65, 8.1, 8.1),
+        ("Tesla V100-SXM2-16GB", 125, 15.7, 15.7),
+        ("Tesla V100-SXM2-32GB", 125, 15.7, 15.7),
+        ("Tesla V100-PCIE-16GB", 112, 14, 14),
     ],
 )
 def test_a_peak_depends_on_the_variant_of_the_chip_and_the_precision(
-    device: str, gib: float, bf16: float, tf32: float, fp32: float
+    device: str, bf16: float, tf32: float, fp32: float
 ) -> None:
-    found = [
-        peak_of(device, int(gib * GIB), precision) for precision in ("bf16", "fp16", "tf32", "fp32")
-    ]
+    found = [peak_of(device, precision) for precision in ("bf16", "fp16", "tf32", "fp32")]
     assert found == [bf16, bf16, tf32, fp32]
 
 
@@ -63,7 +59,7 @@ def test_a_peak_depends_on_the_variant_of_the_chip_and_the_precision(
     ],
 )
 def test_a_chip_with_a_similar_name_has_no_known_peak(device: str) -> None:
-    assert peak_of(device, 24 * GIB, "bf16") is None
+    assert peak_of(device, "bf16") is None
 
 
 @pytest.mark.parametrize("name", ["H100", "h100", "H100-80", "H100-80GB", "80GiB", "80"])
