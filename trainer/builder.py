@@ -51,8 +51,9 @@ from .reporting.banner import banner
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter, count_call
+from .reporting.say import say_and_log
 from .row import checks_of
-from .run import Folder, Prepared, Run, RunData, Setup, say_on_main
+from .run import Folder, Prepared, Run, RunData, Setup
 from .strategies.memory import states_of_run
 from .task import Task, own_optimizer
 from .text import hidden, versions
@@ -386,7 +387,7 @@ def _prepare(
         folder.directory.path / "checkpoints",
         setup.agreement,
         config,
-        partial(say_on_main, folder.directory, setup.is_main),
+        partial(say_and_log, folder.directory),
     )
     at_once = most_checkpoints(config, data.save_every, data.total_steps)
     saver.prepare(parts, 0 if data.finished else at_once)

@@ -23,7 +23,7 @@ from .checkpoint.saver import Saver
 from .checkpoint.start import Start, how_to_resume
 from .data.now import Now, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
-from .reporting.say import print_line
+from .reporting.say import say_and_log
 from .task import Task
 
 if TYPE_CHECKING:
@@ -428,7 +428,7 @@ class Run(Setup, Folder, RunData, Prepared):
 
     def say(self, text: str) -> None:
         """Print a line, and add the line to log.txt, from the main process."""
-        say_on_main(self.directory, self.is_main, text)
+        say_and_log(self.directory, text)
 
     def close(self) -> None:
         """Wait for the save in flight, and release the engine. Your own script calls it last."""
@@ -436,10 +436,3 @@ class Run(Setup, Folder, RunData, Prepared):
         self.agreement.close()
         self.strategy.close()
         self.directory.release()
-
-
-def say_on_main(directory: RunDirectory, is_main: bool, text: str) -> None:
-    """Print a line, and add the line to the folder's log.txt, if this is the main process."""
-    if is_main:
-        print_line(text)
-        directory.line(text)

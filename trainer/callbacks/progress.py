@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from ..hooks import Callback, StepInfo
 from ..private.torch import count_graphs
-from ..reporting.say import print_by
 from ..run import Run
 from ..text import clock, metrics_text, size
 
@@ -31,7 +30,6 @@ class Progress(Callback):
 
         if self.bar is None and sys.stderr.isatty():
             self.bar = tqdm(total=run.total_steps, bar_format=_BAR, dynamic_ncols=True)
-            print_by(self.bar.write)
         if self.bar is not None:
             self.bar.update(info.step - self.bar.n)
 
@@ -49,7 +47,6 @@ class Progress(Callback):
 
         if info.is_last and self.bar is not None:
             self.bar.close()
-            print_by(print)
 
     def _show_metrics(self, run: Run, at: str, metrics: Mapping[str, float]) -> None:
         loss, left = "loss {loss:.4f}", f"eta {clock(metrics['eta_seconds'])}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Protocol
+
+from tqdm import tqdm
 
 from ..distributed.main_process import is_main
 
@@ -16,7 +17,6 @@ class LogFile(Protocol):
 
 
 _log_file: LogFile | None = None
-_print: Callable[[str], object] = print
 
 
 def say(text: str) -> None:
@@ -26,23 +26,17 @@ def say(text: str) -> None:
     folder the line is only printed. Other ranks say nothing, and neither do processes that load
     data, which would all say the same.
     """
+    say_and_log(_log_file, text)
+
+
+def say_and_log(log_file: LogFile | None, text: str) -> None:
+    """Print a line from the main process, and add the line to the log.txt of a run if given."""
     if not is_main():
         return
-    print_line(text)
-    if _log_file is not None:
-        _log_file.line(text)
-
-
-def print_line(text: str) -> None:
-    """Print a line, above the bar if a bar is shown."""
-    _print(text)
+    tqdm.write(text)  # above the bar if a bar is shown
     sys.stdout.flush()
-
-
-def print_by(function: Callable[[str], object]) -> None:
-    """Print lines by this function from here on."""
-    global _print
-    _print = function
+    if log_file is not None:
+        log_file.line(text)
 
 
 def log_into(log_file: LogFile) -> None:

@@ -76,8 +76,10 @@ def test_of_two_runs_the_one_that_was_built_last_has_the_line(tmp_path: Path) ->
     first = trainer.build(Plain(), config)
     second = trainer.build(Plain(), replace(config, output_dir=str(tmp_path / "b")))
     trainer.say("for the second")
+    first.say("for the first")
     first.close()
     trainer.say("still")
     second.close()
+    assert log_of(tmp_path / "a").splitlines()[-1] == "for the first"
     assert "for the second" not in log_of(tmp_path / "a")
     assert log_of(tmp_path / "b").splitlines()[-2:] == ["for the second", "still"]
