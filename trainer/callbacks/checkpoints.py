@@ -27,16 +27,7 @@ class SaveCheckpoints(Callback):
             if info.is_last:
                 with run.meter.paused("saving"):
                     run.saver.finish()
-        except CheckpointError as error:
+        except CheckpointError:
             if info.is_last:  # there may be no checkpoint of these weights
-                _export_after(run, error)
+                run.export(run.directory.path / "model")
             raise
-
-
-def _export_after(run: Run, error: CheckpointError) -> None:
-    """Write the model though a save failed. A second failure is reported with the first."""
-    try:
-        run.export(run.directory.path / "model")
-    except CheckpointError as second:
-        if str(second) not in str(error):
-            raise CheckpointError(f"{error}; and {second}") from None

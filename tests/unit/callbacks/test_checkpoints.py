@@ -70,10 +70,7 @@ def test_a_failed_save_on_the_way_exports_nothing() -> None:
     assert calls == ["save"]
 
 
-@pytest.mark.parametrize(
-    ("second", "text"), [("no room", "no room"), ("read-only", "no room; and read-only")]
-)
-def test_an_export_that_fails_as_well_is_reported_once(second: str, text: str) -> None:
-    run = saving_run([], save_error="no room", export_error=second)
-    with pytest.raises(CheckpointError, match=f"^{text}$"):
+def test_an_export_that_fails_as_well_is_reported() -> None:
+    run = saving_run([], save_error="no room", export_error="read-only")
+    with pytest.raises(CheckpointError, match=r"^read-only$"):
         SaveCheckpoints().on_step(run, step_info(5, is_last=True))
