@@ -22,7 +22,7 @@ from .distributed.heartbeat import watched
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .losses import Explained, StepLosses, refuse_independent, split_loss
+from .losses import StepLosses, explained, refuse_independent, split_loss
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
@@ -76,7 +76,7 @@ class Trainer:
             advice=run.how_to_resume,
         )
         with run.agreement.listening(), watch:
-            with Explained(run.strategy.known_errors):
+            with explained(run.strategy.known_errors):
                 for _ in self.steps():
                     pass
             self._finish()
@@ -209,6 +209,8 @@ class Trainer:
         """Return the content of summary.json. Collective: call on every rank."""
         run = self.run
         stopped_by = Signals(run.stop_signal).name if run.stop_signal else run.position.stop_reason
+        if run.last_step <= run.step < run.total_steps:
+            stopped_by = stopped_by or f"stop_at {run.config.stop_at}"
         spent = run.meter.summary(
             run.agreement.gather, run.operations, run.plan.world_size, run.plan.precision["compute"]
         )

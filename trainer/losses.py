@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -12,12 +13,6 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
-
-_SECOND_BACKWARD = (
-    "the gradient of this loss was computed before: training_step returns the loss, and must not "
-    "call backward, which the trainer does. A hidden state that the task keeps of an earlier batch "
-    "needs detach()"
-)
 
 
 class StepLosses:
@@ -114,23 +109,23 @@ def refuse_independent(loss: Tensor) -> None:
     )
 
 
-class Explained:
-    """A block in which errors of torch that a task's mistake causes name the mistake.
+@contextmanager
+def explained(known: Mapping[str, str]) -> Iterator[None]:
+    """Surround code whose errors of an engine name the mistake of a task.
 
     Args:
         known: lines for the user, by a part of an error's text.
+
+    Raises:
+        DataError: an error of the code has one of these texts.
     """
-
-    def __init__(self, known: Mapping[str, str]) -> None:
-        self._known = {**known, "backward through the graph a second time": _SECOND_BACKWARD}
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        for part, line in self._known.items():
-            if isinstance(error, Exception) and part in str(error):
+    try:
+        yield
+    except Exception as error:
+        for part, line in known.items():
+            if part in str(error):
                 raise DataError(line) from None
+        raise
 
 
 def weighted(result: Any, weight: float) -> dict[str, Any]:

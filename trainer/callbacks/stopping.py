@@ -12,10 +12,6 @@ class Stopping(Callback):
     ``Stopping`` comes before every hook that reads ``info.is_last``.
     """
 
-    def on_start(self, run: Run) -> None:
-        """Note why a resumed run that is at ``stop_at`` already makes no step."""
-        self._note_stop_at(run)
-
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Set ``info.is_last``. Collective, but no step waits (``distributed/votes.py``)."""
         signal = run.agreement.poll(run.strategy.fingerprint)
@@ -23,8 +19,3 @@ class Stopping(Callback):
             run.position.stopping = True
             run.position.stop_signal = signal
         info.is_last = run.position.stopping or run.step >= run.last_step
-        self._note_stop_at(run)
-
-    def _note_stop_at(self, run: Run) -> None:
-        if run.last_step <= run.step < run.total_steps:
-            run.position.stop_reason = f"stop_at {run.config.stop_at}"

@@ -26,9 +26,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
-    parser = command_parser("show", __doc__)
-    parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
-    args, words = parser.parse_known_args(argv)
+    _, words = command_parser("show", __doc__).parse_known_args(argv)
     loaded = load_config(words)
 
     from ..building.data import build_data
@@ -51,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     sides = (": chosen", ": rejected") if isinstance(task, PreferenceTask) else ("",)
     rows = len(batch["input_ids"])
     columns = {name: column for name, column in batch.items() if len(column) == rows}
-    for number in range(rows)[: args.rows and args.rows * len(sides)]:
+    for number in range(rows):
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")

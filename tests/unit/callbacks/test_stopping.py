@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_run import fake_run, step_info
+from one_process import fit
 
 from trainer.callbacks.stopping import Stopping
 from trainer.position import Position
 
 
-def run_at(
-    step: int, answer: int | None, fingerprints: list[int], *, stop_at: int | None = None
-) -> Any:
+def run_at(step: int, answer: int | None, fingerprints: list[int]) -> Any:
     """A run of ten steps whose ranks have agreed on an answer."""
 
     def poll(fingerprint: int) -> int | None:
@@ -25,8 +27,7 @@ def run_at(
     return fake_run(
         step=step,
         total_steps=10,
-        last_step=stop_at or 10,
-        config=SimpleNamespace(stop_at=stop_at),
+        last_step=10,
         position=Position(),
         agreement=SimpleNamespace(poll=poll),
         strategy=SimpleNamespace(fingerprint=7),
@@ -50,17 +51,16 @@ def test_a_stop_that_the_ranks_agreed_on_makes_this_step_the_last(answer: int) -
     assert run.position.stop_signal == answer, "0 where code asked"
 
 
-def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule() -> None:
-    for step in (3, 4):
-        run, info = run_at(step, None, [], stop_at=4), step_info(step)
-        Stopping().on_step(run, info)
-        assert info.is_last == (step == 4)
-        assert run.position.stop_reason == ("stop_at 4" if step == 4 else "")
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule(tmp_path: Path) -> None:
+    def stopped_by(**settings: Any) -> tuple[int, str | None]:
+        fit(tmp_path, max_steps=4, **settings)
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        return summary["steps"], summary["stopped_by"]
 
-    resumed = run_at(4, None, [], stop_at=4)
-    Stopping().on_start(resumed)
-    assert resumed.position.stop_reason == "stop_at 4", "also where a resumed run makes no step"
-
-    done = run_at(10, None, [], stop_at=10)
-    Stopping().on_step(done, step_info(10))
-    assert done.position.stop_reason == "", "the end of the schedule is no early end"
+    assert stopped_by(stop_at=2) == (2, "stop_at 2")
+    (tmp_path / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "model")
+    assert stopped_by(stop_at=2, resume="auto") == (2, "stop_at 2"), "a resumed run without a step"
+    # The end of the schedule is no early end.
+    assert stopped_by(stop_at=4, resume="auto") == (4, None)
