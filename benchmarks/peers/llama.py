@@ -61,6 +61,7 @@ def write(folder: Path) -> nn.Module:
     config = {
         "model_type": "llama",
         "vocab_size": WORDS,
+        "bos_token_id": None,
         "eos_token_id": 1,
         "tie_word_embeddings": True,
         "max_position_embeddings": LENGTH,

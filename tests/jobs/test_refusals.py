@@ -272,7 +272,7 @@ def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
         f"command line: output_dir: '{folder}': holds files that no run wrote (thesis.tex); they are not deleted: "
         "give a new folder",
     )
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "thesis.tex"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "plan.json", "thesis.tex"]
 
 
 # Ranks that would not train the same thing
