@@ -485,9 +485,9 @@ CONTESTANTS: dict[str, Callable[[Llama, bool, Clock], None]] = {
 
 def rehearsed_bytes(name: str, world: int) -> int:
     """Return what a rehearsal says that a GPU takes with replicas of the model, not compiled."""
-    replicas = ROOT / "accel_configs" / "ddp.yaml"
+    replicas = ROOT / "accel_configs" / ("ddp.yaml" if world > 1 else "single.yaml")
     job = Job(
-        launch_file=dict(read_document(str(replicas)).data) if world > 1 else {},
+        launch_file=dict(read_document(str(replicas)).data),
         words=[
             *("--task=benchmarks.gpu_speed:Llama", f"--task_settings.name={name}"),
             *("--mixed_precision=bf16", "--max_steps=2", "--lr=1e-4", "--keep_last=0"),

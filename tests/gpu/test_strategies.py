@@ -175,7 +175,8 @@ def test_a_rehearsal_says_what_a_step_takes(
     workspace = 0 if FAKE else 0.075 * 2**30
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
     files = launch_files(folder, strategy, gpus)
-    launched = dict(read_document(files["accel_config"]).data) if files else {}
+    file = files["accel_config"] if files else str(ROOT / "accel_configs" / "single.yaml")
+    launched = dict(read_document(file).data)
     (rehearsed,) = Job(launch_file=launched, words=LARGE, gpus=gpus, gpu="H100").rehearse()
     predicted = most(rehearsed)
     told = result(job(folder, strategy, gpus), "command-large")

@@ -29,7 +29,7 @@ from trainer.language.separation import probing
 from trainer.rehearsal.cuda import install_cuda
 from trainer.rehearsal.device import FakeDevice
 from trainer.rehearsal.ledger import Ledger
-from trainer.rehearsal.parameters import install_parameters, parameters_are_fake
+from trainer.rehearsal.parameters import install_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,7 @@ def main() -> None:
                 mixed_precision="bf16",
                 resume="auto",
             )
-            with parameters_are_fake(device):
-                training = Trainer(Tokens(), config)
-            training.fit()
+            Trainer(Tokens(), config).fit()
         model = SimpleNamespace(device=torch.device("cuda"))
         with probing(model):
             autocast = str(torch.get_autocast_dtype("cuda")), torch.is_autocast_enabled("cuda")

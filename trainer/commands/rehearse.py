@@ -27,7 +27,6 @@ from ..rehearsal.collectives import Collective
 from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
-from ..script import load_config
 from ..text import columns, size
 from .usage import command_parser, local_path, positive_number
 
@@ -42,15 +41,13 @@ def run(argv: Sequence[str]) -> int:
         ConfigError, LaunchError: the job would not start, or cannot be rehearsed.
     """
     args, settings = _parser().parse_known_args(argv)
-    files = {bool(launch_option(read_document(path).data)): path for path in args.files}
-    if len(files) != len(args.files) or (args.gpus > 1 and True not in files):
-        raise usage_error("", " ".join(args.files), "must be a launch file and a training config")
-    words = [f"--config={files[False]}", *settings] if False in files else settings
-    launch_file = dict(read_document(files[True]).data) if True in files else {}
+    launch_file = dict(read_document(args.launch_file).data)
+    if not launch_option(launch_file):
+        raise usage_error("", args.launch_file, "must be a launch file, as in accel_configs/")
     job = Job(
         launch_file=launch_file,
-        file=str(files.get(True, "")),
-        words=words,
+        file=args.launch_file,
+        words=[f"--config={args.config}", *settings] if args.config else settings,
         gpus=args.gpus,
         gpu=args.gpu,
         per_machine=args.gpus_per_machine,
@@ -62,8 +59,6 @@ def run(argv: Sequence[str]) -> int:
     report = {**results[0], "collectives": _summed(results[0], args.gpu), "gpu": args.gpu}
     report["difference"] = first_difference(results, ranks)
     peak = most(report)
-    if load_config(words).config.compile:
-        report["notices"].insert(0, "compile: true is left out")
     print(table_of(report))
     verdict = "fits" if peak <= usable else "DOES NOT FIT"
     print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {args.gpu}")
@@ -82,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
     )
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="a launch file and a training config")
+    add("launch_file", metavar="LAUNCH_FILE", help="of accelerate or DeepSpeed")
+    add("config", nargs="?", metavar="CONFIG", help="the training config")
     add("--gpus", type=positive_number, required=True, help="all GPUs of the job")
     add("--gpu", default="H100", help="a name, or memory such as 24GiB; default H100")
     add("--gpus_per_machine", type=positive_number, default=8, metavar="N", help="default 8")
@@ -100,7 +96,7 @@ def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
     """Return the collectives of a step by kind, group and dtype."""
     alike = defaultdict(list)
     for fields in result["collectives"][result["first"] :]:
-        made = Collective(**fields)
+        made = Collective(*fields)
         alike[made.kind, made.dtype, made.ranks, made.machines].append(made)
     return [
         {
@@ -133,8 +129,8 @@ def table_of(report: Mapping[str, Any]) -> str:
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
-        cells = [made["kind"], made["ranks"], made["count"], size(made["bytes"])]
-        rows.append([*map(str, cells), f"{made['seconds']:.3f}"])
+        cells = [made["kind"], str(made["ranks"]), str(made["count"]), size(made["bytes"])]
+        rows.append([*cells, f"{made['seconds']:.3f}"])
     lines += [*columns(rows), ""] if report["collectives"] else []
 
     lines += [f"note: {notice}" for notice in report["notices"]]
@@ -144,15 +140,15 @@ def table_of(report: Mapping[str, Any]) -> str:
             lines.append(f"note: {told}: elements are 1")
     lines += [report["difference"]] if report["difference"] else []
     used = f"{report['seconds']:.0f} s and {size(report['host_bytes'])}"
-    return "\n".join([*lines, f"rehearsed in {used} a rank"])
+    return "\n".join([*lines, f"rehearsed in {used} a rank, nothing is compiled"])
 
 
 def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
     """Return the first collective in which a rank differs from the first rank. "" if none does."""
-    own, *others = [[Collective(**each) for each in found["collectives"]] for found in results]
+    own, *others = [[Collective(*fields) for fields in found["collectives"]] for found in results]
     for rank, made in zip(ranks[1:], others, strict=True):
-        for number, (here, there) in enumerate(zip_longest(own, made), 1):
-            if not here or not there or here.signature != there.signature:
+        for number, (here, there) in enumerate(zip_longest(own, made, fillvalue=Collective()), 1):
+            if here.signature != there.signature:
                 return (
                     f"RANKS DIFFER at collective {number}, so the job would hang or mix up "
                     f"values:\n  rank {ranks[0]} {_told(here)}\n  rank {rank} {_told(there)}"
@@ -160,8 +156,8 @@ def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int])
     return ""
 
 
-def _told(made: Collective | None) -> str:
-    if made is None:
+def _told(made: Collective) -> str:
+    if not made.kind:
         return "has ended"
     return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import distributed as torch_ddp
 from torch.utils._pytree import tree_leaves
 
@@ -75,15 +76,11 @@ def _all_reduce(
     work = reduce(tensor, *args, async_op=async_op, **kwargs)
     if work is None:
         return None
-    return SimpleNamespace(
-        wait=work.wait, is_completed=work.is_completed, get_future=lambda: _done([tensor])
-    )
-
-
-def _done(result: Any) -> Any:
     future: Any = torch.futures.Future()
-    future.set_result(result)
-    return future
+    future.set_result([tensor])
+    return SimpleNamespace(
+        wait=work.wait, is_completed=work.is_completed, get_future=lambda: future
+    )
 
 
 def _let_ddp_exchange_by_python() -> None:
@@ -92,16 +89,13 @@ def _let_ddp_exchange_by_python() -> None:
     begin, register = cls.__init__, cls.register_comm_hook
 
     def exchange(model: Any, bucket: Any) -> Any:
-        if model.own_hook is not None:
-            return model.own_hook(bucket)
-        dist.all_reduce(bucket.buffer(), group=model.process_group)
-        return _done(bucket.buffer())
+        return model.own_hook(bucket)
 
     exchange.__annotations__.clear()  # DDP compares them with its own, and these are texts
 
     def begin_with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
         begin(model, *args, **kwargs)
-        model.own_hook = None
+        model.own_hook = partial(allreduce_hook, model.process_group)
         register(model, model, exchange)
 
     def keep_hook(model: Any, state: Any, hook: Callable[..., Any]) -> None:
@@ -112,9 +106,11 @@ def _let_ddp_exchange_by_python() -> None:
     module._verify_param_shape_across_processes = _do_nothing
 
 
-def buckets_of(model: Any) -> list[Tensor]:
-    """Return the memory in which an engine collects gradients before it exchanges them."""
+def buckets_of(model: Any) -> list[Any]:
+    """Return the memory in which an engine collects gradients before it exchanges them.
+
+    Numbers and names are among the tensors.
+    """
     zero = getattr(model, "optimizer", None)
     buckets = getattr(zero, "ipg_buckets", None) or {}
-    leaves = tree_leaves([vars(bucket) for bucket in buckets.values()])
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tree_leaves([vars(bucket) for bucket in buckets.values()])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,29 +31,28 @@ _NVLINK |= {"B": 900e9, "GB": 900e9}
 _PCIE = 25e9
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """A collective of a rank.
 
     Args:
-        kind: such as ``all-gather``.
+        kind: such as ``all-gather``. "" stands for no collective.
         ranks: how many take part.
-        machines: how many machines they are on.
         bytes: of the whole: the gathered, the unreduced or the reduced tensors.
+        machines: how many machines the ranks are on.
         line: of Python that asked.
     """
 
-    kind: str
-    ranks: int
-    machines: int
-    bytes: int
-    dtype: str
-    line: str
+    kind: str = ""
+    dtype: str = ""
+    ranks: int = 1
+    bytes: int = 0
+    machines: int = 1
+    line: str = ""
 
     @property
-    def signature(self) -> tuple[str, int, int, str]:
+    def signature(self) -> tuple[Any, ...]:
         """Return the part that must be the same on the ranks that take part."""
-        return self.kind, self.ranks, self.bytes, self.dtype
+        return self[:4]
 
     def seconds(self, gpu: str) -> float:
         """Estimate the time on a ring of the group's links, if nothing else uses these links.
@@ -62,10 +60,8 @@ class Collective:
         Args:
             gpu: the name of the GPU, as in ``reporting/gpus.yaml``.
         """
-        known = [prefix for prefix in _NVLINK if gpu.upper().startswith(prefix)]
-        rate = _NVLINK[max(known, key=len)] if known else _PCIE
-        if self.machines > 1:
-            rate = _NETWORK
+        known = [rate for prefix, rate in _NVLINK.items() if gpu.upper().startswith(prefix)]
+        rate = [*known, _PCIE][0] if self.machines == 1 else _NETWORK
         times = 2 if self.kind == "all-reduce" else 1
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
@@ -94,10 +90,10 @@ def collective_of(
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return Collective(
         kind=kind,
-        ranks=group.size(),
-        machines=len({rank // local for rank in dist.get_process_group_ranks(group)}),
-        bytes=whole,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        ranks=group.size(),
+        bytes=whole,
+        machines=len({rank // local for rank in dist.get_process_group_ranks(group)}),
         line=line(of_engine=True),
     )
 

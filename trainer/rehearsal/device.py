@@ -28,8 +28,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import LaunchError
 from .collectives import Collective, collective_of
+from .kinds import EXCHANGED
 from .ledger import Ledger
-from .lines import frame_of_code, line
+from .lines import line, place_of_code
 from .values import computed, element, has_values, judge, keep_values, values_of
 
 _ATEN = torch.ops.aten
@@ -43,6 +44,7 @@ _OF_ONE_KIND = {
     *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
     *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
 }
+_DOWN = ("cuda", "cpu")
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -64,16 +66,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(kind is Tensor or issubclass(kind, _PLAIN) for kind in types):
             return NotImplemented  # a DTensor runs the operation on its own part, which comes here
         kwargs = kwargs or {}
-        collective = collective_of(function, args, kwargs)
-        if collective is not None:
-            self.collectives.append(collective)
-            self.ledger.exchange(tree_leaves((args, kwargs)))
         result = self.run(function, args, kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.ledger.record(tensor)
+        collective = collective_of(function, args, kwargs)
         if collective is not None:
-            self.ledger.exchange(tree_leaves(result))
+            self.collectives.append(collective)
+            self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
         self.ledger.note_node()
         return result
 
@@ -112,12 +112,12 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
             if args[0].device.type == "cuda":
                 self.wait("reads a value", is_known=values is not None)
             return element(args[0]) if values is None else values.item()
-        if any(fake.device.type == "cuda" for fake in fakes):
-            answer = self._read(function, args, kwargs, to_device)
-            if answer is not None:
-                return answer
-        if function is _ATEN.copy_.default and len(fakes) < 2:
-            return self._copy(*args[:2])
+        if function is _ATEN.copy_.default and (len(fakes) < 2 or args[0].device.type == "cpu"):
+            return self._copy(*args, **kwargs)
+        if function is _ATEN._to_copy.default and (args[0].device.type, to_device) == _DOWN:
+            copied = self._copy_to_host(args[0], **kwargs)
+            if copied is not None:
+                return copied
         if function is _ATEN._to_copy.default and not fakes:
             return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
         if function is _ATEN.is_pinned.default:
@@ -133,12 +133,34 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         keep_values(fake, values.clone() if has_values(values) else None)
         return fake
 
-    def _copy(self, into: Any, source: Any) -> Any:
-        """Copy between memory that is real and memory that is not."""
+    def _copy(self, into: Any, source: Any, non_blocking: bool = False) -> Any:
+        """Copy between the device and the host, or between memory with and without values."""
+        if source.device.type == "cuda" and not non_blocking:
+            self.wait("copies to the host", is_known=True)
+        values = values_of(source)
         if isinstance(into, FakeTensor):
-            known = has_values(into) and not isinstance(source, FakeTensor)
-            keep_values(into, source.expand(into.shape).to(into.dtype) if known else None)
+            if values is not None:
+                values = values.expand(into.shape).to(into.dtype)
+            keep_values(into, values if has_values(into) else None)
+        elif values is not None:
+            into.copy_(values)
+        elif into.is_floating_point():
+            # Whole numbers stay: DDP sends the sizes of its buckets to the device and back.
+            into.fill_(1)
         return into
+
+    def _copy_to_host(
+        self, source: Any, dtype: Any = None, non_blocking: bool = False, **_: Any
+    ) -> Any:
+        """Return a real copy of a tensor of the device. None if the tensor is large."""
+        values = values_of(source)
+        if not non_blocking:
+            self.wait("copies to the host", is_known=values is not None)
+        if values is not None:
+            return values.to(dtype or source.dtype, copy=True)
+        if source.nbytes > _LARGE:
+            return None
+        return torch.full(source.shape, element(source), dtype=dtype or source.dtype)
 
     def _on_host(
         self, function: Any, args: Sequence[Any], kwargs: Any, leaves: Sequence[Any]
@@ -151,37 +173,10 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
                 return made
         return function(*args, **kwargs)
 
-    def _read(self, function: Any, args: Sequence[Any], kwargs: Any, to_device: str | None) -> Any:
-        """Return the answer to an operation that brings values to the host. None for others."""
-        values = values_of(args[0])
-        if function is _ATEN.copy_.default and args[0].device.type == "cpu":
-            return self._copy_to_host(args[0], args[1], waits=args[2:3] != (True,) and not kwargs)
-        if function is _ATEN._to_copy.default and to_device == "cpu":
-            if not kwargs.get("non_blocking"):
-                self.wait("copies to the host", is_known=values is not None)
-            dtype = kwargs.get("dtype") or args[0].dtype
-            if values is not None:
-                return values.to(dtype, copy=True)
-            if args[0].nbytes <= _LARGE:
-                return torch.full(args[0].shape, element(args[0]), dtype=dtype)
-        return None
-
-    def _copy_to_host(self, into: Any, source: Any, *, waits: bool) -> Any:
-        if waits:
-            self.wait("copies to the host", is_known=True)
-        values = values_of(source)
-        if isinstance(into, FakeTensor):
-            return into
-        if values is not None:
-            return into.copy_(values)
-        # Whole numbers stay: DDP sends the sizes of its buckets to the device and back.
-        return into.fill_(1) if into.is_floating_point() else into
-
     def wait(self, kind: str, *, is_known: bool = False) -> None:
-        frame = frame_of_code(of_engine=True)
-        function = frame.f_code.co_name if frame else ""
-        is_guessed = not is_known and frame is frame_of_code()
-        self.reads[kind, line(of_engine=True), function, is_guessed] += 1
+        place = place_of_code(of_engine=True)
+        is_guessed = not is_known and place == place_of_code()
+        self.reads[(kind, *place, is_guessed)] += 1
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""
@@ -228,13 +223,10 @@ def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:
     """Raise the ``RuntimeError`` of a kernel for inputs of several dtypes, or on two devices."""
     if function._schema.name.removeprefix("aten::") not in _OF_ONE_KIND:
         return
-    inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    floats = [tensor for tensor in inputs if tensor.is_floating_point()]
-    dtypes = {str(tensor.dtype) for tensor in floats}
-    devices = {tensor.device.type for tensor in floats if tensor.dim()}
-    for kinds, noun in ((dtypes, "dtype"), (devices, "device")):
-        if len(kinds) > 1:
-            raise RuntimeError(f"{function} takes tensors of one {noun}, not {sorted(kinds)}")
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()]
+    kinds = {f"{t.dtype} on {t.device.type}" for t in tensors if t.is_floating_point()}
+    if len(kinds) > 1:
+        raise RuntimeError(f"{function} takes tensors of the same kind, not of {sorted(kinds)}")
 
 
 def _place() -> str:

@@ -34,7 +34,7 @@ class Job:
     """A job to rehearse.
 
     Args:
-        launch_file: the content of an accelerate YAML or a DeepSpeed JSON. {} for a single GPU.
+        launch_file: the content of an accelerate YAML or a DeepSpeed JSON.
         words: the training config and its settings, as on a command line.
         gpus: all GPUs of the job.
         gpu: their name, as in ``reporting/gpus.yaml``, or their memory (``24GiB``).
@@ -63,17 +63,17 @@ class Job:
             return pool.map(self._rehearse, ranks)
 
     def _rehearse(self, rank: int) -> dict[str, Any]:
-        local = min(self.gpus, self.per_machine)
-        environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
-        if self.launch_file:
-            environment |= {"RANK": rank, "WORLD_SIZE": self.gpus, "MASTER_ADDR": "127.0.0.1"}
-            environment |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": 0}
-            environment |= {"GROUP_RANK": rank // local, "GROUP_WORLD_SIZE": self._machines}
+        machine_size = min(self.gpus, self.per_machine)
+        environment = {
+            **{"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0},
+            **{"RANK": rank, "LOCAL_RANK": rank % machine_size, "GROUP_RANK": rank // machine_size},
+            **{"WORLD_SIZE": self.gpus, "LOCAL_WORLD_SIZE": machine_size},
+            **{"GROUP_WORLD_SIZE": self._machines, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0},
+        }
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             job = self.with_settings(**_OFF, output_dir=folder / "run", **self._launched(folder))
-            request = {**vars(job), "rank": rank}
-            (folder / "request.json").write_text(json.dumps(request))
+            (folder / "request.json").write_text(json.dumps({**vars(job), "rank": rank}))
             done = subprocess.run(
                 [sys.executable, "-m", __package__, name],
                 env=os.environ | {key: str(value) for key, value in environment.items()},
@@ -100,8 +100,6 @@ class Job:
     def _launched(self, folder: Path) -> dict[str, Path]:
         """Write the launch file for this number of GPUs, and return the option that names it."""
         option = launch_option(self.launch_file)
-        if not option:
-            return {}
         data = self.launch_file
         if option == "accel_config":
             data = {**data, "num_processes": self.gpus, "num_machines": self._machines}

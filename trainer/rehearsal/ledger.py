@@ -134,7 +134,7 @@ class Ledger:
     # -- kinds ------------------------------------------------------------------------------------
 
     def claim(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Say the kind of storages. A kind that was said before stays."""
+        """Say the kind of storages. A kind that was said before stays, but for ``EXCHANGED``."""
         for tensor in tensors:
             block = self._block_of(tensor)
             if block is not None and block.kind in _GUESSES:
@@ -146,14 +146,6 @@ class Ledger:
         for block in self._blocks.values():
             if block.kind in _GUESSES and block.bytes and block.window == self.window:
                 block.kind = kind
-
-    def exchange(self, tensors: Iterable[Any]) -> None:
-        """Say that storages take part in a collective. Their owner may still claim them."""
-        for tensor in tensors:
-            block = self._block_of(tensor)
-            if block is not None and block.kind in _GUESSES:
-                block.kind = EXCHANGED
-                block.window = -1
 
     def _block_of(self, tensor: Any) -> Block | None:
         if not isinstance(tensor, Tensor):

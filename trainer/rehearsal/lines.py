@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -12,52 +13,56 @@ import torch
 
 from ..distributed.signals import STANDARD_LIBRARY
 
-_PACKAGES = Path(torch.__file__).parents[1]
-_TORCH = tuple(f"{_PACKAGES}/{name}/" for name in ("torch", "deepspeed/accelerator"))
-_TORCH += (str(Path(__file__).parent), f"{_PACKAGES}/typing_extensions.py", "<")
-_ENGINES = tuple(f"{_PACKAGES}/{name}/" for name in ("accelerate", "deepspeed"))
-_EXCHANGES = tuple(f"{_PACKAGES}/{name}/" for name in ("torch/distributed/fsdp", "deepspeed"))
-_TRAINER = str(Path(__file__).parents[1])
+_PACKAGES = f"{Path(torch.__file__).parents[1]}/"
+_EXCHANGES = (f"{_PACKAGES}torch/distributed/fsdp/", f"{_PACKAGES}deepspeed/")
+_TORCH = (
+    *(
+        f"{_PACKAGES}{name}"
+        for name in ("torch/", "deepspeed/accelerator/", "typing_extensions.py")
+    ),
+    *(f"{Path(__file__).parent}/", "<"),
+)
+_ENGINES = (f"{_PACKAGES}accelerate/", f"{_PACKAGES}deepspeed/")
+_TRAINER = f"{Path(__file__).parents[1]}/"
 
 
-def frame_of_code(*, of_engine: bool = False) -> FrameType | None:
-    """Return the innermost frame of Python that is neither torch's nor the library's.
+def place_of_code(
+    frames: Iterable[tuple[FrameType, int]] | None = None, *, of_engine: bool = False
+) -> tuple[str, str]:
+    """Return the line and the function of the innermost frame that is not the library's or torch's.
 
     Args:
+        frames: with the numbers of their lines, the innermost first. Default: those that run.
         of_engine: whether code of DeepSpeed, Accelerate or the trainer counts. Otherwise the frame
-            is of the task or the model, and None if no such code runs.
+            is of the task or the model.
+
+    Returns:
+        The line as ``folder/file.py:12``. Two empty texts without such a frame.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _shown(frame.f_code.co_filename, of_engine):
-        frame = frame.f_back
-    return frame
+    for frame, number in frames or traceback.walk_stack(sys._getframe()):
+        file = _shown(frame.f_code.co_filename, of_engine)
+        if file:
+            return f"{file}:{number}", frame.f_code.co_name
+    return "", ""
 
 
 def line(*, of_engine: bool = False) -> str:
-    """Return the line of ``frame_of_code``, as ``folder/file.py:12``. "" without a frame."""
-    frame = frame_of_code(of_engine=of_engine)
-    if frame is None:
-        return ""
-    return f"{_shown(frame.f_code.co_filename, of_engine)}:{frame.f_lineno}"
+    """Return the line of ``place_of_code``."""
+    return place_of_code(of_engine=of_engine)[0]
 
 
 def line_of(error: BaseException) -> str:
     """Return the innermost line of the task or the model that an error came from. "" if none."""
-    frames = traceback.walk_tb(error.__traceback__)
-    files = [(_shown(frame.f_code.co_filename, False), number) for frame, number in frames]
-    return next((f"{file}:{number}" for file, number in reversed(files) if file), "")
+    return place_of_code(reversed([*traceback.walk_tb(error.__traceback__)]))[0]
 
 
 def is_for_exchange() -> bool:
     """Return whether the code that gathers and reduces for an engine is running."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_EXCHANGES):
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if frame.f_code.co_filename.startswith(_EXCHANGES):
             return True
-        if not file.startswith(_TORCH):
+        if not frame.f_code.co_filename.startswith(_TORCH):
             return False
-        frame = frame.f_back  # type: ignore[assignment]
     # The thread of a backward pass, in which the engines' hooks follow the last use of a parameter.
     node = torch._C._current_autograd_node()
     return node is not None and node.name().endswith("AccumulateGrad")
@@ -70,10 +75,8 @@ def _shown(file: str, of_engine: bool) -> str:
         return ""
     if file.startswith(STANDARD_LIBRARY) and "site-packages" not in file:
         return ""
-    own_tasks = str(Path(_TRAINER) / "language")
-    is_of_engine = file.startswith(_ENGINES) or (
-        file.startswith(_TRAINER) and not file.startswith(own_tasks)
-    )
+    is_own = file.startswith(_TRAINER) and not file.startswith(f"{_TRAINER}language/")
+    is_of_engine = is_own or file.startswith(_ENGINES)
     if is_of_engine and not of_engine:
         return ""
     return "/".join(Path(file).parts[-2:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from .cuda import install_cuda
 from .device import FakeDevice, Recorder
 from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
 from .ledger import Ledger
-from .parameters import install_parameters, parameters_are_fake
+from .parameters import install_parameters
 from .pretrained import build_alone, scales_of
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
@@ -48,12 +47,11 @@ class Observer(Callback):
 
     def on_data(self, run: Any) -> None:
         if self.fake:
-            self._building = parameters_are_fake(self.fake)
-            self._building.__enter__()
+            self.fake.large_is_fake = True
 
     def on_model(self, run: Any, model: Any) -> None:
         if self.fake:
-            self._building.__exit__(None, None, None)
+            self.fake.large_is_fake = False
 
     def on_start(self, run: Run) -> None:
         model, strategy = run.strategy.model, run.strategy
@@ -144,7 +142,7 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
         "trainable": run.trainable,
         "parameters": run.parameters,
         "phases": {name: vars(phase) for name, phase in recorder.ledger.phases().items()},
-        "collectives": [asdict(collective) for collective in recorder.collectives],
+        "collectives": recorder.collectives,
         "first": observer.first_collective,
     }
 
@@ -164,10 +162,9 @@ def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     install_parameters()
     use_fakes()
     answer_alone()
-    if request["launch_file"]:
-        dist.init_process_group(
-            "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
-        )
+    dist.init_process_group(
+        "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
+    )
     found = observe(request["words"], device)
     found["reads"] = [(*place, times) for place, times in device.reads.items()]
     return found

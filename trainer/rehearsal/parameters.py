@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .device import FakeDevice
-
 _MODULE: Any = nn.Module
-
-
-@contextlib.contextmanager
-def parameters_are_fake(device: FakeDevice) -> Iterator[None]:
-    """Make parameters without values, so that a model of any size can be built on the host."""
-    register = nn.Module.register_parameter
-    fakes: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a shared parameter stays shared
-
-    def register_fake(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        is_plain = type(parameter) is nn.Parameter and not parameter.is_meta
-        if parameter is not None and is_plain:
-            if id(parameter) not in fakes:
-                with device.fake:
-                    values = torch.empty_strided(
-                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu"
-                    )
-                fakes[id(parameter)] = (
-                    nn.Parameter(values, parameter.requires_grad),
-                    parameter,  # kept, so that no other object gets the number
-                )
-            parameter = fakes[id(parameter)][0]
-        register(module, name, parameter)
-
-    _MODULE.register_parameter = register_fake
-    device.large_is_fake = True
-    try:
-        yield
-    finally:
-        _MODULE.register_parameter = register
-        device.large_is_fake = False
 
 
 _DATA: Any = torch.Tensor.data

@@ -40,10 +40,10 @@ def _build(
         _quantize(model, quantize)
     device = "cuda" if quantize else "cpu"
     for module in model.modules():
-        for name, buffer in module._buffers.items():
-            is_stored = name not in module._non_persistent_buffers_set
+        for key, buffer in module._buffers.items():
+            is_stored = key not in module._non_persistent_buffers_set
             if buffer is not None and (is_stored or quantize):
-                module._buffers[name] = torch.zeros_like(buffer, device=device)
+                module._buffers[key] = torch.zeros_like(buffer, device=device)
     return model.train(), None
 
 
@@ -59,23 +59,19 @@ def _quantize(model: Any, quantize: str) -> None:
     config = placement_in_4_bits(quantize)["quantization_config"]
     quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
     quantizer._process_model_before_weight_loading(model, device_map=None)
-    made: dict[int, tuple[Any, Any]] = {}  # a shared parameter stays shared
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in made:
-                values = torch.empty(parameter.shape, dtype=model.dtype, device="cuda")
-                new = nn.Parameter(values, parameter.requires_grad)
-                if isinstance(module, Linear4bit) and name == "weight":
-                    packed, state = quantize_4bit(
-                        values, compress_statistics=True, quant_type=quantize
-                    )
-                    new = nn.Parameter(packed, requires_grad=False)
-                    vars(new).update(vars(parameter), quant_state=state, bnb_quantized=True)
-                    module.quant_state = state
-                made[id(parameter)] = new, parameter
-            module._parameters[name] = made[id(parameter)][0]
+            values = torch.empty(parameter.shape, dtype=model.dtype, device="cuda")
+            new = nn.Parameter(values, parameter.requires_grad)
+            if isinstance(module, Linear4bit) and name == "weight":
+                packed, state = quantize_4bit(values, compress_statistics=True, quant_type=quantize)
+                new = nn.Parameter(packed, requires_grad=False)
+                vars(new).update(vars(parameter), quant_state=state, bnb_quantized=True)
+                module.quant_state = state
+            module._parameters[name] = new
+    model.tie_weights()
     model.is_loaded_in_4bit = True
     follow_autocast(model)
 

@@ -36,9 +36,9 @@ def test_the_time_of_a_collective_follows_its_slowest_link() -> None:
 
 
 def test_the_first_collective_that_differs_is_named() -> None:
-    same = {"collectives": [vars(gathering())]}
-    more = {"collectives": [vars(gathering()), vars(gathering(bytes=1024, line="task.py:7"))]}
-    elsewhere = {"collectives": [vars(gathering(line="other.py:3"))]}
+    same = {"collectives": [gathering()]}
+    more = {"collectives": [gathering(), gathering(bytes=1024, line="task.py:7")]}
+    elsewhere = {"collectives": [gathering(line="other.py:3")]}
     assert first_difference([same, elsewhere], [0, 5]) == ""
     told = first_difference([same, same, more], [0, 1, 2])
     assert "at collective 2" in told
