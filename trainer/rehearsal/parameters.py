@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-_MODULE: Any = nn.Module
-
 
 _DATA: Any = torch.Tensor.data
 
@@ -28,22 +26,6 @@ def _set_data(tensor: Tensor, values: Tensor) -> None:
     _DATA.__set__(tensor, values)
     if isinstance(tensor, FakeTensor):
         tensor.fake_device = values.device
-
-
-def _apply(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-    """Move or cast a module in place, as ``nn.Module._apply`` does by ways that need values."""
-    for child in module.children() if recurse else ():
-        child._apply(function)
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            with torch.no_grad():
-                parameter.data = function(parameter)
-            if parameter.grad is not None:
-                parameter.grad = function(parameter.grad)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = function(buffer)
-    return module
 
 
 def _address(tensor: FakeTensor) -> int:
@@ -88,5 +70,9 @@ def install_parameters() -> None:
     fake.__new__ = _new
     fake.data_ptr = _address
     fake.__deepcopy__ = _copied
-    _MODULE._apply = _apply
+    # Modules move and cast parameters by this function. torch's own refuses a tensor that a fake mode
+    # remembers, and without a swap tied parameters would part.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    utils: Any = torch.utils
+    utils.swap_tensors = _set_data
     _INIT._no_grad_trunc_normal_ = _draw_truncated
