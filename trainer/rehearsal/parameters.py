@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-
 
 _DATA: Any = torch.Tensor.data
 
@@ -70,7 +68,7 @@ def install_parameters() -> None:
     fake.__new__ = _new
     fake.data_ptr = _address
     fake.__deepcopy__ = _copied
-    # Modules move and cast parameters by this function. torch's own refuses a tensor that a fake mode
+    # Modules move and cast parameters by a swap. torch's own refuses a tensor that a fake mode
     # remembers, and without a swap tied parameters would part.
     torch.__future__.set_swap_module_params_on_conversion(True)
     utils: Any = torch.utils
