@@ -15,12 +15,11 @@ from .lines import line
 
 # By the beginnings of the names in ``torch.ops.c10d`` and ``torch.ops._c10d_functional``.
 _KINDS = {
-    kind.replace("-", spelling): kind
+    kind.replace("-", ""): kind
     for kind in (
         *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
         *("broadcast", "barrier", "reduce", "gather", "scatter", "send", "recv"),
     )
-    for spelling in ("", "_")
 }
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
@@ -76,7 +75,7 @@ def collective_of(
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
         return None
-    name = name.strip("_")
+    name = name.replace("_", "")
     kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), None)
     group = _group_in([*arguments, *named.values()])
     if kind is None or group is None or group.group_desc == "agreement":
@@ -85,7 +84,7 @@ def collective_of(
     sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
     tensors = sides[0] or sides[-1]
     whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
-    if space == "_c10d_functional" and name.startswith("all_gather"):
+    if space == "_c10d_functional" and kind == "all-gather":
         whole *= group.size()  # the result is not an argument
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return Collective(

@@ -53,12 +53,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         ledger: of the device.
+
+    Attributes:
+        reads: how often the host waited for a fake device, by kind, line and function, and whether
+            the task or the model got a value that is not known.
+        large_is_fake: whether large tensors that are made on the host of a fake device are fake.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.collectives: list[Collective] = []
+        self.reads: Counter[tuple[str, str, str, bool]] = Counter()
+        self.large_is_fake = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -82,20 +89,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
-    """Runs operations on tensors of the GPU without values.
-
-    Attributes:
-        reads: how often the host waited for the device, by kind, line and function, and whether
-            the task or the model got a value that is not known.
-        large_is_fake: whether large tensors that are made on the host are fake.
-    """
+    """Runs operations on tensors of the GPU without values."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.fake.static_shapes = True
-        self.reads: Counter[tuple[str, str, str, bool]] = Counter()
-        self.large_is_fake = False
 
     def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         leaves = tree_leaves((args, kwargs))

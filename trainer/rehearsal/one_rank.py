@@ -34,24 +34,21 @@ class Observer(Callback):
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.fake = recorder if isinstance(recorder, FakeDevice) else None
         self.ledger = recorder.ledger
         self.first_collective = 0
         self._measures = False
 
     def on_launch(self, run: Any) -> None:
-        if self.fake:
+        if isinstance(self.recorder, FakeDevice):
             build_alone()
             if run.plan.deepspeed:
                 compare_alone()
 
     def on_data(self, run: Any) -> None:
-        if self.fake:
-            self.fake.large_is_fake = True
+        self.recorder.large_is_fake = True
 
     def on_model(self, run: Any, model: Any) -> None:
-        if self.fake:
-            self.fake.large_is_fake = False
+        self.recorder.large_is_fake = False
 
     def on_start(self, run: Run) -> None:
         model, strategy = run.strategy.model, run.strategy
@@ -81,8 +78,7 @@ class Observer(Callback):
         self.ledger.window = run.step + 1
         self._measures = self.ledger.window == STEPS
         self.first_collective = len(self.recorder.collectives)
-        if self.fake:
-            self.fake.reads.clear()
+        self.recorder.reads.clear()
 
     def before_update(self, run: Run) -> None:
         gradients = [p.grad for p in run.strategy.model.parameters() if p.grad is not None]
@@ -95,8 +91,7 @@ class Observer(Callback):
         self._claim_optimizer(run)
         self._enter("")
         if self._measures:
-            if self.fake:
-                self.fake.large_is_fake = True
+            self.recorder.large_is_fake = True
             if run.config.keep_last:
                 self._enter("save")
                 take(run.parts, run.parts.pieces(), {}, {}, copied=True)
