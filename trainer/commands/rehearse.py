@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
     report["change"] = None
     if peak > usable:
-        report["change"] = _change_that_fits(job, usable)
+        report["change"] = _change_that_fits(changes_of(job, report["plan"]), usable)
     args.to.write_text(json.dumps(report, indent=1) + "\n")
     return int(peak > usable or bool(report["difference"]))
 
@@ -162,9 +162,9 @@ def _told(made: Collective) -> str:
     return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
 
 
-def _change_that_fits(job: Job, usable: float) -> str | None:
-    """Try the changes that save memory, and return the first that fits. Print each."""
-    for name, changed in changes_of(job):
+def _change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str | None:
+    """Try changes of a job, and return the first that fits. Print each."""
+    for name, changed in changes:
         (found,) = changed.rehearse()
         fits = most(found) <= usable
         print(f"with {name}: {size(most(found))}{', fits' if fits else ''}", flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,28 +22,25 @@ _OFFLOADED = (
 )
 
 
-def changes_of(job: Job) -> Iterator[tuple[str, Job]]:
+def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     """Yield changes of a job that save memory, with the changed job. Those that cost least first.
 
-    Raises:
-        ConfigError: the training config is wrong.
+    Args:
+        plan: of the job, as ``Plan.as_dict``.
     """
-    task, config = load_task(load_config(job.words))
+    task, _ = load_task(load_config(job.words))
     if getattr(task, "activation_checkpointing", None) is False:
         settings = {"task_settings.activation_checkpointing": "true"}
         yield "task_settings.activation_checkpointing: true", job.with_settings(**settings)
     else:
         yield from _with(job, *_RECOMPUTED)
 
-    accumulated = config.accumulation_steps or 1
-    micro = config.micro_batch_size
-    if micro is None and config.global_batch_size is not None:
-        micro = config.global_batch_size // job.gpus // accumulated
-    if micro and micro > 1:
-        smaller = job.with_settings(micro_batch_size=micro // 2)
-        if config.accumulation_steps:
-            smaller = smaller.with_settings(accumulation_steps=2 * accumulated)
-        yield f"micro_batch_size: {micro // 2}", smaller
+    if plan["micro_batch_size"] % 2 == 0:
+        half = plan["micro_batch_size"] // 2
+        smaller = job.with_settings(
+            micro_batch_size=half, accumulation_steps=2 * plan["accumulation_steps"]
+        )
+        yield f"micro_batch_size: {half}", smaller
 
     if job.gpus > 1 and "fsdp_config" not in job.launch_file:
         yield "accel_configs/fsdp.yaml", replace(job, launch_file=_FSDP)

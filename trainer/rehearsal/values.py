@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -55,10 +55,8 @@ def element(tensor: Any) -> Any:
     """Return the value that stands for each element of a tensor whose values are not known."""
     if tensor.dtype == torch.bool:
         return getattr(tensor, "truth", True)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name not in _OVERFLOW:
-        frame = frame.f_back
-    value = int(frame is None)
+    running = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
+    value = int(_OVERFLOW.isdisjoint(running))
     return float(value) if tensor.is_floating_point() else value
 
 

@@ -94,7 +94,8 @@ def test_the_changes_that_cost_least_are_tried_first(
     words = ["--task=trainer.language:MaskedLM", "--max_steps=1", "--micro_batch_size=4"]
     words += ["--task_settings.model=m", "--task_settings.data=d"]
     job = Job(launch_file=file, words=words, gpus=8, gpu="H100")
-    changes = dict(changes_of(job))
+    changes = dict(changes_of(job, {"micro_batch_size": 4, "accumulation_steps": 3}))
     assert list(changes)[:2] == expected
     assert "offload" in list(changes)[-1]
-    assert "--micro_batch_size=2" in changes["micro_batch_size: 2"].words
+    smaller = changes["micro_batch_size: 2"].words
+    assert {"--micro_batch_size=2", "--accumulation_steps=6"} <= {*smaller}
