@@ -64,12 +64,12 @@ class Job:
 
     def _rehearse(self, rank: int) -> dict[str, Any]:
         machine_size = min(self.gpus, self.per_machine)
-        environment = {
-            **{"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0},
-            **{"RANK": rank, "LOCAL_RANK": rank % machine_size, "GROUP_RANK": rank // machine_size},
-            **{"WORLD_SIZE": self.gpus, "LOCAL_WORLD_SIZE": machine_size},
-            **{"GROUP_WORLD_SIZE": self._machines, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0},
-        }
+        environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
+        if self.launch_file.get("distributed_type") != "NO":
+            environment |= {"RANK": rank, "LOCAL_RANK": rank % machine_size, "MASTER_PORT": 0}
+            environment |= {"WORLD_SIZE": self.gpus, "LOCAL_WORLD_SIZE": machine_size}
+            environment |= {"GROUP_RANK": rank // machine_size, "MASTER_ADDR": "127.0.0.1"}
+            environment |= {"GROUP_WORLD_SIZE": self._machines}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             job = self.with_settings(**_OFF, output_dir=folder / "run", **self._launched(folder))
