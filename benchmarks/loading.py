@@ -22,7 +22,7 @@ deepspeed 0.19.8):
     ZeRO-3, 4 processes               564   2,338   2,338
 ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the
 optimizer's own, and the gradients. DeepSpeed makes them in pieces, of which glibc keeps one shard
-more; it would fetch each parameter whole once more (``engine_start``).
+more.
 """
 
 from __future__ import annotations

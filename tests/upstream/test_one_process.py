@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +30,6 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac
 from launch_texts import FSDP, ZERO
-from launchers import ROOT, clean_environment
 from one_process import fit
 from plans import plan, request
 from torch import nn
@@ -205,48 +202,6 @@ def test_the_bucket_of_a_small_model_has_half_a_billion_elements() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert DeepSpeedZeroConfig().reduce_bucket_size == 500_000_000
-
-
-STARTED = """
-import sys
-sys.path.insert(0, "tests/workers")
-from deepspeed.runtime.zero import partition_parameters
-from brought_tasks import Plain
-from trainer import TrainConfig, Trainer
-from trainer.launching import launch
-from trainer.strategies import deepspeed as strategy
-
-if sys.argv[2] == "bare":
-    import contextlib
-    strategy.engine_start = lambda model: contextlib.nullcontext()
-fetched = []
-fetch = partition_parameters.Init._allgather_params_sequential
-def counted(self, parameters, **more):
-    fetched.extend(parameters)
-    return fetch(self, parameters, **more)
-partition_parameters.Init._allgather_params_sequential = counted
-config = TrainConfig(task="brought_tasks:Plain", max_steps=2, output_dir=sys.argv[1])
-trainer = Trainer(Plain(), config, launch(config, deepspeed="ds_configs/zero3.json"))
-print("FETCHED", len(fetched), flush=True)
-trainer.fit()
-"""
-
-
-@pytest.mark.parametrize(("start", "fetched"), [("bare", 4), ("ours", 0)])
-def test_the_engine_fetches_every_parameter_while_it_is_built(
-    start: str, fetched: int, tmp_path: Path
-) -> None:
-    """Four parameters, with the engine's start as it is and with ``engine_start``."""
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED, str(tmp_path / "run"), start],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FETCHED")]
-    assert lines == [f"FETCHED {fetched}"], done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 # Optimizer and data

@@ -67,29 +67,6 @@ def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
     init._convert_to_zero_parameters([parameter])
 
 
-@contextlib.contextmanager
-def engine_start(model: nn.Module) -> Iterator[None]:
-    """Keep the engine from gathering each parameter while the engine is built.
-
-    Under ZeRO-3 the engine gathers to register a hook on the parameter, which needs no values.
-    ``all_gather`` and ``partition`` of a sharded parameter are attributes of the parameter itself.
-    """
-    sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
-    methods = [(parameter.all_gather, parameter.partition) for parameter in sharded]
-    for parameter in sharded:
-        parameter.all_gather = parameter.partition = _do_nothing
-    try:
-        yield
-    finally:
-        for parameter, (all_gather, partition) in zip(sharded, methods, strict=True):
-            parameter.all_gather = all_gather
-            parameter.partition = partition
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
 def keep_gathered(zero: Any) -> None:
     """Keep the persistent parameters gathered until the step, not only while their layer computes.
 

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..private import deepspeed as private_deepspeed
-from ..private.deepspeed import engine_start
 from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
@@ -163,8 +162,7 @@ class ZeRO(Strategy):
             # In evaluation torch's encoder layers would read the weights of layers inside, which
             # are not gathered.
             torch.backends.mha.set_fastpath_enabled(False)
-        with engine_start(model):
-            super().wrap(model, optimizer)
+        super().wrap(model, optimizer)
 
     def _shard_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard each parameter over the ranks. Collective: call on every rank.

@@ -1,15 +1,13 @@
-"""What the process gets before DeepSpeed's engine, and what is left out while it is built."""
+"""What the process gets before DeepSpeed's engine."""
 
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from plans import plan, request
 
-from trainer.private.deepspeed import engine_start, quiet
+from trainer.private.deepspeed import quiet
 from trainer.strategies import deepspeed_start
 from trainer.strategies.deepspeed_start import prepare_process
 
@@ -21,14 +19,6 @@ def test_the_environment_of_a_cpu_process(monkeypatch: pytest.MonkeyPatch) -> No
     prepare_process(plan(request("zero2")))
     assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
     assert environment["DS_ACCELERATOR"] == "cpu"
-
-
-def test_parameters_are_not_gathered_while_the_engine_is_built() -> None:
-    parameter: Any = SimpleNamespace(ds_id=0, all_gather=lambda: "whole", partition=lambda: "cut")
-    model: Any = SimpleNamespace(parameters=lambda: [parameter])
-    with engine_start(model):
-        assert parameter.all_gather() is None
-    assert parameter.all_gather() == "whole"
 
 
 def test_logging_is_quiet_only_meanwhile() -> None:
