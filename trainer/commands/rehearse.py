@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
     )
     add = parser.add_argument
-    add("launch_file", metavar="LAUNCH_FILE", help="of accelerate or DeepSpeed")
+    add("launch_file", metavar="LAUNCH_FILE", help="as in accel_configs")
     add("config", nargs="?", metavar="CONFIG", help="the training config")
     add("--gpus", type=positive_number, required=True, help="all GPUs of the job")
     add("--gpu", default="H100", help="a name, or memory such as 24GiB; default H100")
