@@ -29,7 +29,9 @@ def test_a_start_asks_little_of_the_system(tmp_path: Path) -> None:
     assert {event for event, _ in asked} == {"open"}
     opened = Counter(path for path in (Path(name) for _, name in asked) if not is_installed(path))
     ours = {path: count for path, count in opened.items() if path.is_relative_to(ROOT / "trainer")}
-    rest = sum(opened.values()) - sum(ours.values())
+    # Files of /proc are in memory, and there are some for each process above this one.
+    of_the_kernel = sum(count for path, count in opened.items() if path.is_relative_to("/proc"))
+    rest = sum(opened.values()) - sum(ours.values()) - of_the_kernel
     modules = {
         path.stem.partition(".")[0] for path in ours
     }  # the source, and its bytecode where that is kept
@@ -40,7 +42,7 @@ def test_a_start_asks_little_of_the_system(tmp_path: Path) -> None:
     )
     of_the_run = sum(count for path, count in opened.items() if path.is_relative_to(tmp_path))
     assert 10 < of_the_run < 50
-    assert rest - of_the_run < 200, opened.most_common(20)
+    assert rest - of_the_run < 40, opened.most_common(20)
 
 
 def is_installed(path: Path) -> bool:
