@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import shutil
 import subprocess
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
+from ..data.cache import prepare_once
 from ..errors import LaunchError
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
+_LIBRARY = "guard.so"
 
 
 def load_guard() -> None:
@@ -26,11 +28,8 @@ def load_guard() -> None:
     """
     torch = distribution("torch")
     folder = Path(str(torch.locate_file("torch")))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
-    name = hashlib.sha256(_SOURCE.read_bytes() + torch.version.encode()).hexdigest()[:16]
-    guard = cache / f"guard-{name}.so"
-    if not guard.exists():
-        _compile(guard, folder)
+    content = [_SOURCE.read_text(), torch.version]
+    made = prepare_once("~/.cache/samecurve", content, partial(_compile, folder))
 
     # OpenMP's library has a name of its own in each wheel.
     libraries = [
@@ -39,23 +38,21 @@ def load_guard() -> None:
         folder / "lib/libtorch_cpu.so",
         *folder.glob("lib/libtorch_cuda.so"),
     ]
-    for library in (*libraries, guard):
+    for library in (*libraries, made / _LIBRARY):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(guard: Path, torch_folder: Path) -> None:
+def _compile(torch_folder: Path, folder: Path) -> None:
+    """Compile the guard into a folder."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise LaunchError(
             "a rehearsal compiles a stand-in for the GPU once: install g++, or "
             "name a C++ compiler by the environment variable CXX"
         )
-    guard.parent.mkdir(parents=True, exist_ok=True)
-    draft = guard.with_suffix(f".{os.getpid()}")  # two rehearsals may compile at the same time
     include, lib = torch_folder / "include", torch_folder / "lib"
     words = f"-O1 -shared -fPIC -std=c++20 -I{include} -I{include}/torch/csrc/api/include".split()
-    words += [str(_SOURCE), "-o", str(draft), f"-L{lib}", "-lc10", "-ltorch_cpu"]
+    words += [str(_SOURCE), "-o", str(folder / _LIBRARY), f"-L{lib}", "-lc10", "-ltorch_cpu"]
     done = subprocess.run([compiler, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"{compiler} cannot compile {_SOURCE}: {done.stderr[:500]}")
-    draft.replace(guard)

@@ -66,7 +66,7 @@ def test_the_ledger_knows_kinds_and_the_moment_of_the_most() -> None:
 
 
 def test_without_a_compiler_a_line_says_what_to_install(tmp_path: Path) -> None:
-    environment = clean_environment({"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-compiler"})
+    environment = clean_environment({"HOME": str(tmp_path), "CXX": "no-compiler"})
     words = [sys.executable, "-m", "trainer.rehearsal", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
