@@ -88,7 +88,7 @@ class Evaluator:
     average: Average
     frozen_modes: Collection[nn.Module]
 
-    def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
+    def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
         """Measure whole sets: as ``Run.evaluate``."""
         chosen = self.chosen(names)
         measured: dict[str, float] = {}
@@ -147,7 +147,7 @@ class Evaluator:
         for evaluation_set in self.sets.values():
             evaluation_set.batches.close()
 
-    def chosen(self, names: Collection[str] | None) -> dict[str, MeasuredSet]:
+    def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
         """Return the sets of these names, all sets for None, in the order of the task's data.
 
         Raises:
@@ -155,7 +155,7 @@ class Evaluator:
         """
         if not self.sets:
             raise DataError("Data.evaluation is None: there is nothing to measure on")
-        wanted = set(self.sets if names is None else names)
+        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
         unknown = sorted(wanted - self.sets.keys())
         if unknown:
             known = listed(list(self.sets))

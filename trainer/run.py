@@ -298,14 +298,14 @@ class Run(Setup, Folder, RunData, Prepared):
 
     # -- evaluation -------------------------------------------------------------------------------
 
-    def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
+    def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
         """Measure on whole evaluation sets. Every world size gives the same numbers.
 
         A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
         is set.
 
         Args:
-            names: of the sets. By default all.
+            names: of the sets, or the name of a single set. By default all.
 
         Returns:
             The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.

@@ -200,7 +200,7 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, Several())
     of_noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
     noisy = {f"eval/noisy/{name}": value for name, value in of_noisy.items()}
-    assert run.evaluate(["noisy"]) == noisy
+    assert run.evaluate(["noisy"]) == run.evaluate("noisy") == noisy
     assert list(run.evaluate()) == ["eval/clean/loss", "eval/clean/count", *noisy]
     with pytest.raises(DataError, match=r"has no set 'claen'. Its sets are clean, noisy"):
         run.evaluate(["claen"])

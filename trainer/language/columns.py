@@ -69,7 +69,7 @@ class Columns:
         return self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row to train on: one, or both sides of a preference.
+        """Return the conversations of a row to train on. A preference has two.
 
         Raises:
             ConfigError: the row has another form.
@@ -89,7 +89,7 @@ class Columns:
         return [read_chat(origin, key, prompt, messages, settings)]
 
     def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
-        """Return the texts of a row to train on: one, or both sides of a preference.
+        """Return the texts of a row to train on. A preference has two.
 
         Raises:
             ConfigError: the row has another form.
