@@ -6,6 +6,7 @@ every layout, with any number of loading processes, and in a resumed run.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -62,10 +63,22 @@ class Items:
         return [self.dataset[index] for index in indices]
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
-        """Return the item, augmented for this epoch."""
+        """Return the item, augmented for this epoch.
+
+        The augmentation gets a copy, for it may change in place an item that the data set keeps:
+        the next epoch would begin with the changed item, on the rank that read it.
+        """
         if self.augment is None:
             return item
         generator = generator_of(self.seed, epoch, index)
         moment = current()
         with at(moment and Now(*moment[:-1], of_sample=generator)):
-            return self.augment(item, generator)
+            return self.augment(copied(item), generator)
+
+
+def copied(item: Any) -> Any:
+    """Return a deep copy of an item. The copy is shallow if the item holds a lock or a graph."""
+    try:
+        return copy.deepcopy(item)
+    except Exception:
+        return copy.copy(item)

@@ -25,7 +25,6 @@ left out. The same in code:
 from __future__ import annotations
 
 import contextlib
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ..errors import DataError
 from ..text import listed
-from .augment import Augment, Items
+from .augment import Augment, Items, copied
 from .now import Now
 from .seeds import generator_of
 from .worker_signals import ignore_signals
@@ -251,33 +250,28 @@ def examples_in(batch: Any, samples: int) -> int:
     """Count the examples in a batch that was collated of so many samples.
 
     There are fewer if ``collate`` left samples out, which shows if all tensors of the batch have
-    the same smaller first dimension.
+    the same smaller first dimension. If their second dimension is that of the samples, the first is
+    time, as in torch's ``pad_sequence``.
     """
-    lengths = set(_lengths(batch, samples))
-    return min(samples, *lengths) if len(lengths) == 1 else samples
+    shapes = set(_shapes(batch, samples))
+    lengths = {shape[0] for shape in shapes}
+    begins_with_time = all(shape[1:] == (samples,) for shape in shapes)
+    return min(samples, *lengths) if len(lengths) == 1 and not begins_with_time else samples
 
 
-def _lengths(value: Any, samples: int) -> Iterator[int]:
-    """Yield the first dimension of each tensor, and ``samples`` for a list of single examples."""
+def _shapes(value: Any, samples: int) -> Iterator[tuple[int, ...]]:
+    """Yield two dimensions of each tensor, and ``(samples,)`` for a list of single examples."""
     if getattr(value, "ndim", 0):
-        yield value.shape[0]
+        yield tuple(value.shape[:2])
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from _lengths(part, samples)
+            yield from _shapes(part, samples)
     elif isinstance(value, list | tuple):
         are_alike = len({getattr(part, "ndim", None) for part in value}) == 1
         if len(value) == samples and are_alike:
-            yield samples
+            yield (samples,)
         for part in value:
-            yield from _lengths(part, samples)
-
-
-def copied(item: Any) -> Any:
-    """Return a deep copy of an item. The copy is shallow if the item holds a lock or a graph."""
-    try:
-        return copy.deepcopy(item)
-    except Exception:
-        return copy.copy(item)
+            yield from _shapes(part, samples)
 
 
 def is_stream(dataset: Any) -> bool:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..errors import DataError
 from .alike import check_same_beginning
-from .augment import Items, Key
-from .batches import Layout, copied, examples_in, is_stream, parts_of_rank, sized
+from .augment import Items, Key, copied
+from .batches import Layout, examples_in, is_stream, parts_of_rank, sized
 from .digest import digest
 from .now import current
 from .rng import seed_global_generators

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..text import listed
-from .augment import Items
-from .batches import copied, is_stream, sized
+from .augment import Items, copied
+from .batches import is_stream, sized
 from .digest import digest
 from .now import at, first_moment
 from .rng import temporarily_seeded
@@ -86,7 +86,7 @@ class SampledSet:
         with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
             [sample] = items.read([index])
             content = f"{digest(sample):08x}"
-            # A copy: an augmentation may change in place an item that the data set keeps.
+            # A copy, for a collate may change in place an item that the data set keeps.
             batch = self.collate([items.augmented(copied(sample), 0, index)])
             return {CONTENT + name: content, BATCH + name: f"{digest(batch):08x}"}
 

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import DataError, Origin, origin_of
 from ..private.datasets import has_shuffle_buffer
-from .batches import Layout, MicroBatch, TrainData, Window, copied, parts_of_rank
+from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank
 from .blocks import blocks
 from .digest import digest
 from .now import Now, set_now
@@ -177,10 +177,9 @@ class _Reader(IterableDataset[Any]):
         data = self.data
         augmented = data.items.augmented
 
-        # Before the items are collated: a collate or an augmentation may change items in place, and
-        # a stream yields each item only once.
+        # Before a collate, which may change items in place: a stream yields each item only once.
         numbered = enumerate(block, begin)
-        data.choose_padding_item(augmented(copied(item), epoch, place) for place, item in numbered)
+        data.choose_padding_item(augmented(item, epoch, place) for place, item in numbered)
 
         micros = []
         for part in parts_of_rank(range(len(block)), data.layout):

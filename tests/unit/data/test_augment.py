@@ -42,6 +42,19 @@ def test_augmentation_is_the_same_on_every_layout_and_number_of_workers() -> Non
     assert by_step(2, 0, position=6)[:5] == alone[1:], "and draws the same after a restart"
 
 
+def test_an_augmentation_that_changes_its_item_leaves_the_data_set_as_it_was() -> None:
+    rows = [torch.zeros(2) for _ in range(5)]
+    data = IndexedData(
+        rows,
+        layout(0, 1, 5),
+        seed=0,
+        augment=lambda item, generator: item.add_(torch.rand(2, generator=generator)),
+    )
+    first, second = (window.micros[0].batch for window in data.windows(0, 2))
+    assert first.any() and second.any()
+    assert not any(row.any() for row in rows)
+
+
 class Random(Numbers):
     """Items that draw from the generators of the process."""
 

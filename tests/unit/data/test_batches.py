@@ -158,6 +158,8 @@ def of(*shape: int) -> torch.Tensor:
         ({"x": of(4, 8), "edges": of(2, 5)}, 4),  # a tensor of another length beside the examples
         ({"nodes": of(3, 8), "edges": of(2, 5)}, 4),  # not to be told
         ({"views": of(8, 8)}, 4),  # two views of each sample
+        ([of(3, 4, 8), of(3, 4)], 4),  # time first, as pad_sequence gives
+        ([of(3, 4), of(3)], 3),  # four features
         ({"tokens": of(3), "text": ["a", "b", "c", "d"]}, 4),
         ([of(3, 8, 8)] * 4, 4),  # a list of images
         ({"images": [of(3, 8, 8)] * 4, "n": 3}, 4),
