@@ -19,7 +19,7 @@ from .checks.finite import FiniteNumbers, SkippedBuffers
 from .checks.gradients import ExchangedGradients
 from .checks.mean_loss import MeanLoss
 from .checks.model import SupportedModel
-from .checks.optimizer import DivisibleOptimizer
+from .checks.optimizer import DivisibleOptimizer, KeptRates
 from .checks.parameters import EditedParameters, TrainableSet
 from .checks.same_data import SameData
 from .checks.same_model import SameModel
@@ -44,6 +44,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         SupportedModel(),
         SameModel(),
         DivisibleOptimizer(),
+        KeptRates(),
         ExchangedGradients(),
         EditedParameters(),
         TrainableSet(),

@@ -267,7 +267,8 @@ class Run(Setup, Folder, RunData, Prepared):
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
         """
         position = self.position
-        position.rates = self.schedule.get_last_lr()
+        # The rates of the step that was made: a new object even for a rate that is a tensor.
+        position.rates = [group["lr"] + 0.0 for group in self.schedule.optimizer.param_groups]
         position.step += 1
         position.step_began = position.samples
         position.samples = window.end

@@ -23,6 +23,7 @@ PLAIN = [
     "SupportedModel",
     "SameModel",
     "DivisibleOptimizer",
+    "KeptRates",
     "ExchangedGradients",
     "EditedParameters",
     "TrainableSet",
@@ -53,7 +54,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[15:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[16:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:

@@ -1,11 +1,14 @@
-"""Optimizers that cannot step parts of parameters."""
+"""Optimizers that cannot step parts of parameters, and rates that a schedule puts back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.optim.lr_scheduler import LambdaLR
+
 from ..errors import ConfigError, Origin, Problem
 from ..hooks import Callback, Unfinished
+from ..run import Run
 from ..task import own_optimizer
 
 if TYPE_CHECKING:
@@ -25,3 +28,30 @@ class DivisibleOptimizer(Callback):
             rule = f"{problem}; run it on replicas (DDP) or in one process, or take another one"
             kind = type(optimizer).__qualname__ if built_by else run.plan.optimizer
             raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
+
+
+class KeptRates(Callback):
+    """Tells of a learning rate that a callback has set, and that the schedule will put back.
+
+    A schedule of this package and of transformers sets each rate anew after each step. So a rate
+    holds for a single step, unless a callback sets the rate after every step.
+    """
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def before_update(self, run: Run) -> None:
+        schedule = run.schedule
+        if self._is_told or not isinstance(schedule, LambdaLR):
+            return
+        groups = zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True)
+        for group, planned in groups:
+            # The host would wait for a rate on the device.
+            if isinstance(planned, float) and group["lr"] != planned:
+                self._is_told = True
+                run.say(
+                    f"note: a callback has set the learning rate {group['lr']:g}, for this step "
+                    f"alone: the schedule sets each rate anew ({planned:g}); set the rate in each "
+                    "on_step to keep it"
+                )
+                return

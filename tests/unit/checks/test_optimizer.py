@@ -1,15 +1,21 @@
-"""Optimizers that cannot step parts of parameters."""
+"""Optimizers that cannot step parts of parameters, and rates that a schedule puts back."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from brought_tasks import Plain
 from fake_run import fake_run
+from from_launcher import configured
+from one_process import log_of
 from plans import plan, request
 
-from trainer import ConfigError, Task
+from trainer import Callback, ConfigError, Run, StepInfo, Task, Trainer
 from trainer.checks.optimizer import DivisibleOptimizer
 
 
@@ -41,3 +47,29 @@ def test_another_one_is_refused_with_the_place_to_change(task: Task, named: str)
         check("it sees parts of the parameters", task)
     assert "it sees parts of the parameters" in str(error.value)
     assert named in str(error.value)
+
+
+class Setting(Callback):
+    """Sets the rate to a tenth after some steps."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if info.step in self.steps:
+            run.strategy.optimizer.param_groups[0]["lr"] = 1e-4
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize(
+    ("steps", "rates"), [((1,), [1e-3, 1e-4, 1e-3]), ((1, 2), [1e-3, 1e-4, 1e-4]), ((), [1e-3] * 3)]
+)
+def test_a_rate_that_a_callback_sets_is_told_and_logged_for_the_steps_that_have_it(
+    steps: tuple[int, ...], rates: list[float], tmp_path: Path
+) -> None:
+    config = replace(configured(tmp_path), lr=1e-3, schedule="constant", max_steps=3, log_every=1)
+    Trainer(Plain(), config, callbacks=[Setting(*steps)]).fit()
+    rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [row["lr"] for row in rows if "lr" in row] == rates
+    told = "a callback has set the learning rate 0.0001, for this step alone"
+    assert log_of(tmp_path).count(told) == bool(steps)
