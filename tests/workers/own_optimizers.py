@@ -74,6 +74,31 @@ class Clipping(torch.optim.AdamW):
         return super().step(closure)
 
 
+class GlobalNorm(torch.optim.SGD):
+    """As Prodigy, D-Adaptation and DoG: the step depends on a norm over all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for gradient in gradients:
+            gradient.div_(norm)
+        return super().step(closure)
+
+
+class Estimating(torch.optim.SGD):
+    """As Prodigy in its first steps: an estimate over all parameters hardly moves a weight yet."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            estimate = sum(float(p.grad.square().sum()) for p in group["params"])
+            group["d"] = group.get("d", 1e-12) + 1e-12 * estimate
+            for p in group["params"]:
+                p.grad.mul_(group["d"])
+        return super().step(closure)
+
+
 class LateTrust(torch.optim.SGD):
     """As LARS with a warm-up: each parameter moves by its own norm, from its fifth step on."""
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class DivisibleOptimizer(Callback):
-    """Tries a fresh optimizer on small tensors, whole and divided."""
+    """Tries a fresh optimizer on small tensors."""
 
     def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` if the optimizer cannot step parts of parameters. Collective."""
+        """Raise ``ConfigError`` if ranks would step otherwise than one process. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             built_by = own_optimizer(run.task)
             in_config = run.plan.origin("optimizer").named("optimizer")
             origin = Origin(built_by) if built_by else in_config
-            rule = f"{problem}; run it on replicas (DDP) or in one process, or take another one"
+            rule = f"{problem}, or take another one"
             kind = type(optimizer).__qualname__ if built_by else run.plan.optimizer
             raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
 

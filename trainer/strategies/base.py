@@ -167,14 +167,23 @@ class Strategy(ABC):
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held or type(optimizer) in ELEMENTWISE:
+        """Return why a fresh optimizer cannot step this rank's parts or copy. Empty if it can."""
+        is_alone = self.plan.world_size == 1 and not self.held
+        if is_alone or type(optimizer) in ELEMENTWISE:
             return ""
 
-        from .optimizer_probe import divided_step_problem
+        from .optimizer_probe import divided_step_problem, draws_random_numbers
 
-        problem = divided_step_problem(optimizer, self.step_device)
-        return problem and f"each process holds {self.held} here, and {problem}"
+        if self.held:
+            problem = divided_step_problem(optimizer, self.step_device)
+            advice = "run it on replicas (DDP) or in one process"
+            return problem and f"each process holds {self.held} here, and {problem}; {advice}"
+        if draws_random_numbers(optimizer, self.step_device):
+            return (
+                "a step draws random numbers, which differ between processes, so the replicas "
+                "would drift apart; give it a generator with a seed"
+            )
+        return ""
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.

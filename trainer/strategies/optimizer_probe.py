@@ -1,25 +1,29 @@
-"""Whether an optimizer's step on parts of parameters gives the parts of a step on the whole.
+"""Whether the steps of an optimizer on several ranks give the step of a single process.
 
-FSDP2 and ZeRO need such an optimizer. LAMB and Adafactor take the norm of each parameter, for
-example, and would silently take another norm on a slice.
+FSDP2 and ZeRO give each rank parts of the parameters. LAMB and Adafactor take the norm of each
+parameter, and Prodigy that of all parameters: on the parts they would silently take another norm.
+DDP gives each rank a copy, and the copies of an optimizer that draws random numbers drift apart.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .first_step import fresh_copy, small
+from ..data import rng
+from .first_step import fresh_copy, small, stepped_copy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-# Sizes of the trial's gradients, from small to large: some optimizers act above a norm only, others
-# after a warm-up.
-_SCALES = [10.0 ** (number / 2 - 3) for number in range(16)]
+# Sizes of the trial's gradients, which grow, and fall in between: some optimizers act above a norm
+# only, some if a norm falls, others after a warm-up.
+_SCALES = [10.0 ** (number / 2 - 3 - number % 2) for number in range(16)]
 # How much a divided step may differ, relative to the largest weight: rounding alone is 1e-6.
 _BOUND = 1e-4
 
@@ -27,7 +31,8 @@ _BOUND = 1e-4
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     """Return why an optimizer cannot step parts of parameters. Empty if it can.
 
-    A copy of the optimizer steps small random tensors, another copy steps flat halves.
+    A copy of the optimizer steps small random tensors. Two copies, as those of two ranks, step flat
+    halves.
 
     Args:
         optimizer: fresh. Stays unchanged.
@@ -42,7 +47,7 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
 
 
 def _trial(optimizer: Optimizer, device: torch.device) -> str:
-    """Step small random tensors and flat halves with two copies, and compare the results."""
+    """Step small random tensors with a copy, and flat halves with two. Compare the results."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(tensor: Tensor) -> Tensor:
@@ -52,31 +57,67 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
         [drawn(tensor) for tensor in small(group["params"], device)]
         for group in optimizer.param_groups
     ]
-    divided = [[half for tensor in group for half in _halves(tensor)] for group in whole]
-    copies = fresh_copy(optimizer, whole), fresh_copy(optimizer, divided)
+    halves = [[_halves(tensor) for tensor in group] for group in whole]
+    of_ranks = [[[both[rank] for both in group] for group in halves] for rank in (0, 1)]
+    copies = [fresh_copy(optimizer, groups) for groups in (whole, *of_ranks)]
     for copy in copies:
         for group in copy.param_groups:
             group["lr"] = group["lr"] * 0 + 0.1  # at a small rate a step is lost in rounding
 
     tensors = list(chain.from_iterable(whole))
-    halves = list(chain.from_iterable(divided))
+    parts = list(chain.from_iterable(chain.from_iterable(halves)))
     for scale in _SCALES:
         gradients = [drawn(tensor) * scale for tensor in tensors]
-        of_halves = chain.from_iterable(map(_halves, gradients))
-        for tensor, gradient in zip((*tensors, *halves), (*gradients, *of_halves), strict=True):
+        of_parts = chain.from_iterable(map(_halves, gradients))
+        for tensor, gradient in zip((*tensors, *parts), (*gradients, *of_parts), strict=True):
             tensor.grad = gradient
         for copy in copies:
             copy.step()
 
         expected = torch.cat([tensor.view(-1) for tensor in tensors])
-        difference = float((torch.cat(halves) - expected).abs().max())
+        difference = float((torch.cat(parts) - expected).abs().max())
         largest = float(expected.abs().max())
         if not difference <= _BOUND * largest:  # also for NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
             return f"a step on them is not that on the whole: in a trial it is {off}"
+
+        for (key, number), *others in zip(*map(_numbers, copies), strict=True):
+            if not all(math.isclose(other, number, rel_tol=_BOUND) for _, other in others):
+                return f"the optimizer computes {key!r} from whole parameters"
     return ""
 
 
+def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
+    """Return the numbers that an optimizer keeps for each group and parameter, with their keys.
+
+    Prodigy's estimate of the distance, a sum over all parameters, moves no weight in a few steps.
+    """
+    groups = optimizer.param_groups
+    states = [optimizer.state[tensor] for group in groups for tensor in group["params"]]
+    return [
+        (key, float(value))
+        for kept in (*groups, *states)
+        for key, value in kept.items()
+        if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1)
+    ]
+
+
 def _halves(tensor: Tensor) -> list[Tensor]:
-    """Cut a tensor into two flat halves, in copies."""
-    return [half.clone() for half in tensor.view(-1).chunk(2)]
+    """Cut a tensor into two flat halves, in copies. That of a single element has an empty half."""
+    return [half.clone() for half in tensor.view(-1).tensor_split(2)]
+
+
+def draws_random_numbers(optimizer: Optimizer, device: torch.device) -> bool:
+    """Return whether a step draws from the generators of the process, which ranks seed otherwise.
+
+    Args:
+        optimizer: fresh. Stays unchanged, as the generators do.
+        device: on which the optimizer will step.
+    """
+    before = rng.read()
+    with contextlib.suppress(Exception):  # the first step of the training raises the error
+        stepped_copy(optimizer, device)
+    after = rng.read()
+    rng.write(before)
+    drawn = ("torch", "numpy", "cuda")
+    return any(not torch.equal(before[key], after[key]) for key in drawn if key in before)
