@@ -114,7 +114,11 @@ class Callback:
         """Look at the micro-batches of a step before the first forward pass."""
 
     def before_update(self, run: Run) -> None:
-        """Look at the gradients of a step before they are clipped and applied."""
+        """Look at the gradients of a step before they are clipped and applied.
+
+        A change of gradients is lost under ZeRO, whose engine has taken them. An optimizer that
+        changes gradients in its step does so under every strategy.
+        """
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Look at an optimizer step. ``run.stop()`` ends training. Any rank may ask alone."""

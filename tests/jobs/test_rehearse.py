@@ -18,7 +18,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from architectures import save_architecture
@@ -27,8 +27,10 @@ from launchers import ROOT, clean_environment, launch_file
 from launchers import ranks as run_ranks
 from tiny_language import save_model, save_texts
 
-from trainer.commands.rehearse import first_difference
+from trainer.commands.rehearse import change_that_fits, first_difference
 from trainer.config.documents import read_document
+from trainer.errors import LaunchError
+from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.job import Job
 from trainer.rehearsal.kinds import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
@@ -45,7 +47,7 @@ SETTINGS = {
 }
 CASES = {
     "plain": {},
-    "accumulated": {"accumulation_steps": "2"},
+    "accumulated": {"accumulation_steps": "2", "optimizer": "own_optimizers.Lion"},
     "recomputed": {"task_settings.recomputes": "true"},
     "frozen": {"task_settings.only_last": "true"},
     "four_bits": {
@@ -332,6 +334,42 @@ def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
     assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
     assert "save" not in told["phases"]
+
+
+@pytest.mark.parametrize("section", ["fsdp_config", "zero_optimization"])
+def test_what_is_offloaded_takes_no_memory_of_the_gpu(
+    section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    files = {"fsdp_config": "accel_configs/fsdp.yaml", "zero_optimization": "ds_configs/zero2.json"}
+    data = dict(read_document(str(ROOT / files[section])).data)
+    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
+    job = Job(launch_file=data, words=words, gpus=2, gpu="H100")
+    (held,) = job.rehearse()
+    plan = {**held["plan"], "micro_batch_size": 1}
+    [changed] = [other for name, other in changes_of(job, plan) if "offload" in name]
+    (offloaded,) = changed.rehearse()
+    optimizer, gone = (
+        found["phases"]["step"]["at_most"].get(OPTIMIZER, 0) for found in (held, offloaded)
+    )
+    assert gone < 0.01 * optimizer
+    assert not any(is_guessed for *_, is_guessed, _ in offloaded["reads"])
+
+
+def test_a_change_that_cannot_run_is_told_and_the_next_is_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Refused:
+        def rehearse(self) -> NoReturn:
+            raise LaunchError("no such key")
+
+    class Fitting:
+        def rehearse(self) -> list[dict[str, Any]]:
+            return [{"phases": {"step": {"most": 2**20}}}]
+
+    changes: Any = [("first", Refused()), ("second", Fitting())]
+    assert change_that_fits(changes, 2**21) == "second"
+    assert capsys.readouterr().out == "with first: no such key\nwith second: 1.0 MiB, fits\n"
 
 
 def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:

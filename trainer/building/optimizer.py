@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..config.plain import plain
 from ..config.train_config import DEFAULTS
@@ -131,9 +132,15 @@ def build_schedule(
 
     Raises:
         ConfigError: the task builds a schedule, and config or launch file names another.
+        LaunchError: the task's schedule follows a metric.
     """
     schedule = task.build_schedule(optimizer, plan, total_steps)
     built_by = own_schedule(task) if schedule is not None else None
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise LaunchError(
+            f"{built_by}: ReduceLROnPlateau follows a metric; set group['lr'] in each on_step of a "
+            "callback instead"
+        )
     if schedule is None:
         schedule = schedule_of_plan(optimizer, plan, total_steps)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..config.arguments import launch_option
 from ..config.documents import read_document
-from ..errors import usage_error
+from ..errors import LaunchError, usage_error
 from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
 from ..rehearsal.job import Job
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
     report["change"] = None
     if peak > usable:
-        report["change"] = _change_that_fits(changes_of(job, report["plan"]), usable)
+        report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
     args.to.write_text(json.dumps(report, indent=1) + "\n")
     return int(peak > usable or bool(report["difference"]))
 
@@ -162,10 +162,14 @@ def _told(made: Collective) -> str:
     return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
 
 
-def _change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str | None:
+def change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str | None:
     """Try changes of a job, and return the first that fits. Print each."""
     for name, changed in changes:
-        (found,) = changed.rehearse()
+        try:
+            (found,) = changed.rehearse()
+        except LaunchError as error:
+            print(f"with {name}: {error}")
+            continue
         fits = most(found) <= usable
         print(f"with {name}: {size(most(found))}{', fits' if fits else ''}", flush=True)
         if fits:

@@ -7,6 +7,7 @@ samples and of the batch of each are compared before the first step.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,10 +86,13 @@ class SampledSet:
         name = f"sample {index} of {self.name}"
         with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
             [sample] = items.read([index])
-            content = f"{digest(sample):08x}"
-            # A copy, for a collate may change in place an item that the data set keeps.
-            batch = self.collate([items.augmented(copied(sample), 0, index)])
-            return {CONTENT + name: content, BATCH + name: f"{digest(batch):08x}"}
+            checksums = {CONTENT + name: f"{digest(sample):08x}"}
+            # A collate may leave out the sample, and fail without any. It may change in place an
+            # item that the data set keeps, so it gets a copy.
+            with contextlib.suppress(Exception):
+                batch = self.collate([items.augmented(copied(sample), 0, index)])
+                checksums[BATCH + name] = f"{digest(batch):08x}"
+            return checksums
 
 
 class Sampled:
@@ -112,7 +116,7 @@ class Sampled:
         for sampled_set in sets:
             for so_far, read in zip((self._first, again), sampled_set.read(), strict=True):
                 so_far |= read
-        changed = {_kind(name) for name, text in self._first.items() if again[name] != text}
+        changed = {_kind(name) for name, text in self._first.items() if again.get(name) != text}
         random = set[str]().union(*gather(changed))
         self.facts = {name: text for name, text in self._first.items() if _kind(name) not in random}
 

@@ -43,7 +43,10 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
         yield f"micro_batch_size: {half}", smaller
 
     if job.gpus > 1 and "fsdp_config" not in job.launch_file:
-        yield "accel_configs/fsdp.yaml", replace(job, launch_file=_FSDP)
+        # The settings that the launch file may have given.
+        kept = ("mixed_precision", "micro_batch_size", "accumulation_steps")
+        same = job.with_settings(**{key: plan[key] for key in kept})
+        yield "accel_configs/fsdp.yaml", replace(same, launch_file=_FSDP)
     for section, changed in _OFFLOADED:
         yield from _with(job, section, changed)
 

@@ -24,7 +24,7 @@ _KINDS = {
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
 # Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
-# GPUs are connected by PCIe.
+# GPUs, and those with PCIe in their names, are connected by PCIe.
 _NVLINK = {"V100": 150e9, "A100": 300e9, "A800": 200e9, "H800": 200e9, "H": 450e9, "GH": 450e9}
 _NVLINK |= {"B": 900e9, "GB": 900e9}
 _PCIE = 25e9
@@ -59,7 +59,8 @@ class Collective(NamedTuple):
         Args:
             gpu: the name of the GPU, as in ``reporting/gpus.yaml``.
         """
-        known = [rate for prefix, rate in _NVLINK.items() if gpu.upper().startswith(prefix)]
+        name = "" if "PCIE" in gpu.upper() else gpu.upper()
+        known = [rate for prefix, rate in _NVLINK.items() if name.startswith(prefix)]
         rate = [*known, _PCIE][0] if self.machines == 1 else _NETWORK
         times = 2 if self.kind == "all-reduce" else 1
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate

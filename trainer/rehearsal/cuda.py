@@ -92,7 +92,7 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     }
 
     def waits(*args: Any, **kwargs: Any) -> None:
-        device.wait("waits")
+        device.wait("waits", is_known=True)
 
     def live(*args: Any) -> int:
         return device.ledger.live

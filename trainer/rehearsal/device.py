@@ -119,8 +119,8 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
                 return copied
         if function is _ATEN._to_copy.default and not fakes:
             return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
-        if function is _ATEN.is_pinned.default:
-            return False
+        if function in (_ATEN.is_pinned.default, _ATEN._pin_memory.default):
+            return False if function is _ATEN.is_pinned.default else args[0]
         return self._without_values(function, args, kwargs)
 
     def uploaded(self, values: Tensor) -> Any:
@@ -174,7 +174,7 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
 
     def wait(self, kind: str, *, is_known: bool = False) -> None:
         place = place_of_code(of_engine=True)
-        is_guessed = not is_known and place == place_of_code()
+        is_guessed = not is_known and place[0] != "" and place == place_of_code()
         self.reads[(kind, *place, is_guessed)] += 1
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:

@@ -13,7 +13,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..data import rng
 from .first_step import fresh_copy, small, stepped_copy
@@ -40,6 +41,9 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     """
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
+    own = [value for key, value in vars(optimizer).items() if key not in ("param_groups", "state")]
+    if any(isinstance(leaf, nn.Parameter) for leaf in tree_leaves(own)):
+        return "the optimizer keeps parameters outside of its groups, and these are replaced"
     try:
         return _trial(optimizer, device)
     except Exception as error:  # (an optimizer's step may want anything)

@@ -61,6 +61,17 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
         build_schedule(Mine(), named, plan(schedule="cosine"), optimizer, 4)
 
 
+def test_a_schedule_that_follows_a_metric_is_refused() -> None:
+    class Mine(Task):
+        def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    config = TrainConfig(task="m:T", max_steps=4)
+    with pytest.raises(LaunchError, match=r"build_schedule: ReduceLROnPlateau follows a metric"):
+        build_schedule(Mine(), config, plan(schedule=None), optimizer, 4)
+
+
 def test_a_model_that_is_only_evaluated_trains_its_smallest_parameter_and_keeps_no_state() -> None:
     """Engines want a model and an optimizer that train something."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1))

@@ -125,6 +125,13 @@ def test_the_known_classes_of_torch_would_pass_the_trial() -> None:
         assert divided_step_problem(derived(parameters(), lr=1e-3), CPU) == "", kind
 
 
+def test_parameters_outside_of_the_groups_are_refused() -> None:
+    optimizer: Any = SGD(parameters(), lr=0.1)
+    optimizer.clipped = {"all": parameters()}
+    problem = divided_step_problem(optimizer, CPU)
+    assert problem.startswith("the optimizer keeps parameters outside of its groups")
+
+
 def test_a_failing_step_and_no_number_are_refused() -> None:
     problem = divided_step_problem(Failing(parameters(), lr=0.1), CPU)
     assert problem == "a trial step fails (ValueError: not today)"
