@@ -275,3 +275,19 @@ def default_store() -> Any:
     another address.
     """
     return dist.distributed_c10d._get_default_store()
+
+
+# Hooks that run before and behind an optimizer's step. No public name lists or copies them. Last
+# seen in torch 2.13.
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Return whether hooks are registered on an optimizer's step."""
+    return any(getattr(optimizer, name, None) for name in STEP_HOOKS)
+
+
+def drop_step_hooks(optimizer: Any) -> None:
+    """Take all hooks off an optimizer's step."""
+    for name in STEP_HOOKS:
+        setattr(optimizer, name, {})

@@ -35,7 +35,7 @@ from ..distributed.restarts import connect_attempt
 from ..errors import DataError
 from ..private.torch import local_of
 from .buffers import sync
-from .first_step import ELEMENTWISE
+from .first_step import is_elementwise
 from .tensors import (
     canonical_names,
     canonical_state,
@@ -169,7 +169,7 @@ class Strategy(ABC):
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts or copy. Empty if it can."""
         is_alone = self.plan.world_size == 1 and not self.held
-        if is_alone or type(optimizer) in ELEMENTWISE:
+        if is_alone or is_elementwise(optimizer):
             return ""
 
         from .optimizer_probe import divided_step_problem, draws_random_numbers

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, optim
 
+from ..private.torch import drop_step_hooks, has_step_hooks
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -28,7 +30,9 @@ ELEMENTWISE = (
 
 
 def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
-    """Return an optimizer with the same settings and no state.
+    """Return an optimizer with the same settings, and neither state nor hooks.
+
+    A hook may change the model that it has been made with.
 
     Args:
         optimizer: fresh. Stays unchanged.
@@ -37,6 +41,7 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     copy: Any = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
     copy.state = defaultdict(dict)
+    drop_step_hooks(copy)
     pairs = zip(optimizer.param_groups, parameters, strict=True)
     copy.param_groups = [{**group, "params": list(own)} for group, own in pairs]
     return copy
@@ -53,6 +58,11 @@ def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
         torch.zeros((5, 3, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
         for dimensions, dtype in kinds
     ]
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Return whether an optimizer is known to compute element by element."""
+    return type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)
 
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:

@@ -60,9 +60,11 @@ class FSDP2(Strategy):
     held = "rows of the parameters"
     known_errors: ClassVar = {
         "got mixed torch.Tensor and DTensor": (
-            "a layer computed outside of a call of the model, so its parameters were not gathered: "
-            "call model(...), not model.forward(...) or a method. A task that reads parameters "
-            "itself needs fsdp_reshard_after_forward: false (docs/troubleshooting.md)"
+            "a layer computed outside of a call of its unit, so its parameters were not gathered: "
+            "call model(...), not model.forward(...) or a method, and the blocks of a list of "
+            "layers, not their parts (or name other units: fsdp_transformer_layer_cls_to_wrap). A "
+            "task that reads parameters itself needs fsdp_reshard_after_forward: false "
+            "(docs/troubleshooting.md)"
         )
     }
 

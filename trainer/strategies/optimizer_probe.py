@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..data import rng
+from ..private.torch import has_step_hooks
 from .first_step import fresh_copy, small, stepped_copy
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     own = [value for key, value in vars(optimizer).items() if key not in ("param_groups", "state")]
     if any(isinstance(leaf, nn.Parameter) for leaf in tree_leaves(own)):
         return "the optimizer keeps parameters outside of its groups, and these are replaced"
+    if has_step_hooks(optimizer):
+        return "hooks on its step cannot be tried: override step instead"
     try:
         return _trial(optimizer, device)
     except Exception as error:  # (an optimizer's step may want anything)

@@ -230,3 +230,12 @@ def test_process_groups_their_time_outs_and_store(process_group: None) -> None:
     private_torch.set_timeout(group, timedelta(seconds=7))
     private_torch.default_store().set("key", "value")
     assert private_torch.default_store().get("key") == b"value"
+
+
+def test_hooks_on_the_step_of_an_optimizer_are_seen_and_dropped() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    assert not private_torch.has_step_hooks(optimizer), TORCH
+    optimizer.register_step_pre_hook(lambda *given: pytest.fail("called"))
+    assert private_torch.has_step_hooks(optimizer), TORCH
+    private_torch.drop_step_hooks(optimizer)
+    optimizer.step()

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from trainer import Task
 from trainer.checkpoint.optimizer_state import OptimizerForm
 from trainer.strategies import strategy_class
-from trainer.strategies.first_step import ELEMENTWISE, fresh_copy
+from trainer.strategies.first_step import ELEMENTWISE, fresh_copy, stepped_copy
 from trainer.strategies.optimizer_probe import divided_step_problem
 
 CPU = torch.device("cpu")
@@ -123,6 +123,20 @@ def test_the_known_classes_of_torch_would_pass_the_trial() -> None:
     for kind in ELEMENTWISE:
         derived = type("Derived", (kind,), {})  # the table has exact classes
         assert divided_step_problem(derived(parameters(), lr=1e-3), CPU) == "", kind
+
+
+def test_hooks_on_the_step_are_refused_and_not_called() -> None:
+    optimizer = torch.optim.AdamW(parameters(), lr=0.1)
+    calls: list[object] = []
+    optimizer.register_step_post_hook(lambda *given: calls.append(given))
+    made = plan(request("zero2"))
+    accelerator: Any = SimpleNamespace(
+        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
+    )
+    problem = strategy_class("zero2")(made, accelerator).optimizer_problem(optimizer)
+    assert "hooks on its step cannot be tried: override step instead" in problem
+    stepped_copy(optimizer, CPU)
+    assert not calls
 
 
 def test_parameters_outside_of_the_groups_are_refused() -> None:
