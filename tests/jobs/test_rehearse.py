@@ -241,13 +241,15 @@ narrow, wide = torch.bfloat16, torch.float32
 mask = torch.ones(8, 8, dtype=torch.bool, device="cuda")
 print(kernel(narrow, 16, 16), kernel(narrow, 16, 8), kernel(narrow, 16, 16, mask))
 print(kernel(wide, 12, 12), kernel(wide, 6, 6))
+query, key = (torch.empty(1, heads, 8, 16, dtype=narrow, device="cuda") for heads in (4, 1))
+print(torch._fused_sdp_choice(query, key, key), torch._fused_sdp_choice(query, key, key, enable_gqa=True))
 """
 
 
 def test_attention_takes_the_kernel_of_a_gpu() -> None:
     """1 is flash attention, 2 the memory-efficient kernel, 0 plain products of matrices."""
     done = on_fake_gpu(KERNELS)
-    assert done.stdout.split() == ["1", "2", "2", "2", "0"], done.stderr
+    assert done.stdout.split() == ["1", "2", "2", "2", "0", "0", "1"], done.stderr
 
 
 DTYPES = """
@@ -271,6 +273,8 @@ CALLS = {
     "mse": lambda a, b: F.mse_loss(a(4), b(4)),
     "scatter_add": lambda a, b: a(4).scatter_add(0, torch.tensor([0], device=a(1).device), b(1)),
     "where": lambda a, b: torch.where(a(4) > 0, a(4), b(4)),
+    "filled": lambda a, b: a(4).masked_fill(a(4) > 0, torch.finfo(a(1).dtype).max * 1.5),
+    "overfilled": lambda a, b: a(4).fill_(1e39),
 }
 
 def refuses(call, device, *dtypes):

@@ -56,8 +56,13 @@ def run(argv: Sequence[str]) -> int:
 
     ranks = range(args.gpus) if args.ranks == "all" else sorted({0, args.gpus - 1})
     results = list(job.rehearse(ranks))
-    report = {**results[0], "collectives": _summed(results[0], args.gpu), "gpu": args.gpu}
-    report["difference"] = first_difference(results, ranks)
+    fullest = max(results, key=most)
+    report = {
+        **fullest,
+        "collectives": _summed(fullest, args.gpu),
+        "gpu": args.gpu,
+        "difference": first_difference(results, ranks),
+    }
     peak = most(report)
     print(table_of(report))
     verdict = "fits" if peak <= usable else "DOES NOT FIT"

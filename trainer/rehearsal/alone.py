@@ -94,15 +94,10 @@ def _let_ddp_exchange_by_python() -> None:
     cls: Any = torch_ddp.DistributedDataParallel
     begin, register = cls.__init__, cls.register_comm_hook
 
-    def exchange(model: Any, bucket: Any) -> Any:
-        return model.own_hook(bucket)
-
-    exchange.__annotations__.clear()  # DDP compares them with its own, and these are texts
-
     def begin_with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
         begin(model, *args, **kwargs)
         model.own_hook = partial(allreduce_hook, model.process_group)
-        register(model, model, exchange)
+        register(model, model, lambda model, bucket: model.own_hook(bucket))
 
     def keep_hook(model: Any, state: Any, hook: Callable[..., Any]) -> None:
         model.own_hook = partial(hook, state)

@@ -13,20 +13,19 @@ from torch.utils._pytree import tree_leaves
 
 from .lines import line
 
-# By the beginnings of the names in ``torch.ops.c10d`` and ``torch.ops._c10d_functional``.
-_KINDS = {
-    kind.replace("-", ""): kind
-    for kind in (
-        *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
-        *("broadcast", "barrier", "reduce", "gather", "scatter", "send", "recv"),
-    )
-}
+# Without hyphens the beginnings of names in torch.ops.c10d and torch.ops._c10d_functional.
+_KINDS = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+    *("broadcast", "barrier", "reduce", "gather", "scatter", "send", "recv"),
+)
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
 # Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
 # GPUs, and those with PCIe in their names, are connected by PCIe.
-_NVLINK = {"V100": 150e9, "A100": 300e9, "A800": 200e9, "H800": 200e9, "H": 450e9, "GH": 450e9}
-_NVLINK |= {"B": 900e9, "GB": 900e9}
+_NVLINK = {
+    **{"V100": 150e9, "A100": 300e9, "A800": 200e9, "H800": 200e9, "H": 450e9, "GH": 450e9},
+    **{"B": 900e9, "GB": 900e9},
+}
 _PCIE = 25e9
 
 
@@ -77,7 +76,7 @@ def collective_of(
     if "c10d" not in space:
         return None
     name = name.replace("_", "")
-    kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), None)
+    kind = next((kind for kind in _KINDS if name.startswith(kind.replace("-", ""))), None)
     group = _group_in([*arguments, *named.values()])
     if kind is None or group is None or group.group_desc == "agreement":
         return None

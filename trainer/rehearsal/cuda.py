@@ -102,9 +102,15 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
 
     Stream.synchronize = waits
     cuda = {key: _always(value) for key, value in answers.items()}
-    cuda |= {"synchronize": waits, "memory_allocated": live, "max_memory_allocated": most}
-    cuda |= {"Stream": Stream, "Event": Event}
-    cuda |= dict.fromkeys(("stream", "device"), contextlib.nullcontext)
+    cuda |= {
+        "synchronize": waits,
+        "memory_allocated": live,
+        "max_memory_allocated": most,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": contextlib.nullcontext,
+        "device": contextlib.nullcontext,
+    }
     accelerator = {key: cuda[key] for key in ("current_stream", "set_stream", "synchronize")}
     accelerator |= {"is_available": _always(True), "current_device_index": cuda["current_device"]}
     nvtx = ("range_push", "range_pop", "mark", "range_start", "range_end")

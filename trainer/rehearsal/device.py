@@ -45,6 +45,8 @@ _OF_ONE_KIND = {
     *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
 }
 _DOWN = ("cuda", "cpu")
+_FILLS = {_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar, _ATEN.fill_.Scalar}
+_MOST_READS = 10_000  # of a line in a step
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -94,7 +96,6 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.fake.static_shapes = True
 
     def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         leaves = tree_leaves((args, kwargs))
@@ -176,10 +177,16 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         place = place_of_code(of_engine=True)
         is_guessed = not is_known and place[0] != "" and place == place_of_code()
         self.reads[(kind, *place, is_guessed)] += 1
+        if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
+            rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
+            raise LaunchError(f"{place[0]}: {rule} has none: a loop until it is right never ends")
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""
         _refuse_mixed(function, args)
+        if function in _FILLS:  # a value that overflows the dtype is an error of every kernel
+            *tensors, value = args
+            function(*(torch.zeros(1, dtype=tensor.dtype) for tensor in tensors), value)
         args = self._chosen(function, args)
         try:
             with self.fake:

@@ -33,23 +33,29 @@ C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
 // the memory-efficient kernel for others whose rows are aligned, and plain matrix products else.
 int64_t attention_kernel(
     const at::Tensor& query,
-    const at::Tensor&,
+    const at::Tensor& key,
     const at::Tensor& value,
     const std::optional<at::Tensor>& mask,
-    double,
-    bool,
+    double dropout,
+    bool is_causal,
     std::optional<double>,
     bool is_grouped) {
   const auto& context = at::globalContext();
+  if (query.dim() != 4) {
+    return static_cast<int64_t>(sdp::SDPBackend::math);
+  }
   bool is_narrow = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
-  bool is_equal = query.sym_size(-1) == value.sym_size(-1);
-  bool fits = query.dim() == 4 && is_equal && query.sym_size(-1) <= 256;
+  bool fits = query.sym_size(-1) == value.sym_size(-1) && query.sym_size(-1) <= 256;
+  // Fewer heads of keys need enable_gqa, which the memory-efficient kernel does not take.
+  sdp::sdp_params params{query, key, value, mask, dropout, is_causal, is_grouped};
+  fits = fits && sdp::check_batch_size_and_num_heads_dense<true>(params, false);
   if (fits && is_narrow && !mask.has_value() && context.userEnabledFlashSDP()) {
     return static_cast<int64_t>(sdp::SDPBackend::flash_attention);
   }
   int alignment = is_narrow ? 8 : 4;
   bool is_aligned = query.sym_size(-1) % alignment == 0 && value.sym_size(-1) % alignment == 0;
-  if (query.dim() == 4 && is_aligned && !is_grouped && context.userEnabledMemEfficientSDP()) {
+  bool is_even = sdp::check_batch_size_and_num_heads_dense<false>(params, false);
+  if (is_aligned && is_even && context.userEnabledMemEfficientSDP()) {
     return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
   }
   return static_cast<int64_t>(sdp::SDPBackend::math);

@@ -18,14 +18,19 @@ from ..errors import LaunchError
 
 _LAUNCH_FILE = "launch.json"  # an accelerate file may be JSON
 # Without evaluations, trackers and files, which a rehearsal does not need.
+_NONE = (
+    "eval_every save_every best_metric early_stop_patience push_to_hub weights profile_steps "
+    "epochs stop_at"
+)
 _OFF = {
-    **dict.fromkeys(("eval_every", "save_every", "best_metric", "early_stop_patience"), "null"),
-    **dict.fromkeys(("push_to_hub", "weights", "profile_steps"), "null"),
+    **dict.fromkeys(_NONE.split(), "null"),
     **dict.fromkeys(("sanity_evaluation", "compile", "overwrite"), "false"),
-    **{"trackers": "[]", "resume": "none", "workers": "0"},
+    "trackers": "[]",
+    "resume": "none",
+    "workers": "0",
     # The last step would save. A small data set is read as often as two steps need. A schedule of
     # the task may have a table of all steps.
-    **{"epochs": "null", "stop_at": "null", "max_steps": str(10**6)},
+    "max_steps": "1000000",
 }
 
 
@@ -66,10 +71,16 @@ class Job:
         machine_size = min(self.gpus, self.per_machine)
         environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
         if self.launch_file.get("distributed_type") != "NO":
-            environment |= {"RANK": rank, "LOCAL_RANK": rank % machine_size, "MASTER_PORT": 0}
-            environment |= {"WORLD_SIZE": self.gpus, "LOCAL_WORLD_SIZE": machine_size}
-            environment |= {"GROUP_RANK": rank // machine_size, "MASTER_ADDR": "127.0.0.1"}
-            environment |= {"GROUP_WORLD_SIZE": self._machines}
+            environment |= {
+                "RANK": rank,
+                "WORLD_SIZE": self.gpus,
+                "LOCAL_RANK": rank % machine_size,
+                "LOCAL_WORLD_SIZE": machine_size,
+                "GROUP_RANK": rank // machine_size,
+                "GROUP_WORLD_SIZE": self._machines,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": 0,
+            }
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             job = self.with_settings(**_OFF, output_dir=folder / "run", **self._launched(folder))
@@ -102,8 +113,8 @@ class Job:
         option = launch_option(self.launch_file)
         data = self.launch_file
         if option == "accel_config":
-            data = {**data, "num_processes": self.gpus, "num_machines": self._machines}
-            data = {**data, "machine_rank": 0, "use_cpu": False}
+            processes = {"num_processes": self.gpus, "num_machines": self._machines}
+            data = {**data, **processes, "machine_rank": 0, "use_cpu": False}
         path = folder / _LAUNCH_FILE
         path.write_text(json.dumps(data))
         return {option: path}

@@ -144,7 +144,7 @@ class Ledger:
     def claim_new(self, kind: str) -> None:
         """Say the kind of all memory that this optimizer step has asked for and not freed."""
         for block in self._blocks.values():
-            if block.kind in _GUESSES and block.bytes and block.window == self.window:
+            if block.bytes and block.window == self.window:
                 block.kind = kind
 
     def _block_of(self, tensor: Any) -> Block | None:

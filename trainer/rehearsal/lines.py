@@ -16,11 +16,11 @@ from ..distributed.signals import STANDARD_LIBRARY
 _PACKAGES = f"{Path(torch.__file__).parents[1]}/"
 _EXCHANGES = (f"{_PACKAGES}torch/distributed/fsdp/", f"{_PACKAGES}deepspeed/")
 _TORCH = (
-    *(
-        f"{_PACKAGES}{name}"
-        for name in ("torch/", "deepspeed/accelerator/", "typing_extensions.py")
-    ),
-    *(f"{Path(__file__).parent}/", "<"),
+    f"{_PACKAGES}torch/",
+    f"{_PACKAGES}deepspeed/accelerator/",
+    f"{_PACKAGES}typing_extensions.py",
+    f"{Path(__file__).parent}/",
+    "<",
 )
 _ENGINES = (f"{_PACKAGES}accelerate/", f"{_PACKAGES}deepspeed/")
 _TRAINER = f"{Path(__file__).parents[1]}/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from launchers import ROOT, clean_environment
 
 from trainer.commands.rehearse import first_difference
+from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
-from trainer.rehearsal.device import Recorder
+from trainer.rehearsal.device import FakeDevice, Recorder
 from trainer.rehearsal.job import Job
 from trainer.rehearsal.kinds import ACTIVATIONS, OPTIMIZER, PARAMETERS
 from trainer.rehearsal.ledger import Ledger
@@ -105,3 +107,12 @@ def test_the_changes_that_cost_least_are_tried_first(
         kept = changes["accel_configs/fsdp.yaml"].words[-3:]
         settings = {"mixed_precision=fp16", "micro_batch_size=4", "accumulation_steps=3"}
         assert {*kept} == {f"--{setting}" for setting in settings}
+
+
+def test_a_loop_that_waits_for_a_value_ends_with_its_line() -> None:
+    device = FakeDevice(Ledger("cuda"))
+    for number in range(10_001):
+        is_over = number == 10_000
+        told = r"test_rehearsal.py:\d+: reads a value of the device 10,000 times in a step"
+        with pytest.raises(LaunchError, match=told) if is_over else nullcontext():
+            device.wait("reads a value")
