@@ -186,7 +186,7 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         _refuse_mixed(function, args)
         if function in _FILLS:  # a value that overflows the dtype is an error of every kernel
             *tensors, value = args
-            function(*(torch.zeros(1, dtype=tensor.dtype) for tensor in tensors), value)
+            function(*(torch.zeros(2, dtype=tensor.dtype) for tensor in tensors), value)
         args = self._chosen(function, args)
         try:
             with self.fake:
