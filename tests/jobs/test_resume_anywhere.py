@@ -2,10 +2,9 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit, test_all_layouts_go_on_bit_by_bit |
+| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit |
 | Under bf16 it resumes from weights in full precision | FSDP2, ZeRO-3 on 2; ZeRO-2 on 2 (nightly) | test_low_precision_goes_on_from_its_full_precision_weights |
 | Any layout resumes from any other, losing nothing | from five layouts to ZeRO-3 on 2; from all to all (nightly) | test_any_layout_goes_on_from_any_other, test_the_whole_matrix |
-| The examples do so in the middle of an epoch | FSDP2 on 3 to one process; six layouts to each other (nightly) | test_the_curve_goes_on |
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import Job, command, launch_file, ranks, run
+from launchers import launch_file, ranks
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
@@ -105,7 +104,10 @@ def assert_equal(one: Path, other: Path, *, streams: bool) -> None:
     assert state(one) == state(other)
 
 
-@pytest.mark.parametrize("layout", [*QUICK, pytest.param(("zero1", 2), marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in ALL]
+)
 def test_the_same_layout_goes_on_bit_by_bit(layout: Layout, folder: Path) -> None:
     check_same_layout(unbroken(layout, folder))
 
@@ -141,12 +143,8 @@ def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
             assert_equal(checkpoint(whole, step), checkpoint(again, step), streams=True)
 
 
-@pytest.mark.parametrize(
-    ("layout", "task"),
-    [(("zero3", 2), "plain"), pytest.param(("fsdp", 3), "sgd", marks=pytest.mark.slow)],
-)
-def test_any_layout_goes_on_from_any_other(layout: Layout, task: str, folder: Path) -> None:
-    check_any_to(layout, QUICK, task, folder)
+def test_any_layout_goes_on_from_any_other(folder: Path) -> None:
+    check_any_to(("zero3", 2), QUICK, "plain", folder)
 
 
 def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path) -> None:
@@ -180,98 +178,6 @@ def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("layout", ALL)
-def test_all_layouts_go_on_bit_by_bit(layout: Layout, folder: Path) -> None:
-    check_same_layout(unbroken(layout, folder))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("layout", ALL)
 @pytest.mark.parametrize("task", ["plain", "sgd"])
 def test_the_whole_matrix(task: str, layout: Layout, folder: Path) -> None:
     check_any_to(layout, ALL, task, folder)
-
-
-# The examples, in the middle of an epoch
-
-
-EXAMPLE_STEPS, BROKEN_AT = 10, 5
-EXAMPLE_SETTINGS = [
-    "--max_steps",
-    str(EXAMPLE_STEPS),
-    "--log_every",
-    "1",
-    "--warmup_steps",
-    "2",
-    "--micro_batch_size",
-    "2",
-]
-
-EXAMPLE_SETTINGS += ["--global_batch_size", "12", "--save_every", str(BROKEN_AT)]
-
-EXAMPLES = {
-    "cnn": ["--config", "examples/configs/digits_cnn.yaml", *EXAMPLE_SETTINGS],
-    "llama": [
-        "--config",
-        "examples/configs/llama_stdlib.yaml",
-        "--task_settings.max_bytes",
-        "300000",
-        *EXAMPLE_SETTINGS,
-    ],
-}
-EXAMPLE_LAYOUTS = (("single", 1), ("ddp", 2), ("fsdp", 3), ("zero1", 2), ("zero2", 3), ("zero3", 2))
-QUICK_EXAMPLES = {("cnn", "fsdp", "single")}
-EXAMPLE_CASES = [
-    pytest.param(
-        task,
-        before,
-        after,
-        marks=() if (task, before[0], after[0]) in QUICK_EXAMPLES else pytest.mark.slow,
-    )
-    for task in EXAMPLES
-    for before in EXAMPLE_LAYOUTS
-    for after in EXAMPLE_LAYOUTS
-]
-
-
-def train_example(task: str, layout: tuple[str, int], output_dir: Path, *more: str) -> Job:
-    strategy, world = layout
-    if strategy == "single":
-        words = command("ranks", strategy, world=0)
-    else:
-        yaml = launch_file(output_dir.with_suffix(".yaml"), strategy, world)
-        words = command("ranks", str(yaml), world=world)
-    job = run([*words, *EXAMPLES[task], *more], output_dir).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["global_batch_size"]) == (
-        strategy,
-        world,
-        12,
-    )
-    return job
-
-
-@cache
-def unbroken_example(task: str, layout: tuple[str, int], folder: Path) -> Job:
-    return train_example(task, layout, folder / f"{task}-{layout[0]}")
-
-
-@pytest.mark.parametrize(("task", "before", "after"), EXAMPLE_CASES)
-def test_the_curve_goes_on(
-    task: str, before: tuple[str, int], after: tuple[str, int], folder: Path
-) -> None:
-    whole = unbroken_example(task, before, folder)
-    checkpoint = whole.output_dir / "checkpoints" / f"step-{BROKEN_AT:08d}"
-    resumed = train_example(
-        task, after, folder / f"{task}-{before[0]}-{after[0]}", "--resume", str(checkpoint)
-    )
-    steps = [row["step"] for row in resumed.rows if "loss" in row]
-    assert steps == list(range(BROKEN_AT + 1, EXAMPLE_STEPS + 1))
-    if before == after:
-        assert resumed.losses == whole.losses[BROKEN_AT:]
-        assert (resumed.output_dir / "model" / "model.safetensors").read_bytes() == (
-            whole.output_dir / "model" / "model.safetensors"
-        ).read_bytes()
-    # The first loss needs a forward pass alone; later ones differ as the curves of two layouts do.
-    assert resumed.losses[0] == pytest.approx(whole.losses[BROKEN_AT], rel=2e-6)
-    assert resumed.losses == pytest.approx(whole.losses[BROKEN_AT:], rel=1e-4)
-    assert resumed.evaluation["eval/loss"] == pytest.approx(whole.evaluation["eval/loss"], rel=1e-4)
