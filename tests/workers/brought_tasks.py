@@ -402,18 +402,20 @@ class Later(Plain):
 
 
 class Scalar(Plain):
-    """A learnt scalar, as CLIP's logit_scale, and one that is frozen."""
+    """A learnt scalar, as CLIP's logit_scale, one that is frozen, and a layer with the name that
+    wrappers give to what they wrap.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(8, 1)
+            self.module = nn.Linear(8, 1)
             self.scale = nn.Parameter(torch.tensor(0.5))
             self.fixed = nn.Parameter(torch.tensor(2.0), requires_grad=False)
 
         def forward(self, x: Tensor) -> Tensor:
             assert self.scale.shape == (), "the model sees a scalar"
-            return self.layer(x) * self.scale.exp() * self.fixed
+            return self.module(x) * self.scale.exp() * self.fixed
 
     def build_model(self) -> nn.Module:
         return self.Model()
