@@ -74,7 +74,7 @@ def config(**settings: Any) -> TrainConfig:
 def test_accelerate_launch_starts_one_process_for_cpus(
     text: str, flags: list[str], called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``test_refusals.py`` has ours, which refuses the first two."""
+    """``test_accelerate_file.py`` has ours, which refuses the first two."""
     found: list[str] = []
     for name in ("simple_launcher", "multi_gpu_launcher"):
         monkeypatch.setattr(accelerate_launch, name, lambda args, name=name: found.append(name))

@@ -50,7 +50,6 @@ from trainer.strategies.ddp import DDP
 def test_a_job_is_described_by_one_file(
     launcher: Any, named: dict[str, str], error: type[Exception], line: str
 ) -> None:
-    """The jobs are in tests/jobs/test_refusals.py."""
     files: dict[str, Any] = {"accel_config": None, "deepspeed": None} | named
     with pytest.raises(error) as refused:
         start.read_request_of(Launcher(name=launcher), **files)
