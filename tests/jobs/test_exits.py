@@ -4,8 +4,7 @@
 |---|---|---|
 | The error of the rank that failed first is the last thing to read | DDP on 2 under accelerate launch; torchrun, deepspeed (nightly) | test_the_first_error_is_the_last_thing_to_read |
 | A rank that is stuck when another fails is ended | DDP on 2; under torchrun (nightly) | test_a_rank_that_is_stuck_when_another_fails_is_ended |
-| A loss that is no number ends the job and exports nothing | FSDP2 on 2; all under torchrun (nightly) | test_a_loss_that_is_not_a_number_ends_the_job |
-| A signal stops all ranks after one step, with a checkpoint and a model | ZeRO-3 on 2; under torchrun, and DDP by the launcher (nightly) | test_a_signal_to_one_rank_stops_all_after_the_same_step, test_a_signal_to_the_launcher_stops_the_job |
+| A signal stops all ranks after one step, with a checkpoint and a model | ZeRO-3 on 2; under torchrun (nightly) | test_a_signal_to_one_rank_stops_all_after_the_same_step |
 | Ctrl-C says where training stopped | one process | test_ctrl_c_says_where_training_stopped |
 | Ranks whose launcher was killed save and end | DDP on 2 (nightly) | test_workers_of_a_killed_launcher_save_and_end |
 | Finished jobs exit with 0 every time, without an alarm, and leave nothing but their run | all on 2; one process, all on 2 and 3 (nightly) | test_finished_jobs_exit_0_twenty_times, test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone |
@@ -101,28 +100,6 @@ def test_a_rank_that_is_stuck_when_another_fails_is_ended(
     assert job.code == 1 and tracebacks(job) == ["rank 0"]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "strategy"),
-    [
-        ("ranks", "fsdp"),
-        *(pytest.param("torchrun", strategy, marks=pytest.mark.slow) for strategy in STRATEGIES),
-    ],
-)
-def test_a_loss_that_is_not_a_number_ends_the_job(
-    launcher: str, strategy: str, tmp_path: Path
-) -> None:
-    job = train(
-        launcher, strategy, tmp_path / "run", *TINY, "--task", "tests.workers.failing:NotANumber"
-    )
-    line = "step 1: the loss on rank 0 is nan, of samples "
-    assert job.code == 1
-    ours, _, report = job.err.partition("Traceback")
-    assert re.findall(rf"^rank [01]: {line}.* of Data.train. Lower lr", ours, re.MULTILINE), job.err
-    assert ours.count(line) == 1 and (line in report or launcher == "ranks")
-    assert job.losses == [None], "JSON has no NaN"
-    assert not (tmp_path / "run" / "model").exists()
-
-
 # A signal asks to stop
 
 
@@ -152,32 +129,6 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(launcher: str, tmp_p
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
         f"step-{last:08}"
     ]
-
-
-@pytest.mark.slow  # each rank gets it as the one in the test before
-def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
-    """As a scheduler does it: the launcher hands the signal on to every rank."""
-    folder = tmp_path / "run"
-    words = [*command("torchrun", "ddp"), *DIGITS, "--epochs", "1000", "--output_dir", str(folder)]
-    with subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env=clean_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        while not (folder / "metrics.jsonl").exists():
-            assert launcher.poll() is None, launcher.communicate()
-            time.sleep(0.1)
-        launcher.send_signal(signal.SIGTERM)
-        err = launcher.communicate(timeout=60)[1]
-    job = Job(code=launcher.returncode, out="", err=err, output_dir=folder)
-    assert job.code != 0 and tracebacks(job) == []
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [
-        f"step-{job.rows[-1]['step']:08}"
-    ]
-    assert exported(folder)
 
 
 # A finished job

@@ -93,14 +93,6 @@ class DiesOnce(DigitsCNN):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotANumber(DigitsCNN):
-    """The loss is lost."""
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return super().training_step(model, batch) * float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnOptimizer(DigitsCNN):
     """Builds its optimizer itself, beside one in a DeepSpeed JSON."""
 
