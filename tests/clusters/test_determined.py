@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from cluster_runs import Run, assert_same_curve, by_step, environment, finished, settings
-from launchers import free_port
+from launchers import free_port, json_in, json_lines
 
 DETERMINED = ("determined==0.38.1", "setuptools<81")
 STEPS = 40
@@ -48,12 +47,10 @@ def test_determined_preempts_a_trial_and_brings_it_back(tmp_path: Path, one_proc
     }
     assert max(first) == 21 and sorted(kept.values())[-1] == "step-00000021"
     newest = max(kept, key=lambda identity: kept[identity])
-    metadata = json.loads((tmp_path / "storage" / newest / "metadata.json").read_text())
+    metadata = json_in(tmp_path / "storage" / newest / "metadata.json")
     assert metadata["steps_completed"] == 21
     determined(tmp_path / "second", tmp_path / "storage", newest=newest)
     assert_same_curve(tmp_path / "second", one_process(STEPS))
-    told = [
-        json.loads(line) for line in (tmp_path / "second" / "told.jsonl").read_text().splitlines()
-    ]
+    told = json_lines(tmp_path / "second" / "told.jsonl")
     assert [step for step, _ in told] == list(range(22, STEPS + 1))
     assert told[-1][1]["loss"] == by_step(tmp_path / "second")[STEPS]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster_runs import SETTINGS, Run, assert_same_curve, by_step, environment, finished, settings
 from hosts import ADDRESSES, NAMES, Hosts
-from launchers import BIN, ROOT
+from launchers import BIN, ROOT, json_in
 
 CLUSTERS = ROOT / "examples" / "clusters"
 STEPS = 40
@@ -34,7 +34,7 @@ def test_torchx_starts_two_processes(tmp_path: Path, one_process: Run) -> None:
     run = tmp_path / "run"
     path = f"{BIN}:{environment('torchx', *TORCHX, trains=False)}:{os.environ['PATH']}"
     finished([str(CLUSTERS / "torchx.sh"), *settings(run, STEPS)], PATH=path, SHAPE="1x2")
-    plan = json.loads((run / "plan.json").read_text())
+    plan = json_in(run / "plan.json")
     assert (plan["launcher"], plan["world_size"], plan["strategy"]) == ("torchrun", 2, "fsdp")
     assert_same_curve(run, one_process(STEPS))
 
@@ -52,7 +52,7 @@ def train_by_text(
         for number, name in enumerate(NAMES)
     ]
     assert hosts.wait(jobs) == [0, 0], hosts.all_said()
-    assert json.loads((run / "plan.json").read_text())["world_size"] == 2
+    assert json_in(run / "plan.json")["world_size"] == 2
     assert_same_curve(run, expected)
 
 
@@ -190,5 +190,5 @@ def test_kubeflow_runs_a_job_on_this_machine(tmp_path: Path, one_process: Run) -
         *settings(run, STEPS),
     ]
     finished(words, seconds=1700, TMPDIR=str(tmp_path))
-    assert json.loads((run / "plan.json").read_text())["world_size"] == 2
+    assert json_in(run / "plan.json")["world_size"] == 2
     assert_same_curve(run, one_process(STEPS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import pytest
 from cluster_runs import Run, assert_same_curve, by_step, settings, wait_for_step
 from hosts import NAMES, Hosts
+from launchers import json_in
 
 STEPS = 40
 
 
 def processes(run: Path) -> int:
-    return int(json.loads((run / "plan.json").read_text())["world_size"])
+    return int(json_in(run / "plan.json")["world_size"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])

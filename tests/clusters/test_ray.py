@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from cluster_runs import Run, assert_same_curve, ended, environment, settings, wait_for_step
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_in
 
 RAY = ("ray[train]==2.60.0",)
 
@@ -58,6 +57,6 @@ def test_ray_goes_on_with_fewer_workers_and_with_more(tmp_path: Path, one_proces
                 ended(job)
                 job.wait()
         assert (code == 0) == (end is None), log.read_text()[-8000:]
-        worlds.append(json.loads((run / "plan.json").read_text())["world_size"])
+        worlds.append(json_in(run / "plan.json")["world_size"])
     assert worlds == [2, 1, 2]
     assert_same_curve(run, one_process(steps))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from cluster_runs import Run, assert_same_curve, by_step, settings, wait_for_step
 from hosts import Hosts
+from launchers import json_in
 from slurm import Slurm
 
 STEPS = 40
@@ -35,7 +35,7 @@ def test_two_nodes_learn_what_one_process_learns(
     job = submit(slurm, name, run, STEPS)
     slurm.wait(job, "COMPLETED", "FAILED")
     assert slurm.state(job) == ("COMPLETED", "0:0"), (tmp_path / "job.log").read_text()[-6000:]
-    plan = json.loads((run / "plan.json").read_text())
+    plan = json_in(run / "plan.json")
     assert (plan["launcher"], plan["world_size"], plan["strategy"]) == (FILES[name], 2, "fsdp")
     assert_same_curve(run, one_process(STEPS))
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, launch_file, ranks, some_quick
+from launchers import BIN, ROOT, completed, launch_file, ranks, some_quick, worked
 
 from trainer.commands import cli, trials
 from trainer.commands.runs import read_run
@@ -38,9 +38,7 @@ DIGITS = [
 
 def parity(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     full = [str(BIN / "trainer"), "parity", *words]
-    return subprocess.run(
-        full, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    return completed(full, folder=folder)
 
 
 def verdicts(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -187,9 +185,8 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
 def measured_bytes(how: str, precision: str, folder: Path) -> dict[str, list[float]]:
     """The bytes that the worker measured, for steps of one and of two micro-batches."""
     config = launch_file(folder / f"{how}-{precision}.yaml", how, mixed_precision=precision)
-    done = ranks(["tests/workers/memory.py", config, how])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+    printed = worked(["tests/workers/memory.py", config, how]).splitlines()
+    return dict(json.loads(next(line for line in printed if line.startswith("{"))))
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.slow)])

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,16 @@ from typing import Any
 import pytest
 from launchers import (
     BIN,
-    ROOT,
     STRATEGIES,
-    clean_environment,
     command,
+    completed,
     free_port,
+    json_in,
+    json_lines,
     launch_file,
-    ranks,
     run,
     some_quick,
+    worked,
 )
 
 DIGITS = [
@@ -60,7 +59,7 @@ def evaluate(
     how = launch_file(into / f"{strategy}{world}.yaml", strategy, world)
     predictions = into / f"{strategy}{world}.jsonl"
     out = into / f"{strategy}{world}.json"
-    done = ranks(
+    worked(
         [
             "tests/workers/evaluating.py",
             "evaluate",
@@ -71,15 +70,14 @@ def evaluate(
         ],
         world if world > 1 else 0,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    values = json.loads(out.read_text())
+    values = json_in(out)
     assert (values["strategy"], values["world_size"]) == (strategy, world)
     return values, predictions
 
 
 def reported(folder: Path) -> dict[str, float]:
     """What the run itself reported at its end."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     [row] = [row for row in rows if row["step"] == 23 and "eval/loss" in row]
     return {name: value for name, value in row.items() if name.startswith("eval/")}
 
@@ -91,7 +89,7 @@ def of_one_process(folder: Path) -> list[dict[str, Any]]:
 
 
 def read(predictions: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in predictions.read_text().splitlines()]
+    return json_lines(predictions)
 
 
 LAYOUTS = [
@@ -139,8 +137,7 @@ def test_a_stream_is_predicted_in_its_order(tmp_path: Path) -> None:
     how = launch_file(tmp_path / "two.yaml", "ddp")
     words = ["train", "--task", "evaluated:Sign", "--max_steps", "3", "--accel_config", str(how)]
     settings = ["--task_settings.stream", "true", "--output_dir", str(folder)]
-    done = ranks(["tests/workers/evaluating.py", *words, *settings])
-    assert done.returncode == 0, done.stderr
+    worked(["tests/workers/evaluating.py", *words, *settings])
     values, predictions = evaluate(folder, "ddp", 3, tmp_path, "--evaluation_batch_size", "4")
     alone, of_one = evaluate(folder, "single", 1, tmp_path)
     assert values["values"] == pytest.approx(alone["values"], rel=1e-6)
@@ -178,11 +175,9 @@ def test_launchers_start_it_as_they_start_a_training(
         "torchrun": [*torchrun, "-m", *tail, "--accel_config", "accel_configs/zero1.yaml"],
         "deepspeed": [*deepspeed, "--module", *tail, "--deepspeed", "ds_configs/zero3.json"],
     }[launcher]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    done = completed(words)
     assert done.returncode == 0, done.stdout + done.stderr
-    values = json.loads((tmp_path / "values.json").read_text())
+    values = json_in(tmp_path / "values.json")
     expected = {"accelerate": "fsdp", "torchrun": "zero1", "deepspeed": "zero3"}[launcher]
     assert (values["strategy"], values["world_size"]) == (expected, 2)
     assert values["launcher"] == launcher

@@ -12,13 +12,12 @@ One job a strategy; "all" is DDP in the quick tests, the others nightly.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ranks, some_quick
+from launchers import json_in, some_quick, worked
 
 QUICK = some_quick("ddp")
 AND_ONE_PROCESS = ["single", *QUICK]
@@ -38,9 +37,8 @@ def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
     here.mkdir()
     world = 0 if strategy == "single" else 2
     words = ["tests/workers/evaluation_sets.py", f"accel_configs/{strategy}.yaml", str(here)]
-    done = ranks(words, world)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    found = dict(json.loads((here / "results.json").read_text()))
+    worked(words, world)
+    found = json_in(here / "results.json")
     for training in found.values():
         assert training["world"] == max(world, 1)
         assert training["model"] == WRAPPED.get(strategy, "Sequential")

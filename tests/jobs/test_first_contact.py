@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 import torch
-from launchers import BIN, HIDE_GPUS, ROOT, clean_environment, command, run
+from launchers import BIN, HIDE_GPUS, ROOT, clean_environment, command, completed, json_in, run
 
 from trainer.commands import cli
 
@@ -85,18 +84,6 @@ def test_deepspeeds_launcher_rehearses_beside_gpus(tmp_path: Path) -> None:
 # What README, trainer new have people paste
 
 
-def run_in(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words,
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-
-
 def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
     """Pasted whole, and started by the line below it."""
     readme = (ROOT / "README.md").read_text()
@@ -107,25 +94,25 @@ def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
     (tmp_path / "mytask.py").write_text(found[1])
     (tmp_path / "accel_configs").symlink_to(ROOT / "accel_configs")
     program, launch, *rest = shlex.split(found[2])
-    done = run_in([str(BIN / program), launch, "--main_process_port", "0", *rest], tmp_path)
+    done = completed(
+        [str(BIN / program), launch, "--main_process_port", "0", *rest], folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     folder = tmp_path / "runs" / "default"
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = json_in(folder / "plan.json")
     assert (plan["strategy"], plan["world_size"]) == ("fsdp", 2)
-    assert json.loads((folder / "summary.json").read_text())["evaluation"]["eval/accuracy"] > 0.8
+    assert json_in(folder / "summary.json")["evaluation"]["eval/accuracy"] > 0.8
 
 
 @pytest.mark.slow
 def test_the_test_that_new_writes_passes(tmp_path: Path) -> None:
     """On all five strategies, as somebody would run it after the command."""
-    assert run_in([str(BIN / "trainer"), "new", "demo"], tmp_path).returncode == 0
+    assert completed([str(BIN / "trainer"), "new", "demo"], folder=tmp_path).returncode == 0
     test = tmp_path / "demo" / "test_task.py"
     all_of_them = '["ddp", "fsdp", "zero1", "zero2", "zero3"]'
     test.write_text(test.read_text().replace('["ddp", "fsdp"]', all_of_them))
-    done = run_in(
-        [sys.executable, "-m", "pytest", "test_task.py", "-q", "-p", "no:cacheprovider"],
-        tmp_path / "demo",
-    )
+    words = [sys.executable, "-m", "pytest", "test_task.py", "-q", "-p", "no:cacheprovider"]
+    done = completed(words, folder=tmp_path / "demo", timeout=500)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "5 passed" in done.stdout
 

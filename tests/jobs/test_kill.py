@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import Job, command, connection, layouts, run
+from launchers import Job, command, connection, json_in, layouts, run
 from small_examples import digits
 
 from trainer.checkpoint import discover
@@ -136,7 +136,7 @@ def assert_went_on(job: Job, processes: int) -> None:
     assert f"note: resumed from {job.output_dir / 'checkpoints' / 'step-00000004'}" in log
     assert [row["step"] for row in job.rows if "loss" in row] == list(range(1, 9))
     assert job.plan["world_size"] == processes
-    attempts = json.loads((job.output_dir / "summary.json").read_text())["attempts"]
+    attempts = json_in(job.output_dir / "summary.json")["attempts"]
     assert [(attempt["first_step"], attempt["last_step"]) for attempt in attempts] == [
         (0, 4),
         (4, 8),

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
-from launchers import ROOT, STRATEGIES, Job, clean_environment, run
+from launchers import ROOT, STRATEGIES, Job, clean_environment, json_in, run
 from small_examples import words
 from tiny_language import (
     CONFIGS,
@@ -201,7 +201,7 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
         assert len(transformers.AutoTokenizer.from_pretrained(model)) == VOCABULARY
         assert f"pipeline_tag: {pipeline}\n" in (model / "README.md").read_text()
         if case in ("adapter", "experts"):
-            assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
+            assert json_in(model / "adapter_config.json")["r"] == 4
             loaded = AutoPeftModelForCausalLM.from_pretrained(model)
             ranks = {
                 tensor.shape[0] for name, tensor in loaded.named_parameters() if "lora_A" in name
@@ -209,10 +209,7 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
             assert loaded.peft_config and 4 in ranks
         else:
             loaded = getattr(transformers, auto_class).from_pretrained(model)
-            assert (
-                type(loaded).__name__
-                == json.loads((model / "config.json").read_text())["architectures"][0]
-            )
+            assert type(loaded).__name__ == json_in(model / "config.json")["architectures"][0]
 
 
 # Data is prepared once, whoever asks for it

@@ -11,13 +11,12 @@ Each strategy under each launcher is in test_same_curve.py.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, free_port
+from launchers import BIN, ROOT, clean_environment, completed, free_port, json_in, json_lines
 
 ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
@@ -57,7 +56,7 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
     subprocess.run(
         full, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=120, check=True
     )
-    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("told*"))]
+    found = [json_in(path) for path in sorted(tmp_path.glob("told*"))]
     assert [(one["name"], one["world_size"], one["local_rank"]) for one in found] == [
         (name, world, r) for r in range(world)
     ]
@@ -97,7 +96,7 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan = json_in(tmp_path / "run" / "plan.json")
     assert (plan["launcher"], plan["world_size"], plan["strategy"]) == ("mpirun", 2, strategy)
 
 
@@ -106,7 +105,7 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
 
 def trained(folder: Path, processes: int) -> dict[int, float]:
     """Run the cells in a folder, as one script, and return the losses by step."""
-    cells = json.loads((ROOT / "examples" / "clusters" / "notebook.ipynb").read_text())["cells"]
+    cells = json_in(ROOT / "examples" / "clusters" / "notebook.ipynb")["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
     call = "num_processes=2)"
@@ -114,18 +113,12 @@ def trained(folder: Path, processes: int) -> dict[int, float]:
     code = code.replace(call, f'num_processes={processes}, use_port="{free_port()}")')
     folder.mkdir()
     (folder / "cells.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "cells.py"], cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=200,
-        check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "cells.py"], folder=folder, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "accuracy 0." in done.stdout
-    plan = json.loads((folder / "runs" / "notebook" / "plan.json").read_text())
+    plan = json_in(folder / "runs" / "notebook" / "plan.json")
     assert (plan["strategy"], plan["world_size"]) == (("single", "ddp")[processes - 1], processes)
-    rows = [
-        json.loads(line)
-        for line in (folder / "runs" / "notebook" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = json_lines(folder / "runs" / "notebook" / "metrics.jsonl")
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 

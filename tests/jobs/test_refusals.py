@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, Job, command, ranks, run, some_quick
+from launchers import ROOT, Job, command, json_in, run, some_quick, worked
 from one_process import fit, steps
 from run_folders import another_run, everything
 from small_examples import digits
@@ -162,12 +162,8 @@ def answers_of(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
         "folder": str(place),
         "names": [*CASES],
     }
-    done = ranks(["tests/workers/unlike.py", json.dumps(told)], timeout=400)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return {
-        name: [json.loads((place / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
-        for name in CASES
-    }
+    worked(["tests/workers/unlike.py", json.dumps(told)], timeout=400)
+    return {name: [json_in(place / f"{name}.{rank}.json") for rank in (0, 1)] for name in CASES}
 
 
 @pytest.mark.parametrize("how", some_quick("ddp"))

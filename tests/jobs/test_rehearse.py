@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -23,8 +22,7 @@ from typing import Any, NoReturn
 import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
-from launchers import ROOT, clean_environment, launch_file
-from launchers import ranks as run_ranks
+from launchers import ROOT, completed, json_in, launch_file, worked
 from tiny_language import save_model, save_texts
 
 from trainer.commands.rehearse import change_that_fits, first_difference
@@ -59,6 +57,20 @@ CASES = {
 }
 
 
+def words_of(settings: dict[str, str]) -> list[str]:
+    """Return the arguments of a training."""
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def job(file: Path, words: list[str], gpus: int) -> Job:
+    """Return a rehearsal of a training under a launch file on H100s."""
+    return Job(launch_file=dict(read_document(str(file)).data), words=words, gpus=gpus, gpu="H100")
+
+
+def committed(strategy: str) -> Path:
+    return ROOT / "accel_configs" / f"{strategy}.yaml"
+
+
 def language_settings(folder: Path) -> dict[str, str]:
     """Settings of a language task, whose model and texts are made in a folder."""
     save_model(folder / "llama", hidden_size=128, intermediate_size=256, num_attention_heads=4)
@@ -74,21 +86,16 @@ def real_and_rehearsed(
     settings = {**SETTINGS, **CASES[case]}
     if "CausalLM" in settings["task"]:
         settings |= language_settings(folder)
-    words = [f"--{key}={value}" for key, value in settings.items()]
-    file = ROOT / "accel_configs" / f"{strategy}.yaml"
+    words, file = words_of(settings), committed(strategy)
     if world == 2:
         file = launch_file(folder / f"{strategy}.yaml", strategy)
     given = [f"--accel_config={file}"] if world > 1 else []
     own = [f"--output_dir={folder / 'run'}", "--sanity_evaluation=false", "--overwrite"]
     result = folder / "real.json"
-    done = run_ranks(
-        ["tests/workers/observed.py", result, *words, *given, *own], world=world if world > 1 else 0
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-
-    data = dict(read_document(str(file)).data)
-    (rehearsed,) = Job(launch_file=data, words=words, gpus=world, gpu="H100").rehearse()
-    return json.loads(result.read_text()), rehearsed
+    real = ["tests/workers/observed.py", result, *words, *given, *own]
+    worked(real, world if world > 1 else 0)
+    (rehearsed,) = job(file, words, world).rehearse()
+    return json_in(result), rehearsed
 
 
 def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
@@ -160,15 +167,8 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     settings = {**SETTINGS, "task": "gpu_cases:Words", "log_every": "1000", **CASES_ON_GPU[case]}
     if "CausalLM" in settings["task"]:
         settings |= language_settings(tmp_path)
-    file = ROOT / "accel_configs" / f"{strategy}.yaml"
     ranks = (0,) if strategy == "single" else (0, 1)
-    job = Job(
-        launch_file=dict(read_document(str(file)).data),
-        words=[f"--{key}={value}" for key, value in settings.items()],
-        gpus=len(ranks),
-        gpu="H100",
-    )
-    results = list(job.rehearse(ranks))
+    results = list(job(committed(strategy), words_of(settings), len(ranks)).rehearse(ranks))
     assert first_difference(results, ranks) == ""
     found = results[0]
     assert found["plan"]["device"] == "cuda" and found["plan"]["strategy"] == strategy
@@ -196,19 +196,12 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
 
 def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
-    done = subprocess.run(
-        [sys.executable, "tests/workers/fake_gpu.py", str(tmp_path)],
-        cwd=ROOT,
-        env=clean_environment({"OMP_NUM_THREADS": "1"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([sys.executable, "tests/workers/fake_gpu.py", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json_in(tmp_path / "run" / "summary.json")
     assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2
     assert summary["machine"]["gpus"] == {"H100": 1}
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = json_in(tmp_path / "found.json")
     assert found["restored"] == 1, "the resumed run sets the GPU's random numbers"
     assert found["autocast"] == ["torch.bfloat16", True]
     assert {"reporting/meter.py: paused", "checkpoint/snapshot.py: take"} <= {*found["waits"]}
@@ -217,13 +210,7 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
 def on_fake_gpu(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process with the fake GPU."""
     fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=clean_environment({**fake, "FAKE_GPUS": "1"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed([sys.executable, "-c", code], environment={**fake, "FAKE_GPUS": "1"})
 
 
 KERNELS = """
@@ -305,22 +292,15 @@ def test_a_family_is_rehearsed_from_its_configuration(family: str, tmp_path: Pat
         file.unlink()
     settings = {**language_settings(tmp_path), "task_settings.model": str(folder)}
     settings |= {"micro_batch_size": "2", "lr": "1e-3", "task": "trainer.language:CausalLM"}
-    words = [f"--{key}={value}" for key, value in settings.items()]
-    file = dict(read_document(str(ROOT / "accel_configs" / "single.yaml")).data)
-    (found,) = Job(launch_file=file, words=words, gpus=1, gpu="H100").rehearse()
+    (found,) = job(committed("single"), words_of(settings), 1).rehearse()
     parameters = found["phases"]["built"]["at_most"][PARAMETERS]
     assert parameters == pytest.approx(held, rel=0.05)  # the file has a head
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder of its own, with this test's tasks."""
-    return subprocess.run(
-        [sys.executable, "-m", "trainer", "rehearse", *map(str, words)],
-        env=clean_environment({"PYTHONPATH": f"{ROOT}:{WORKERS}"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    full = [sys.executable, "-m", "trainer", "rehearse", *map(str, words)]
+    return completed(full, folder=Path.cwd(), environment={"PYTHONPATH": f"{ROOT}:{WORKERS}"})
 
 
 def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
@@ -328,13 +308,12 @@ def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
     # Two steps are rehearsed, and a save only if the training saves.
     settings = {**SETTINGS, "max_steps": "1", "compile": "true", "keep_last": "0"}
     config.write_text("\n".join(f"{key}: {value}" for key, value in settings.items()))
-    file = ROOT / "accel_configs" / "ddp.yaml"
-    done = command(file, config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
+    done = command(committed("ddp"), config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
     assert done.returncode == 1, done.stdout + done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
     assert "all-reduce float32" in done.stdout and "nothing is compiled" in done.stdout
     assert "DOES NOT FIT" in done.stdout
-    told = json.loads(report.read_text())
+    told = json_in(report)
     assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
     assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
     assert "save" not in told["phases"]
@@ -378,9 +357,7 @@ def test_a_change_that_cannot_run_is_told_and_the_next_is_tried(
 
 def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
-    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
-    data = dict(read_document(str(ROOT / "accel_configs" / "fsdp.yaml")).data)
-    (found,) = Job(launch_file=data, words=words, gpus=1, gpu="H100").rehearse()
+    (found,) = job(committed("fsdp"), words_of(SETTINGS), 1).rehearse()
     assert found["plan"]["strategy"] == "fsdp" and found["plan"]["world_size"] == 1
 
 
@@ -395,24 +372,21 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
     key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [f"--{key}={value}" for key, value in SETTINGS.items() if key != "task"]
-    words += ["--task=observed:Unrehearsable", f"--task_settings.key={key}"]
-    file = ROOT / "accel_configs" / "fsdp.yaml"
-    done = command(file, "--gpus", 2, "--to", tmp_path / "report.json", *words)
+    own = {"task": "observed:Unrehearsable", "task_settings.key": key}
+    words = words_of({**SETTINGS, **own})
+    done = command(committed("fsdp"), "--gpus", 2, "--to", tmp_path / "report.json", *words)
     assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
 
 
 def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:
-    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
-    file = ROOT / "accel_configs" / "hsdp.yaml"
-    done = command(file, "--gpus", 6, "--to", tmp_path / "report.json", *words)
+    file, report = committed("hsdp"), tmp_path / "report.json"
+    done = command(file, "--gpus", 6, "--to", report, *words_of(SETTINGS))
     assert done.returncode == 2 and f"{file}: parallelism_config." in done.stderr, done.stderr
 
 
 def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:
-    words = [f"--{key}={value}" for key, value in {**SETTINGS, "task": "observed:Uneven"}.items()]
-    file = ROOT / "accel_configs" / "ddp.yaml"
-    done = command(file, "--gpus", 3, "--ranks", "all", "--to", tmp_path / "r.json", *words)
+    words = ["--ranks", "all", *words_of({**SETTINGS, "task": "observed:Uneven"})]
+    done = command(committed("ddp"), "--gpus", 3, "--to", tmp_path / "r.json", *words)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(
         r"RANKS DIFFER at collective \d+.*\n  rank 0 has .*\n"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import launch_file, ranks
+from launchers import json_in, json_lines, launch_file, worked
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
@@ -50,8 +50,7 @@ def launched(layout: Layout, folder: Path, **told: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = launch_file(folder / "accel.yaml", strategy, world, told.get("mixed_precision"))
     told |= {"accel_config": str(config), "folder": str(folder), "world": world}
-    done = ranks(["tests/workers/resuming.py", json.dumps(told)], world)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    worked(["tests/workers/resuming.py", json.dumps(told)], world)
     return folder
 
 
@@ -66,7 +65,7 @@ def checkpoint(run: Path, step: int) -> Path:
 
 
 def losses(run: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(run / "metrics.jsonl")
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -89,7 +88,7 @@ def contents(path: Path, *, streams: bool) -> dict[tuple[str, str], torch.Tensor
 
 def state(path: Path) -> dict[str, Any]:
     """What belongs to training itself, and not to the way it ran."""
-    told = json.loads((path / store.STATE).read_text())
+    told = json_in(path / store.STATE)
     return {key: value for key, value in told.items() if key not in ("config", "plan", "spent")}
 
 

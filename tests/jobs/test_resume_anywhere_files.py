@@ -7,18 +7,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from launchers import ranks, some_quick
+from launchers import json_in, some_quick, worked
 
 
 @pytest.mark.parametrize("strategy", some_quick("fsdp"))
 def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
-    done = ranks(["tests/workers/checkpoint_errors.py", f"accel_configs/{strategy}.yaml", tmp_path])
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    said, second = (json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1))
+    worked(["tests/workers/checkpoint_errors.py", f"accel_configs/{strategy}.yaml", tmp_path])
+    said, second = (json_in(tmp_path / f"results-{rank}.json") for rank in (0, 1))
     assert said == second
 
     could_not = "CheckpointError: Holds.value: {1} is neither JSON nor a tensor"

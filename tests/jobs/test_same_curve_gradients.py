@@ -17,7 +17,6 @@ precision.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import pytest
 import torch
 from gradients import CLIP, MICRO, CountedTokens, norm_of, reference
-from launchers import STRATEGIES, launch_file, ranks
+from launchers import STRATEGIES, json_in, launch_file, worked
 
 # The global mean
 
@@ -60,9 +59,8 @@ def errors(strategy: str, world: int, accumulations: str, precision: str, folder
     place = folder / f"{strategy}-{world}-{accumulations}-{precision}"
     place.mkdir()
     config = launch_file(place / "accel.yaml", strategy, world, precision)
-    done = ranks(["tests/workers/gradients.py", config, place, accumulations], world)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads((place / "errors.json").read_text()))
+    worked(["tests/workers/gradients.py", config, place, accumulations], world)
+    return json_in(place / "errors.json")
 
 
 def beyond(table: Table, bound: float) -> Table:
@@ -136,9 +134,8 @@ def everything(engine: str, precision: str, folder: Path) -> dict[str, list[dict
         launch_file(place / f"{strategy}.yaml", strategy, 2, precision)
         for strategy in ENGINES[engine]
     ]
-    done = ranks(["tests/workers/precision.py", place, *files])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads((place / "found.json").read_text()))
+    worked(["tests/workers/precision.py", place, *files])
+    return json_in(place / "found.json")
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.slow)])

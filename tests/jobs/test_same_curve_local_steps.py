@@ -8,18 +8,16 @@ DTensors, to the bit, and checkpoints of both are the same.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from launchers import launch_file, ranks
+from launchers import json_in, launch_file, worked
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_on_rows_are_steps_on_distributed_tensors(world: int, tmp_path: Path) -> None:
     config = launch_file(tmp_path / "accel.yaml", "fsdp", world)
-    done = ranks(["tests/workers/local_steps.py", config, tmp_path], world)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    worked(["tests/workers/local_steps.py", config, tmp_path], world)
     for rank in range(world):
-        equal = json.loads((tmp_path / f"equal-{rank}.json").read_text())
+        equal = json_in(tmp_path / f"equal-{rank}.json")
         assert len(equal) == 6 and all(equal.values()), equal

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from launchers import launch_file, ranks, some_quick
+from launchers import json_in, launch_file, some_quick, worked
 from moments import SAVED_AT, STEPS
 
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
@@ -55,9 +55,8 @@ def trained(strategy: str, folder: Path) -> Found:
         "workers": 0 if strategy == "single" else 2,
         "cases": ["moments", "recipe", "careless"],
     }
-    done = ranks(["tests/workers/moments.py", json.dumps(told)], world)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return Found(json.loads((here / "found.json").read_text()), here)
+    worked(["tests/workers/moments.py", json.dumps(told)], world)
+    return Found(json_in(here / "found.json"), here)
 
 
 def check_layout(found: Found, strategy: str) -> None:

@@ -7,16 +7,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from launchers import ranks
+from launchers import json_in, worked
 
 
 def test_an_exchange_in_the_backward_pass_has_the_same_numbers(tmp_path: Path) -> None:
-    done = ranks(["tests/workers/overlapped.py", tmp_path])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    found = json.loads((tmp_path / "found.json").read_text())
+    worked(["tests/workers/overlapped.py", tmp_path])
+    found = json_in(tmp_path / "found.json")
     for after, during in found.values():
         assert len(after) == 8 and during == pytest.approx(after, rel=1e-6)

@@ -18,7 +18,6 @@ One job a strategy; "all" is DDP, FSDP2 and ZeRO-3 in the quick tests, ZeRO-1 an
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import ranks, some_quick
+from launchers import json_in, some_quick, worked
 from rank_numbers import Images, Masked, Scored, masked_items
 from torch.utils.data import default_collate
 
@@ -49,9 +48,8 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     here = folder / strategy
     here.mkdir()
     cases = CASES if strategy.startswith("zero") else CASES + SCALED
-    done = ranks(["tests/workers/rank_numbers.py", f"accel_configs/{strategy}.yaml", here, *cases])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads((here / "results.json").read_text()))
+    worked(["tests/workers/rank_numbers.py", f"accel_configs/{strategy}.yaml", here, *cases])
+    return json_in(here / "results.json")
 
 
 def sgd_of(model: torch.nn.Module) -> torch.optim.SGD:

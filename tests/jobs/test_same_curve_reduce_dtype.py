@@ -8,13 +8,12 @@ curve is that of float32 but for the rounding.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import STRATEGIES, launch_file, ranks
+from launchers import STRATEGIES, json_in, launch_file, worked
 
 # Each rank rounds its gradient to eight binary digits, and the sum is rounded once more; the loss
 # follows by as much of what the training has taken off it.
@@ -27,9 +26,8 @@ def found_by(engine: str, folder: Path) -> dict[str, Any]:
     place.mkdir()
     names = [name for name in STRATEGIES if name.startswith("zero") == (engine == "zero")]
     files = [launch_file(place / f"{name}.yaml", name, 2) for name in names]
-    done = ranks(["tests/workers/reduce_dtypes.py", place, *files])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads((place / "found.json").read_text()))
+    worked(["tests/workers/reduce_dtypes.py", place, *files])
+    return json_in(place / "found.json")
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

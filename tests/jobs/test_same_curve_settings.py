@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import STRATEGIES, command, ranks, run
+from launchers import STRATEGIES, command, json_in, run, worked
 from safetensors.torch import load_file
 from tiny_language import save_model, save_texts
 
@@ -69,9 +69,8 @@ def trained_with_optimizers(strategy: str, folder: Path) -> dict[str, dict[str, 
         place / strategy,
         json.dumps(cases),
     ]
-    done = ranks(words, 0 if strategy == "single" else 2)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return {name: json.loads((place / strategy / f"{name}.json").read_text()) for name in cases}
+    worked(words, 0 if strategy == "single" else 2)
+    return {name: json_in(place / strategy / f"{name}.json") for name in cases}
 
 
 @pytest.mark.slow
@@ -149,9 +148,8 @@ def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
         place / how,
         json.dumps(cases),
     ]
-    done = ranks(words, 0 if how == "single" else 2, timeout=900)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return {name: json.loads((place / how / f"{name}.json").read_text()) for name in savings}
+    worked(words, 0 if how == "single" else 2, timeout=900)
+    return {name: json_in(place / how / f"{name}.json") for name in savings}
 
 
 @pytest.mark.slow

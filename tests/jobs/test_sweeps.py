@@ -14,14 +14,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from doc_pages import examples, write_files
-from launchers import BIN, ROOT, clean_environment, command, run, some_quick
+from launchers import BIN, ROOT, command, completed, json_in, run, some_quick
 from trackers import inspect, quiet
 
 from trainer.commands.runs import read_run
@@ -44,15 +43,8 @@ def shell(script: str | list[str], folder: Path, **environment: str) -> str:
     """Run a script of the page, or a command, and return what it printed."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     words = ["bash", "-e", "-c", script] if isinstance(script, str) else script
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=clean_environment(quiet(folder, WANDB_API_KEY="", PATH=path, **environment)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
+    quiet_with = quiet(folder, WANDB_API_KEY="", PATH=path, **environment)
+    done = completed(words, folder=folder, environment=quiet_with, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -79,7 +71,7 @@ def test_the_shell_loop_of_the_page(folder: Path) -> None:
     assert {path.name for path in (folder / "runs").iterdir()} == runs
     for name in ("digits-lr0.001-s0", "digits-lr0.003-s2"):
         output = folder / "runs" / name
-        assert json.loads((output / "plan.json").read_text())["run_name"] == name
+        assert json_in(output / "plan.json")["run_name"] == name
         assert yaml.safe_load((output / "config.yaml").read_text())["output_dir"] == f"runs/{name}"
         assert names_on_wandb(output)["name"] == name
 
@@ -104,7 +96,7 @@ def test_a_folder_named_by_placeholders_is_found_again(strategy: str, tmp_path: 
     template = tmp_path / "{run_name}" / "{task}"
     run([*command("ranks", strategy), *words, "--max_steps=2"], template).ok()
     folder = tmp_path / f"DigitsCNN-{strategy}x2-lr0.003" / "digits_cnn-DigitsCNN"
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = json_in(folder / "plan.json")
     assert (plan["strategy"], plan["world_size"]) == (strategy, 2)
     assert plan["run_name"] == f"DigitsCNN-{strategy}x2-lr0.003"
 
@@ -118,10 +110,7 @@ def test_a_folder_named_by_placeholders_is_found_again(strategy: str, tmp_path: 
 def test_the_search_of_the_page(folder: Path) -> None:
     said = shell([sys.executable, "search.py", "4"], folder)
 
-    summaries = {
-        path.name: json.loads((path / "summary.json").read_text())
-        for path in (folder / "runs").iterdir()
-    }
+    summaries = {path.name: json_in(path / "summary.json") for path in (folder / "runs").iterdir()}
     assert set(summaries) == {f"trial-{number}" for number in range(4)}
     ended = {name for name, summary in summaries.items() if summary["stopped_by"] == "SIGTERM"}
     whole = {
@@ -150,7 +139,7 @@ def test_the_command_of_a_wandb_agent(folder: Path) -> None:
         "project": "of-the-sweep",
         "run_id": "run7",
     }
-    assert json.loads((output / "tracking.json").read_text()) == {"wandb": "run7"}
+    assert json_in(output / "tracking.json") == {"wandb": "run7"}
     again = read_run(output)
     assert again.plan["lr"] == 0.003 and again.plan["seed"] == 1
     assert again.plan["run_name"] == "digits-w8-lr0.003-s1"

@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launchers import BIN, clean_environment, command, run
+from launchers import BIN, clean_environment, command, json_in, run
 from trackers import inspect, quiet
 
 
@@ -37,9 +37,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
         "five-zero2-2",
         "finished",
     )
-    assert (
-        wandb_run["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
-    )
+    assert wandb_run["run_id"] == json_in(job.output_dir / "tracking.json")["wandb"]
     assert {"zero2", "world-2"} <= set(wandb_run["tags"])
     config = wandb_run["config"]
     for key in (

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ import torch
 from brought import CASES, SEVERAL
 from brought_language import hugging_face
 from brought_tasks import Plain, Scalar
-from launchers import BIN, ROOT, clean_environment, free_port, ranks, some_quick
+from launchers import BIN, completed, free_port, json_in, ranks, some_quick
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -156,7 +155,7 @@ def started(strategy: str, folder: Path, which: str) -> dict[str, dict[str, Any]
     if strategy == DEEPSPEED:
         names = ["pretrained"]
     start(strategy, folder, list(names))
-    return {name: json.loads((folder / strategy / f"{name}.json").read_text()) for name in names}
+    return {name: json_in(folder / strategy / f"{name}.json") for name in names}
 
 
 def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
@@ -179,9 +178,7 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
             "tests/workers/brought.py",
             json.dumps({**told, "file": {"deepspeed": "ds_configs/zero3.json"}}),
         ]
-        done = subprocess.run(
-            words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-        )
+        done = completed(words)
     else:
         told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
         done = ranks(
@@ -358,7 +355,7 @@ def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(
 ) -> None:
     results(strategy, folder)
     exported = folder / strategy / "pretrained" / "model"
-    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    assert json_in(exported / "config.json")["dtype"] == "float32"
     assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {
         torch.float32
     }

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from accelerate.utils import set_seed
 from bert_classifier import NAMES, BertClassifier
 from gan import BLUR, Discriminator, Generator
-from launchers import STRATEGIES, Job, run, some_quick
+from launchers import STRATEGIES, Job, json_in, run, some_quick
 from small_examples import words
 
 from trainer.data.batches import Layout
@@ -92,7 +92,7 @@ def test_gan_has_the_losses_of_one_that_is_written_plainly(folder: Path) -> None
 def test_gan_has_both_losses_of_one_process(strategy: str, folder: Path) -> None:
     done = gan(strategy, folder)
     for name in ("discriminator", "generator"):
-        plan = json.loads((done.output_dir / name / "plan.json").read_text())
+        plan = json_in(done.output_dir / name / "plan.json")
         assert (plan["strategy"], plan["world_size"]) == (strategy, 2)
     assert both_losses(done) == pytest.approx(both_losses(gan("single", folder)), rel=2e-6)
 
@@ -215,9 +215,7 @@ def test_exported_bert_is_one_to_begin_with(task: BertClassifier, folder: Path) 
     batch = ours.collate([ours.evaluation[index] for index in range(4)])
     with torch.no_grad():
         found = [NAMES[label] for label in tuned.evaluation_step(model, batch)["f1"][0].argmax(-1)]
-    texts = [
-        text for text, _ in json.loads((task.prepare() / "texts.json").read_text())["evaluation"]
-    ]
+    texts = [text for text, _ in json_in(task.prepare() / "texts.json")["evaluation"]]
     classify = pipeline("text-classification", str(exported))
     assert [answer["label"] for answer in classify(texts[:4])] == found
 
@@ -229,7 +227,7 @@ def test_texts_and_tokenizer_are_the_same_on_every_preparation(
     assert folder.name == again.name
     for name in ("texts.json", "tokenizer.json"):
         assert (folder / name).read_bytes() == (again / name).read_bytes()
-    parts = json.loads((folder / "texts.json").read_text())
+    parts = json_in(folder / "texts.json")
     train, evaluation = ({text for text, _ in parts[part]} for part in ("train", "evaluation"))
     assert len(train | evaluation) == 500 and not train & evaluation
     assert {label for _, label in parts["train"]} == set(range(5))

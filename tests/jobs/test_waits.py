@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 from doc_pages import places_that_wait
-from launchers import ROOT, launch_file, ranks, some_quick
+from launchers import ROOT, json_in, launch_file, some_quick, worked
 from tiny_language import save_model, save_texts
 
 ENGINES = {"single": (), "others": ("ddp", "fsdp"), "zero": ("zero1", "zero2", "zero3")}
@@ -33,9 +32,8 @@ def found_by(engine: str, folder: Path) -> Found:
     files = []
     for strategy in ENGINES[engine]:
         files.append(launch_file(place / f"{strategy}.yaml", strategy, 2, "bf16"))
-    done = ranks(["tests/workers/waits.py", place / "out", *files], world=2 if files else 0)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(json.loads((place / "out" / "found.json").read_text()))
+    worked(["tests/workers/waits.py", place / "out", *files], world=2 if files else 0)
+    return json_in(place / "out" / "found.json")
 
 
 def found(strategy: str, folder: Path) -> Found:

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launchers import BIN, ROOT, clean_environment
+from launchers import BIN, completed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,4 @@ Check = Callable[..., Answer]
 
 def trainer_command(*words: str) -> subprocess.CompletedProcess[str]:
     """Run ``trainer`` in a process of its own."""
-    full = [str(BIN / "trainer"), *words]
-    return subprocess.run(
-        full, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    return completed([str(BIN / "trainer"), *words])

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launchers import connection, installed, launch_file, ranks
+from launchers import connection, installed, json_in, launch_file, ranks
 
 ENGINE = ["zero1", "zero2", "zero3"] if installed("deepspeed") else []
 STRATEGIES = ["replicas", "fsdp", *ENGINE]
@@ -55,7 +55,7 @@ def start(
         timeout=400,
         environment=environment,
     )
-    left = {path.stem: json.loads(path.read_text()) for path in own.glob("*.json")}
+    left = {path.stem: json_in(path) for path in own.glob("*.json")}
     if done.returncode:
         left["ended"] = {
             "error": f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

@@ -49,14 +49,11 @@ class Job:
 
     @property
     def plan(self) -> dict[str, Any]:
-        return dict(json.loads((self.output_dir / "plan.json").read_text()))
+        return dict(json_in(self.output_dir / "plan.json"))
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line)
-            for line in (self.output_dir / "metrics.jsonl").read_text().splitlines()
-        ]
+        return json_lines(self.output_dir / "metrics.jsonl")
 
     @property
     def losses(self) -> list[float]:
@@ -190,20 +187,48 @@ def run(
     if words[0] == "ranks":
         done = ranks(full[2:], int(words[1]), timeout=timeout, environment=environment)
     else:
-        done = subprocess.run(
-            full,
-            cwd=ROOT,
-            env=clean_environment(environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = completed(full, environment=environment, timeout=timeout)
     return Job(code=done.returncode, out=done.stdout, err=done.stderr, output_dir=output_dir)
 
 
+def completed(
+    words: Sequence[str | Path],
+    *,
+    folder: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in a clean environment with these variables added."""
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=clean_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def worked(words: Sequence[object], world: int = 2, *, timeout: float = 300) -> str:
+    """Run a script as ``ranks`` does, which must end well, and return what it printed."""
+    done = ranks(words, world, timeout=timeout)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def json_in(path: Path) -> Any:
+    """Read a file of JSON."""
+    return json.loads(path.read_text())
+
+
+def json_lines(path: Path) -> list[Any]:
+    """Read a file with JSON on each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def ranks(
-    words: Sequence[str],
+    words: Sequence[object],
     world: int = 2,
     *,
     timeout: float = 300,

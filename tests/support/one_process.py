@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from launchers import json_in, json_lines
 from resuming import Odd
 
 from trainer import Callback, Run, Task, TrainConfig, Trainer
@@ -38,7 +38,7 @@ def steps(run: Path) -> list[int]:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(run / "metrics.jsonl")
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -58,7 +58,7 @@ def reseal(path: Path, **changes: Any) -> None:
     """Give the manifest of a changed checkpoint the sizes and digests of what lies there, and other
     keys.
     """
-    manifest = {**json.loads((path / store.MANIFEST).read_text()), **changes}
+    manifest = {**json_in(path / store.MANIFEST), **changes}
     for name, fact in manifest["files"].items():
         if (path / name).is_file():
             fact |= {"bytes": (path / name).stat().st_size, "xxh3": discover.hash_file(path / name)}

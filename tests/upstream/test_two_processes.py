@@ -7,13 +7,12 @@ and what the trainer does about it, can go.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ranks
+from launchers import json_in, worked
 
 pytestmark = pytest.mark.upstream
 
@@ -30,9 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(name: str, strategy: str, folder: Path) -> Both:
     place = folder / name
     place.mkdir()
-    done = ranks(["tests/upstream/traps.py", f"accel_configs/{strategy}.yaml", place, name])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    both = json.loads((place / "found.json").read_text())
+    worked(["tests/upstream/traps.py", f"accel_configs/{strategy}.yaml", place, name])
+    both = json_in(place / "found.json")
     return both["bare"], both["ours"]
 
 
