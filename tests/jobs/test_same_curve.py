@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| 10 or 50 steps are those of one process, at every accumulation | all of benchmarks/results/curves.md (nightly) | test_the_first_steps_are_those_of_one_process, test_the_curve_is_that_of_one_process |
+| 50 steps are those of one process, at every accumulation | all of benchmarks/results/curves.md (nightly) | test_the_curve_is_that_of_one_process |
 | What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one) | test_runs_as_asked |
 | The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
 | Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
@@ -44,48 +44,25 @@ from curves import (
 # Long curves, at every accumulation
 
 
-QUICK_STEPS = 10
-FIRST_LAYOUTS = [("fsdp", 2), ("zero2", 2)]
-
-
 @cache
-def curves(strategy: str, world: int, steps: int, folder: Path) -> Curves:
-    return run_layout(strategy, world, folder / str(steps), steps=steps)
-
-
-def compare_with_one_process(strategy: str, world: int, steps: int, folder: Path) -> None:
-    alone_as, alone_on, alone_accumulation = REFERENCE
-    alone = curves(alone_as, alone_on, steps, folder)
-    for name in TASKS:
-        reference = alone[f"{name}, {alone_accumulation}"]
-        assert len(reference["loss"]) == steps and reference["loss"][-1] < reference["loss"][0]
-        for accumulation in ACCUMULATIONS:
-            curve = curves(strategy, world, steps, folder)[f"{name}, {accumulation}"]
-            loss, norm = (difference(curve[key], reference[key]) for key in ("loss", "norm"))
-            assert loss[0] <= FIRST_STEP and norm[0] <= FIRST_STEP, (
-                name,
-                accumulation,
-                loss[0],
-                norm[0],
-            )
-            assert max(loss) <= BOUND and max(norm) <= BOUND, (
-                name,
-                accumulation,
-                max(loss),
-                max(norm),
-            )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world"), FIRST_LAYOUTS)
-def test_the_first_steps_are_those_of_one_process(strategy: str, world: int, folder: Path) -> None:
-    compare_with_one_process(strategy, world, QUICK_STEPS, folder)
+def curves(strategy: str, world: int, folder: Path) -> Curves:
+    return run_layout(strategy, world, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world"), LAYOUTS)
 def test_the_curve_is_that_of_one_process(strategy: str, world: int, folder: Path) -> None:
-    compare_with_one_process(strategy, world, STEPS, folder)
+    alone_as, alone_on, alone_accumulation = REFERENCE
+    alone = curves(alone_as, alone_on, folder)
+    found = curves(strategy, world, folder)
+    for name in TASKS:
+        reference = alone[f"{name}, {alone_accumulation}"]
+        assert len(reference["loss"]) == STEPS and reference["loss"][-1] < reference["loss"][0]
+        for accumulation in ACCUMULATIONS:
+            case = f"{name}, {accumulation}"
+            for key in ("loss", "norm"):
+                off = difference(found[case][key], reference[key])
+                assert off[0] <= FIRST_STEP and max(off) <= BOUND, (case, key, off)
 
 
 # Every strategy under every launcher

@@ -5,7 +5,6 @@
 | An optimizer by its class has the curve of one process, or is refused in one line | all on 2 (nightly) | test_classes_have_the_curve_of_one_process_or_are_refused_before_training |
 | Compiling, recomputing, adapters and 4 bits have the curve without them | all on 2, ZeRO-3 with offload (nightly) | test_keys_that_save_memory_or_time_leave_the_curve_of_one_process |
 | A compiled CNN differs by rounding alone | DDP, FSDP2, ZeRO-2 on 2 (nightly) | test_compiling_changes_nothing_but_rounding |
-| Early stop keeps the best model | ZeRO-3 on 2 | test_early_stop_keeps_the_best_model |
 | A loop written by the user has the trainer's numbers and checkpoints | ZeRO-2, then FSDP2, ZeRO-3, DDP on 2, one process | test_a_loop_of_ones_own |
 """
 
@@ -170,38 +169,6 @@ def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(
 
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
-
-
-def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
-    """A learning rate that ruins the model after its first steps: the best evaluation is an early
-    one.
-    """
-    rule = [
-        "--eval_every",
-        "2",
-        "--best_metric",
-        "eval/loss",
-        "--early_stop_patience",
-        "3",
-        "--save_every",
-        "4",
-    ]
-    job = run(
-        [*command("ranks", "zero3"), *DIGITS, *rule, "--max_steps", "60", "--lr", "0.5"],
-        tmp_path / "run",
-    ).ok()
-    seen = {row["step"]: row["eval/loss"] for row in job.rows if "eval/loss" in row}
-    best = min(seen, key=lambda step: seen[step])
-    # The third evaluation in a row without a better one asks, and the ranks agree at the end of the
-    # next step.
-    later = [step for step in seen if step > best]
-    assert len(later) in (3, 4) and max(seen) < 60
-    kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
-    assert len(kept) in (2, 3), "the last two, and that of the best step if it is another one"
-    kept, last = (
-        load_file(tmp_path / "run" / name / "model.safetensors") for name in ("best", "model")
-    )
-    assert any(not kept[key].equal(last[key]) for key in kept)
 
 
 @pytest.mark.slow
