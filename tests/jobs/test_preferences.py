@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| DPO and reward models have the curve of one process over twenty steps, and its metrics, with uneven lengths and accumulation | FSDP2, ZeRO-3, DDP on 2 and 3; all on 2 and 3, HSDP on 4 (nightly) | test_a_few_layouts_have_the_curve_of_one_process, test_every_layout_has_the_curve_of_one_process |
+| DPO and reward models have the curve of one process over twenty steps, and its metrics, with uneven lengths and accumulation | FSDP2, ZeRO-3, DDP on 2 and 3; all on 2 and 3, HSDP on 4 (nightly) | test_every_layout_has_the_curve_of_one_process |
 | A run goes on under another strategy in the middle of an epoch, twice | FSDP2 on 2, ZeRO-3 on 3, DDP on 2 | test_a_run_goes_on_under_other_strategies |
 | Log-probabilities that were computed once are read by a second run, and a resumed run has them in its checkpoint | one process, FSDP2, ZeRO-3 on 2 | test_log_probabilities_are_computed_once |
 | Checkpoints and exports are without the reference | one process, FSDP2 on 2 | test_checkpoints_and_exports_are_without_the_reference |
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,15 @@ def column(job: Job, name: str) -> list[float]:
     return [row[name] for row in job.rows if name in row]
 
 
-def check(case: str, layout: Layout, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in product(CASES, ALL)
+    ],
+    ids=str,
+)
+def test_every_layout_has_the_curve_of_one_process(case: str, layout: Layout, folder: Path) -> None:
     alone, done = trained(case, SINGLE, folder), trained(case, layout, folder)
     assert done.plan["world_size"] == layout[1]
     assert len(done.losses) == STEPS and done.losses == pytest.approx(alone.losses, rel=2e-6)
@@ -122,20 +131,6 @@ def check(case: str, layout: Layout, folder: Path) -> None:
     assert column(done, "accuracy")[1:] == column(alone, "accuracy")[1:]
     assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-5, abs=2e-6)
     assert alone.losses[-1] < alone.losses[0] - 0.05, "it learns"
-
-
-@pytest.mark.parametrize(("case", "layout"), QUICK)
-def test_a_few_layouts_have_the_curve_of_one_process(
-    case: str, layout: Layout, folder: Path
-) -> None:
-    check(case, layout, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ALL, ids=str)
-@pytest.mark.parametrize("case", CASES)
-def test_every_layout_has_the_curve_of_one_process(case: str, layout: Layout, folder: Path) -> None:
-    check(case, layout, folder)
 
 
 def test_a_run_goes_on_under_other_strategies(folder: Path) -> None:

@@ -101,18 +101,6 @@ class OwnOptimizer(DigitsCNN):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalisedByBatch(DigitsCNN):
-    """Normalises each image by the others of its micro-batch: the loss depends on how the batch is
-    dealt out.
-    """
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Linear(32, 10)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ByRank(DigitsCNN):
     """Each rank has a loss of its own."""
 

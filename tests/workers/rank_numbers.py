@@ -155,17 +155,16 @@ class Scored(Images):
 Case = Callable[[str, Path], dict[str, Any]]
 
 
+def made_of(task: Task, accel: str, folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
+    defaults = {"max_steps": 6, "micro_batch_size": 2}
+    config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **{**defaults, **settings})
+    return Trainer(task, config, launch(config, accel_config=accel), callbacks=callbacks)
+
+
 def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
     """A finished training."""
-    defaults = {
-        "max_steps": 6,
-        "micro_batch_size": 2,
-        "log_every": 1,
-        "optimizer": "sgd",
-        "lr": 0.05,
-    }
-    config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **{**defaults, **settings})
-    made = Trainer(task, config, launch(config, accel_config=accel))
+    by_sgd = {"log_every": 1, "optimizer": "sgd", "lr": 0.05}
+    made = made_of(task, accel, folder, **{**by_sgd, **settings})
     made.fit()
     return made
 
@@ -200,25 +199,25 @@ def left_out(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
-    return result(
-        train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision, lr=0.01)
-    )
+    settings = {"evaluation_batch_size": 3, "mixed_precision": precision, "lr": 0.01}
+    return result(train(Images(), accel, folder, **settings))
 
 
 def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
     return batch_norm(accel, folder, "bf16")
 
 
+def curve(accel: str, folder: Path, precision: str) -> dict[str, Any]:
+    settings = {"max_steps": 8, "mixed_precision": precision, "lr": 0.01}
+    return result(train(Images(norm=False), accel, folder, **settings))
+
+
 def curve_bf16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(
-        train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16", lr=0.01)
-    )
+    return curve(accel, folder, "bf16")
 
 
 def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(
-        train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16", lr=0.01)
-    )
+    return curve(accel, folder, "fp16")
 
 
 def overflow(accel: str, folder: Path) -> dict[str, Any]:
@@ -264,10 +263,7 @@ def waits(accel: str, folder: Path) -> dict[str, Any]:
     """The time-outs of all groups, in minutes; and whether this rank waited for the main process at
     the end.
     """
-    settings: dict[str, Any] = {"max_steps": 1, "micro_batch_size": 2, "timeout_minutes": 7.5}
-    config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **settings)
-    made = Trainer(Masked(), config, launch(config, accel_config=accel), callbacks=[Uploads()])
-    made.fit()
+    made_of(Masked(), accel, folder, Uploads(), max_steps=1, timeout_minutes=7.5).fit()
     waited = (folder / "uploaded").exists()
     groups = [
         group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map
@@ -293,15 +289,7 @@ class LosesOne(Images):
 
 def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
     """At a step that is neither logged nor saved."""
-    config = TrainConfig(
-        task="rank_numbers:x",
-        output_dir=str(folder),
-        max_steps=6,
-        micro_batch_size=2,
-        save_every=2,
-        log_every=100,
-    )
-    made = Trainer(LosesOne(), config, launch(config, accel_config=accel))
+    made = made_of(LosesOne(), accel, folder, save_every=2, log_every=100)
     before = []
     try:
         for info in made.steps():
@@ -369,17 +357,8 @@ class Ticks(Callback):
 
 def reductions(accel: str, folder: Path) -> dict[str, Any]:
     """Count what the CPU group reduces in the steps until a signal is agreed on."""
-    config = TrainConfig(
-        task="rank_numbers:x",
-        output_dir=str(folder),
-        max_steps=400,
-        micro_batch_size=2,
-        log_every=1000,
-    )
     clock, counted, real = Ticks(), [], dist.all_reduce
-    made = Trainer(
-        Images(norm=False), config, launch(config, accel_config=accel), callbacks=[clock]
-    )
+    made = made_of(Images(norm=False), accel, folder, clock, max_steps=400, log_every=1000)
 
     def all_reduce(*args: Any, **named: Any) -> Any:
         counted.extend([made.run.step] if named.get("group") is made.run.agreement.group else [])
@@ -426,15 +405,8 @@ def gathers(accel: str, folder: Path) -> dict[str, Any]:
     """How often each step gathers, with the trial of the loss before the first step, and without."""
     counts: dict[str, list[int]] = {}
     for name, is_tried in (("tried", True), ("untried", False)):
-        config = TrainConfig(
-            task="rank_numbers:x",
-            output_dir=str(folder / name),
-            max_steps=5,
-            micro_batch_size=2,
-            lr=1e-6,
-            sanity_evaluation=is_tried,
-        )
-        made = Trainer(Wide(), config, launch(config, accel_config=accel))
+        settings = {"max_steps": 5, "lr": 1e-6, "sanity_evaluation": is_tried}
+        made = made_of(Wide(), accel, folder / name, **settings)
         with Gathers() as gathered:
             sums = [0, *(gathered.count for _ in made.steps())]
         counts[name] = [after - before for before, after in pairwise(sums)]
