@@ -1,5 +1,4 @@
-"""Run by torchrun on two processes: what bare Accelerate makes of a case, and what the trainer
-makes of it.
+"""Run by torchrun on two processes: what bare Accelerate makes of a case.
 
 torchrun --nproc_per_node 2 tests/upstream/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
 """
@@ -26,8 +25,7 @@ from torch.utils.data import DataLoader
 from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
-from trainer import ConfigError, Data, Run, Task, TrainConfig, Trainer, launch
-from trainer.metrics import WeightedSums, agreed
+from trainer import Data, Task, TrainConfig, Trainer, launch
 from trainer.strategies.deepspeed_start import without_compiled_op
 
 SAMPLES = 9
@@ -35,56 +33,18 @@ SAMPLES = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Slope(Task):
-    """Gradient ``value`` from every sample; the evaluation is the mean of 0, 1, 2, ... SAMPLES - 1."""
+    """One of the models of ``trap_models.py``."""
 
-    value: float = 1.0
-    model: str = "line"
+    model: str
 
     def build_data(self) -> Data:
-        rows = [
-            {"x": torch.tensor([self.value, 0.0]), "n": torch.tensor(float(n))}
-            for n in range(SAMPLES)
-        ]
-        return Data(train=rows, evaluation=rows)
+        return Data(train=[{"x": torch.tensor([1.0, 0.0])}] * SAMPLES)
 
     def build_model(self) -> nn.Module:
         return MODELS[self.model]()
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return model(batch["x"]).mean()
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        model(batch["x"])
-        return {"number": batch["n"]}
-
-
-def made(accel_config: str, folder: Path, **settings: Any) -> Trainer:
-    given: dict[str, Any] = {
-        "task": "traps:Slope", "output_dir": str(folder / "run"), "overwrite": True, "optimizer": "sgd",
-        "momentum": 0.0, "weight_decay": 0.0, "lr": 1.0, "log_every": 1, "epochs": 1,
-    }  # fmt: skip
-    task = Slope(**{key: settings.pop(key) for key in ("value", "model") if key in settings})
-    config = TrainConfig(**given | settings)
-    return Trainer(task, config, launch(config, accel_config=accel_config))
-
-
-def trained(
-    accel_config: str, folder: Path, **settings: Any
-) -> tuple[Run, list[float], list[float]]:
-    """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step
-    went at lr 1.
-    """
-    ours = made(accel_config, folder, **settings)
-    norms, ways, before = [], [], 0.0
-    for info in ours.steps():
-        assert info.metrics is not None
-        norms.append(info.metrics["grad_norm"])
-        [(name, _, _, handle)] = ours.run.strategy.named_tensors()
-        now = float(ours.run.strategy.gather(name, handle).norm())
-        ways.append(now - before)
-        before = now
-    ours.run.agreement.close()
-    return ours.run, norms, ways
 
 
 def forget() -> None:
@@ -114,7 +74,7 @@ def everyone(mine: Any) -> list[Any]:
     return told
 
 
-def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
+def replicas() -> dict[str, Any]:
     believed = Accelerator().num_processes
     forget()
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
@@ -144,7 +104,7 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     mine = numbers[:6] if accelerator.is_main_process else numbers[6:]
     with reductions() as separate:
         accelerator.reduce({name: torch.ones(()) for name in "abc"})
-    bare = {
+    return {
         "processes": believed,
         "sharded": became,
         "reductions": separate[0],
@@ -155,29 +115,6 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
         "reduced mean": float(accelerator.reduce(mine.mean(), "mean")),
         "own orders": sorted(n for part in everyone(shuffled()) for n in part),
     }
-    ours, norms, _ = trained(accel_config, folder, micro_batch_size=1, accumulation_steps=4)
-    epoch = ours.train_data.windows(0, ours.train_data.steps_per_epoch)
-    taken = [
-        n
-        for window in epoch
-        for micro in window.micros
-        if micro.weight
-        for n in micro.batch["n"].tolist()
-    ]
-    sums = WeightedSums()
-    sums.add({name: torch.ones(1) for name in "abc"})
-    with reductions() as packed:
-        sums.reduce(ours.accelerator, agreed(ours.agreement.gather(sums.layout())))
-    result = {
-        "processes": ours.accelerator.num_processes,
-        "reductions": packed[0],
-        "schedule": [ours.schedule.last_epoch, ours.step],
-        "short window": norms,
-        "samples": sorted(n for part in everyone(taken) for n in part),
-        "mean": ours.last_evaluation["eval/number"],
-    }
-    ours.close()
-    return {"bare": bare, "ours": result}
 
 
 def shuffled() -> list[float]:
@@ -212,7 +149,7 @@ def bare_engine(
     return (accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0)))
 
 
-def engine(accel_config: str, folder: Path) -> dict[str, Any]:
+def engine() -> dict[str, Any]:
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
     without_compiled_op()
     PartialState(backend="gloo")
@@ -235,35 +172,7 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
     _, model, _ = bare_engine(Line(), precision="bf16")
     bare["exchanged in"] = str(model.communication_data_type)
     model.destroy()
-    ways = {}
-    for limit in (None, 0.25):
-        ours, norms, moved = trained(
-            accel_config,
-            folder,
-            micro_batch_size=1,
-            accumulation_steps=2,
-            max_steps=1,
-            max_grad_norm=limit,
-            value=10.0,
-        )
-        assert norms[0] == 10.0
-        ways[str(limit)] = moved[0]
-        ours.close()
-    two = folder / f"two-{dist.get_rank()}.yaml"
-    two.write_text(
-        Path(accel_config)
-        .read_text()
-        .replace("zero_stage: 2", "zero_stage: 2\n  gradient_accumulation_steps: 2")
-    )
-    try:
-        trained(str(two), folder, accumulation_steps=1)
-        refused = ""
-    except ConfigError as error:
-        refused = str(error)
-    return {
-        "bare": bare,
-        "ours": {"way": ways, "refused": refused, **by_hand(accel_config, folder)},
-    }
+    return bare
 
 
 def bare_failures() -> dict[str, str]:
@@ -316,30 +225,6 @@ def bare_heads() -> list[float]:
     return moved
 
 
-def by_hand(accel_config: str, folder: Path) -> dict[str, Any]:
-    """Ours: where the weights are after backward, what they compute after they were set to 7, and
-    the exchange.
-    """
-    ours = made(accel_config, folder, micro_batch_size=1)
-    strategy = ours.run.strategy
-    window = next(iter(ours.run.windows()))
-    with strategy.micro_step(boundary=True):
-        strategy.backward(ours.run.task.training_step(ours.run.model, window.micros[0].batch))
-    [(name, _, _, handle)] = strategy.named_tensors()
-    after = float(strategy.gather(name, handle).norm())
-    strategy.finish_step()
-    with torch.no_grad():
-        for shard in strategy.shards():
-            shard.tensor.fill_(7.0)
-    strategy.write_back()
-    found = {"after backward": after, "set": {"computed": float(ours.run.model(torch.ones(1, 2)))}}
-    ours.run.close()
-    narrow = made(accel_config, folder, micro_batch_size=1, mixed_precision="bf16")
-    found["exchanged in"] = str(narrow.run.model.communication_data_type)
-    narrow.run.close()
-    return found
-
-
 def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     bare, ours = {}, {}
@@ -357,7 +242,10 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
         except (ValueError, RuntimeError, TypeError) as error:
             bare[name] = str(error)
     for name in bare:
-        run = made(accel_config, folder, micro_batch_size=1, max_steps=1, model=name)
+        config = TrainConfig(
+            task="traps:Slope", output_dir=str(folder / name), micro_batch_size=1, max_steps=1
+        )
+        run = Trainer(Slope(model=name), config, launch(config, accel_config=accel_config))
         ours[name] = [type(run.run.model).__name__, [info.step for info in run.steps()]]
         run.run.close()
     return {"bare": bare, "ours": ours}
@@ -365,9 +253,10 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     accel_config, folder, name = sys.argv[1:]
-    found = {"replicas": replicas, "engine": engine, "sharded": sharded}[name](
-        accel_config, Path(folder)
-    )
+    if name == "sharded":
+        found = sharded(accel_config, Path(folder))
+    else:
+        found = {"replicas": replicas, "engine": engine}[name]()
     if dist.get_rank() == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 
