@@ -2,11 +2,9 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| A file of FSDP1 runs as FSDP2 | FSDP2 on 2, accelerate launch (nightly) | test_an_fsdp1_file |
 | Optimizer, scheduler and auto of a DeepSpeed JSON hold | ZeRO-2 on 2, deepspeed (nightly) | test_a_deepspeed_json_with_optimizer_scheduler_and_auto |
 | A YAML may leave the processes to its launcher | ZeRO-2 on 2, accelerate launch (nightly) | test_a_yaml_that_leaves_the_processes_to_the_launcher |
-| A JSON or YAML that shards nothing is DDP, with its curve | DDP on 2, all launchers (nightly) | test_a_json_without_zero_has_the_curve_of_ddp, test_stage_0_in_an_accelerate_file_is_ddp |
-| On one process both are one process | one process; accelerate launch, torchrun (nightly) | test_stage_0_under_plain_python_is_one_process, test_a_committed_file_for_ddp_on_one_process |
+| A file that shards nothing is DDP, and one process on one | DDP on 2, accelerate launch (nightly); one process | test_stage_0_in_an_accelerate_file_is_ddp, test_a_json_without_zero_under_plain_python_is_one_process |
 | What only GPUs have is left out of a rehearsal, and said | ZeRO-3 on 2, deepspeed (nightly) | test_a_json_for_gpus_alone |
 | A YAML may name a JSON | ZeRO-2 on 2, accelerate launch (nightly) | test_a_json_named_in_a_yaml |
 | Every file of tests/launch_files trains, or says why not | what the file names, on 2 (nightly) | test_trains_as_asked_or_says_why_not |
@@ -35,33 +33,6 @@ DIGITS = [
     "--log_every",
     "1",
 ]
-
-
-# As `accelerate config` wrote it before FSDP2, with a class to wrap.
-FSDP1 = """compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: FSDP
-downcast_bf16: 'no'
-fsdp_config:
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_backward_prefetch: BACKWARD_PRE
-  fsdp_cpu_ram_efficient_loading: true
-  fsdp_forward_prefetch: false
-  fsdp_offload_params: true
-  fsdp_sharding_strategy: SHARD_GRAD_OP
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-  fsdp_sync_module_states: true
-  fsdp_transformer_layer_cls_to_wrap: Conv2d
-  fsdp_use_orig_params: true
-machine_rank: 0
-main_training_function: main
-mixed_precision: bf16
-num_machines: 1
-num_processes: 4
-rdzv_backend: static
-same_network: true
-use_cpu: false
-"""
 
 
 # As `accelerate config` writes it for a model that does not fit.
@@ -147,26 +118,6 @@ def asked_for(path: Path, data: dict[str, Any]) -> str:
 STRATEGIES = {"MULTI_GPU": "ddp", "FSDP": "fsdp"}
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
-def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
-    job = rehearse(tmp_path / "a.yaml", FSDP1, launcher).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == (
-        "fsdp",
-        2,
-        "bf16",
-    )
-    assert len(job.losses) == 3
-    at, wraps = tmp_path / "a.yaml", job.plan["fsdp"]
-    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (
-        ["Conv2d"],
-        False,
-    )
-    assert job.plan["notices"] == [
-        f"{at}:3: FSDP1 runs as FSDP2; write fsdp_version: 2",
-        "FSDP2 gathers 4 units: 3 Conv2d, the rest of the model",
-    ]
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])
 def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_path: Path) -> None:
     job = rehearse(tmp_path / "ds.json", ZERO2, launcher).ok()
@@ -203,33 +154,6 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_pat
     ]
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("deepspeed", "torchrun")), "ranks"],
-)
-def test_a_json_without_zero_has_the_curve_of_ddp(launcher: str, tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(WITHOUT_ZERO)
-    said = {
-        "accumulation_steps": 2,
-        "max_grad_norm": 1,
-        "lr": 3e-3,
-        "betas": [0.8, 0.999],
-        "weight_decay": 3e-7,
-    }
-    settings = [f"--{key}={value}" for key, value in said.items()]
-    ddp = run([*command("ranks", "ddp"), *DIGITS, *settings], tmp_path / "ddp").ok()
-    job = run([*command(launcher, str(path)), *DIGITS], tmp_path / "run").ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["accumulation_steps"]) == (
-        "ddp",
-        2,
-        2,
-    )
-    assert job.losses == ddp.losses
-    assert job.plan["notices"] == [f"{path}: DeepSpeed shards nothing in stage 0: runs as DDP"]
-    assert f"note: {path}: DeepSpeed shards nothing" in job.out, "the banner says it"
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
 def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> None:
     job = rehearse(
@@ -242,22 +166,11 @@ def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> 
     assert f"{at}:9: DeepSpeed shards nothing in stage 0: runs as DDP" in plan["notices"]
 
 
-def test_stage_0_under_plain_python_is_one_process(tmp_path: Path) -> None:
+def test_a_json_without_zero_under_plain_python_is_one_process(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(WITHOUT_ZERO)
     words = ["ranks", "0", "examples/train.py", "--deepspeed", str(tmp_path / "ds.json")]
     plan = run([*words, *DIGITS], tmp_path / "run").ok().plan
     assert (plan["strategy"], plan["world_size"]) == ("single", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
-def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) -> None:
-    """In the precision that was typed for the training."""
-    words = [*command(launcher, "ddp", world=1), *DIGITS, "--mixed_precision", "bf16"]
-    plan = run(words, tmp_path / "run").ok().plan
-    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("single", 1, "bf16")
-    [notice] = plan["notices"]
-    assert notice.endswith(f"(distributed_type): {launcher} runs one process, thus without DDP")
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from launchers import json_in, launch_file, some_quick, worked
+from launchers import json_in, launch_file, some_quick, worked, wrapper_of
 from moments import SAVED_AT, STEPS
 
-WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
 QUICK = some_quick("ddp")  # what a task sees is not the strategy's doing
 
 
@@ -60,9 +59,8 @@ def trained(strategy: str, folder: Path) -> Found:
 
 
 def check_layout(found: Found, strategy: str) -> None:
-    family = "zero" if strategy.startswith("zero") else strategy
     assert found.facts["world_size"] == 2
-    assert found.facts["model_class"].startswith(WRAPPED[family])
+    assert found.facts["model_class"].startswith(wrapper_of(strategy))
 
 
 @pytest.mark.parametrize("strategy", QUICK)

@@ -38,6 +38,11 @@ def some_quick(*names: str) -> list[Any]:
     return [pytest.param(one, marks=() if one in names else pytest.mark.slow) for one in STRATEGIES]
 
 
+def wrapper_of(strategy: str) -> str:
+    """Return how the name of the class begins that a strategy makes of a model."""
+    return {"ddp": "DistributedDataParallel", "fsdp": "FSDP"}.get(strategy, "DeepSpeedEngine")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a finished job left behind."""

@@ -71,13 +71,6 @@ class PastTheWrapper(Plain):
         return super().training_step(getattr(model, "module", model), batch)
 
 
-class Summed(Plain):
-    """A loss that is a sum over the micro-batch."""
-
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        return F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
-
-
 class Unused(Plain):
     """A layer that the loss never reaches; weight decay moves it, as it moves one of gradient zero."""
 
@@ -289,16 +282,6 @@ class MaskedRows(Plain):
         return model
 
 
-class Compiled(Plain):
-    """Compiled by hand, one layer for itself and the whole."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        assert isinstance(model, nn.Sequential)
-        model[0] = torch.compile(model[0], backend="eager")
-        return torch.compile(model, backend="eager")  # type: ignore[return-value]
-
-
 class OnSomeRanks(Plain):
     """Two heads of one shape: a few samples go through the second, the others through the first."""
 
@@ -490,11 +473,6 @@ class FrozenLater(Plain):
         return [At(lambda model: model.get_submodule("0").requires_grad_(False))]
 
 
-class ThawedLater(FrozenBody):
-    def callbacks(self) -> list[Callback]:
-        return [At(lambda model: model.requires_grad_(True))]
-
-
 class HookedLater(Plain):
     def callbacks(self) -> list[Callback]:
         def hang(model: nn.Module) -> None:
@@ -515,16 +493,6 @@ class FrozenInOptimizer(Plain):
         return AdamW(
             [{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=plan.lr
         )  # type: ignore[index, union-attr]
-
-
-OUTSIDE = nn.Parameter(torch.ones(3))
-
-
-class Outside(Plain):
-    """A parameter in the optimizer that is not in the model."""
-
-    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        return SGD([*model.parameters(), OUTSIDE], lr=plan.lr)
 
 
 class Names(Plain):
@@ -553,16 +521,6 @@ class Reports(Plain):
             "at": at,
             "high": (at[at > 32].sum(), (at > 32).sum()),
         }
-
-
-class Edges(Plain):
-    """A batch whose first tensor does not begin with the examples."""
-
-    def build_data(self) -> Data:
-        def collate(items: Any) -> dict[str, Tensor]:
-            return {"edges": torch.zeros(2, 5), **torch.utils.data.default_collate(items)}
-
-        return Data(train=Numbers(self.size), evaluation=Numbers(10, seed=1), collate=collate)
 
 
 class FrozenNorm(Plain):
@@ -612,24 +570,12 @@ class ShapeOne(Plain):
         return super().training_step(model, batch).reshape(1)
 
 
-class NoLoss(Plain):
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        return (model(batch["x"]) - batch["y"])[:, 0] ** 2
-
-
 class Independent(Plain):
     """What people write to be rid of torch's complaint that a tensor does not require a gradient."""
 
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         wrong = (model(batch["x"]) > 0).float().mean()
         return torch.tensor(wrong.item(), requires_grad=True) * 2
-
-
-class BackwardItself(Plain):
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        loss = super().training_step(model, batch)
-        loss.backward()
-        return loss
 
 
 class BackwardInside(Plain):
