@@ -24,7 +24,6 @@ def hugging_face(kind: str) -> Callable[[], nn.Module]:
             AutoModelForMaskedLM,
             AutoModelForSequenceClassification,
             BertConfig,
-            GPT2Config,
             LlamaConfig,
         )
 
@@ -44,19 +43,6 @@ def hugging_face(kind: str) -> Callable[[], nn.Module]:
                 vocab_size=40, num_key_value_heads=2, tie_word_embeddings=True, **small
             )
             return AutoModelForCausalLM.from_config(config)
-        if kind == "gpt2":
-            return AutoModelForCausalLM.from_config(
-                GPT2Config(
-                    vocab_size=40,
-                    n_embd=16,
-                    n_layer=2,
-                    n_head=2,
-                    n_positions=32,
-                    resid_pdrop=0.0,
-                    embd_pdrop=0.0,
-                    attn_pdrop=0.0,
-                )
-            )
         off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         config = BertConfig(vocab_size=40, max_position_embeddings=32, num_labels=3, **off, **small)
         if kind == "bert_masked":

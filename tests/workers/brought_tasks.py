@@ -565,11 +565,6 @@ class Buffers(Plain):
         return ((model(batch["x"]) - batch["y"])[:, 0] ** 2 * counts).sum() / counts.sum()
 
 
-class ShapeOne(Plain):
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        return super().training_step(model, batch).reshape(1)
-
-
 class Independent(Plain):
     """What people write to be rid of torch's complaint that a tensor does not require a gradient."""
 
@@ -633,11 +628,6 @@ class Replaced(Plain):
             layer: Any = unwrapped(model).get_submodule("2")
             layer.weight = nn.Parameter(torch.ones(1, 16))
         return super().training_step(model, batch)
-
-
-class TensorSummary(Plain):
-    def summarize(self, metrics: dict[str, float]) -> Mapping[str, Any]:
-        return {name: torch.tensor(value) for name, value in metrics.items()}
 
 
 class Patience(Plain):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -86,19 +85,6 @@ def _ask_everyone_to_stop() -> None:
         process.terminate()
 
 
-def _compute(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(100_000))
-
-
-def _ask(seconds: float) -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(seconds)
-    with ours, theirs, contextlib.suppress(TimeoutError):
-        ours.makefile("rb").read(1)
-
-
 def _fill_the_disk(path: Path) -> None:
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -151,9 +137,7 @@ class Faulty(DigitsCNN):
     Args:
         fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the
             disk`` (where ``stamp`` is), ``fills the disk and waits``, ``is read-only`` (the folder
-            of checkpoints beside ``stamp``), or what is none: ``busy`` (computes for
-            ``busy_seconds`` while the others wait), ``asleep on the network`` (waits as long for an
-            answer) and ``sleeps``.
+            of checkpoints beside ``stamp``).
         at: ``step``, ``evaluation``, ``save`` (its files are written) or ``export``.
         after: calls of training_step.
     """
@@ -164,7 +148,6 @@ class Faulty(DigitsCNN):
     rank: int = field(default=1, compare=False)
     after: int = field(default=8, compare=False)
     stamp: str = field(default="stamp", compare=False)
-    busy_seconds: float = field(default=20.0, compare=False)
 
     def build_data(self) -> Data:
         data = super().build_data()
@@ -206,13 +189,7 @@ class Faulty(DigitsCNN):
 
     def _fail(self) -> None:
         Path(self.stamp).write_text(str(time.time()))
-        if self.fault == "busy":
-            _compute(self.busy_seconds)
-        elif self.fault == "asleep on the network":
-            _ask(self.busy_seconds)
-        elif self.fault == "sleeps":
-            time.sleep(self.busy_seconds)
-        elif self.fault.startswith("fills the disk"):
+        if self.fault.startswith("fills the disk"):
             _fill_the_disk(Path(self.stamp).with_name("filled"))
             if self.fault.endswith("and waits"):
                 _wait_for_ever()
