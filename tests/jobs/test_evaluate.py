@@ -85,10 +85,6 @@ def reported(folder: Path) -> dict[str, float]:
 @cache
 def of_one_process(folder: Path) -> list[dict[str, Any]]:
     _, predictions = evaluate(folder, "single", 1, folder.parent)
-    return read(predictions)
-
-
-def read(predictions: Path) -> list[dict[str, Any]]:
     return json_lines(predictions)
 
 
@@ -116,7 +112,7 @@ def test_values_and_predictions_are_the_same_everywhere(
     assert values["values"] == pytest.approx(reported(digits), rel=1e-6, abs=1e-9)
     assert values["predictions"] == {str(predictions): HELD_OUT}
 
-    rows, expected = read(predictions), of_one_process(digits)
+    rows, expected = json_lines(predictions), of_one_process(digits)
     assert [row["index"] for row in rows] == list(range(HELD_OUT))
     assert [(row["label"], row["predicted"]) for row in rows] == [
         (row["label"], row["predicted"]) for row in expected
@@ -141,7 +137,7 @@ def test_a_stream_is_predicted_in_its_order(tmp_path: Path) -> None:
     values, predictions = evaluate(folder, "ddp", 3, tmp_path, "--evaluation_batch_size", "4")
     alone, of_one = evaluate(folder, "single", 1, tmp_path)
     assert values["values"] == pytest.approx(alone["values"], rel=1e-6)
-    rows, expected = read(predictions), read(of_one)
+    rows, expected = json_lines(predictions), json_lines(of_one)
     assert [row["index"] for row in rows] == list(range(23))
     assert [row["label"] for row in rows] == [row["label"] for row in expected]
     for row, other in zip(rows, expected, strict=True):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from launchers import ROOT, Job, command, run
+from launchers import Job, command, launch_file, run
 
 # The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the
 # save at 6.
@@ -321,9 +321,7 @@ def test_a_stopped_rank_ends_the_job_within_15_seconds(
 
 
 def test_two_stopped_ranks_are_seen_by_the_third(tmp_path: Path) -> None:
-    file = tmp_path / "ddp.yaml"
-    text = (ROOT / "accel_configs" / "ddp.yaml").read_text()
-    file.write_text(text.replace("num_processes: 2", "num_processes: 3"))
+    file = launch_file(tmp_path / "ddp.yaml", "ddp", 3)
     stamp = tmp_path / "stamp"
     settings = {"does": "is stopped", "rank": -2, "stamp": stamp}
     job = hang(str(file), tmp_path, "--global_batch_size", "12", world=3, **settings)

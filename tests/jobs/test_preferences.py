@@ -5,7 +5,6 @@
 | DPO and reward models have the curve of one process over twenty steps, and its metrics, with uneven lengths and accumulation | FSDP2, ZeRO-3, DDP on 2 and 3; all on 2 and 3, HSDP on 4 (nightly) | test_every_layout_has_the_curve_of_one_process |
 | A run goes on under another strategy in the middle of an epoch, twice | FSDP2 on 2, ZeRO-3 on 3, DDP on 2 | test_a_run_goes_on_under_other_strategies |
 | Log-probabilities that were computed once are read by a second run, and a resumed run has them in its checkpoint | one process, FSDP2, ZeRO-3 on 2 | test_log_probabilities_are_computed_once |
-| Checkpoints and exports are without the reference | one process, FSDP2 on 2 | test_checkpoints_and_exports_are_without_the_reference |
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from launchers import STRATEGIES, Job, command, launch_file, run
 from preferences import save_preferences
@@ -164,21 +162,3 @@ def test_log_probabilities_are_computed_once(folder: Path) -> None:
     resumed = run(words, folder / "once-second").ok()
     assert "log-probabilities" not in resumed.out and not [*cache.glob("reference-*")]
     assert resumed.losses == pytest.approx(first.losses, rel=2e-6)
-
-
-def test_checkpoints_and_exports_are_without_the_reference(folder: Path) -> None:
-    """Whatever is divided: the policy's tensors, under the names of its files."""
-    from safetensors.torch import load_file
-
-    start = load_file(given(folder) / "llama" / "model.safetensors")
-    exported = {}
-    for layout in (SINGLE, ("fsdp", 2)):
-        out = trained("frozen", layout, folder).output_dir
-        exported[layout] = load_file(out / "model" / "model.safetensors")
-        [*_, newest] = sorted((out / "checkpoints").glob("step-*"))
-        stored = {name for path in newest.glob("rank-*") for name in load_file(path)}
-        assert any("/policy." in name for name in stored)
-        assert not any("reference" in name for name in stored)
-    for name, tensor in exported["fsdp", 2].items():
-        assert torch.allclose(tensor, exported[SINGLE][name], atol=1e-5), name
-    assert exported[SINGLE].keys() == start.keys()

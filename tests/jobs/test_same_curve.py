@@ -6,7 +6,6 @@
 | What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one) | test_runs_as_asked |
 | The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
 | Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
-| transformers loads an exported Llama | FSDP2, ZeRO-3 on 2 | test_exported_llama_loads_with_from_pretrained |
 
 The tables of benchmarks/results/curves.md are made by ``benchmarks/curves.py``, which trains here as well.
 """
@@ -223,18 +222,3 @@ def test_files_and_curves_equal_one_process(name: str, strategy: str, folder: Pa
     # afterwards.
     assert done.losses[0] == pytest.approx(alone.losses[0], rel=1e-6)
     assert done.losses == pytest.approx(alone.losses, rel=1e-3)
-
-
-def test_exported_llama_loads_with_from_pretrained(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    for strategy in ("fsdp", "zero3"):
-        done = job("llama", strategy, "ranks", folder)
-        model = AutoModelForCausalLM.from_pretrained(done.output_dir / "model")
-        tokenizer = AutoTokenizer.from_pretrained(done.output_dir / "model")
-        assert (
-            tokenizer.decode(tokenizer("def f(x):\n    return x")["input_ids"])
-            == "def f(x):\n    return x"
-        )
-        loss = evaluate_here(build_task("llama"), model)["loss"]
-        assert loss == pytest.approx(done.evaluation["eval/loss"], rel=2e-6)

@@ -73,9 +73,6 @@ ANSWERS_IN_TURN = """{%- for m in messages %}{%- if m.role != 'tool' %}
 {%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant|' }}{%- endif %}"""
 
-# No mark ends a turn (GLM-4).
-ENDLESS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
-
 # Content is a list of parts, and text is written as nothing (SmolVLM).
 PARTS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + ':' }}"

@@ -41,10 +41,8 @@ class Hub:
     hangs: Callable[[str], bool] = lambda path: False
     address: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)
-    branches: list[str] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     requests: list[tuple[str, bytes]] = field(default_factory=list)
-    tokens: set[str | None] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     objects: dict[str, bytes] = field(default_factory=dict)
 
@@ -81,7 +79,6 @@ class Hub:
         if parts[:2] == ["api", "models"] and len(parts) == 6:
             repo, what, branch = "/".join(parts[2:4]), parts[4], parts[5]
             if what == "branch":
-                self.branches.append(branch)
                 return 201, {}
             if what == "preupload":
                 return 200, self._modes(json.loads(body))
@@ -141,7 +138,6 @@ def hub_server(hub: Hub | None = None) -> Iterator[Hub]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with lock:
                 served.requests.append((f"{self.command} {self.path}", body))
-                served.tokens.add(self.headers.get("Authorization"))
             if served.hangs(self.path):
                 served.ended.wait()
                 self.close_connection = True

@@ -58,7 +58,7 @@ from brought_tasks import (
 )
 
 import trainer
-from trainer import Task, TrainConfig, Trainer, build
+from trainer import Task, TrainConfig, Trainer
 from trainer.launching import Launched, launch
 from trainer.task import own_optimizer
 
@@ -204,38 +204,6 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trainings side by side on one launch, in a loop of one's own: the losses of each."""
-    world = told["world"]
-    configs = [
-        configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")
-    ]
-    launched = launch(configs[0], accel_config=told["accel_config"])
-    states = [
-        build(task, config, launched)
-        for task, config in zip((Plain(), Scalar()), configs, strict=True)
-    ]
-    losses: dict[str, list[float]] = {"plain": [], "scalar": []}
-    for windows in zip(*(state.windows() for state in states), strict=True):
-        for state, window, found in zip(states, windows, losses.values(), strict=True):
-            step = 0.0
-            for number, micro in enumerate(window.micros, 1):
-                with state.strategy.micro_step(boundary=number == len(window.micros)):
-                    share = state.task.training_step(state.model, micro.batch) * (
-                        micro.weight / window.samples
-                    )
-                    state.strategy.backward(share * world)
-                step += share.detach()
-            state.strategy.finish_step()
-            state.advance(window)
-            found.append(float(state.accelerator.reduce(step, "sum")))
-    for state in states:
-        state.save()
-        state.export(state.directory.path / "model")
-        state.close()
-    return losses
-
-
 def train_thawed(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     """First a head alone, then from its checkpoint the whole model: the losses of both, and what is
     said.
@@ -255,7 +223,7 @@ def train_thawed(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "notices": notices}
 
 
-SEVERAL = {"two": train_two, "thawed": train_thawed}
+SEVERAL = {"thawed": train_thawed}
 
 
 def main() -> None:

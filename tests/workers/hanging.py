@@ -34,7 +34,6 @@ class Hanging(Task):
         rank: which rank does it. -1 are all, and -2 are ranks 0 and 1.
         after: at which call there.
         seconds: for which what takes its time does so.
-        step_seconds: for which each step sleeps.
         stamp: a file that is written before it is done.
     """
 
@@ -44,7 +43,6 @@ class Hanging(Task):
     rank: int = field(default=1, compare=False)
     after: int = field(default=3, compare=False)
     seconds: float = field(default=25.0, compare=False)
-    step_seconds: float = field(default=0.0, compare=False)
     stamp: str = field(default="", compare=False)
 
     def build_data(self) -> Data:
@@ -61,7 +59,6 @@ class Hanging(Task):
         )
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        time.sleep(self.step_seconds)
         self._pass("step")
         return nn.functional.mse_loss(model(batch["row"]), batch["sum"])
 
