@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from launchers import Job, command, launch_file, run
+from launchers import Job, command, launch_file, options, run
 
 # The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the
 # save at 6.
@@ -50,16 +50,13 @@ def train(
     **settings: object,
 ) -> Job:
     settings = {"stamp": folder / "stamp", **settings}
-    typed = [
-        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
-    ]
     words = [
         *inside,
         *command(launcher, strategy),
         *ARGUMENTS,
         "--max_steps",
         str(steps),
-        *typed,
+        *options(settings, "task_settings."),
         *arguments,
     ]
     return run(
@@ -291,9 +288,7 @@ HANGING = [
 
 
 def hang(how: str, folder: Path, *arguments: str, world: int = 2, **settings: object) -> Job:
-    typed = [
-        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
-    ]
+    typed = options(settings, "task_settings.")
     words = [*command("ranks", how, world), *HANGING, "--max_steps", "12", *typed, *arguments]
     return run(words, folder / "run")
 

@@ -13,13 +13,11 @@ says what was seen.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -94,12 +92,9 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
         words = [*commands[strategy, world], *JOB, "--micro_batch_size", str(24 // world)]
         return run(words, output_dir, timeout=3600)  # whatever else the machine does
 
-    expected, newest, counts = (
-        losses_of(train("single", 1, tmp_path / "whole").ok()),
-        0,
-        Counter[str](),
-    )
-    while counts["killed"] < KILLS:
+    expected = losses_of(train("single", 1, tmp_path / "whole").ok())
+    newest = killed = 0
+    while killed < KILLS:
         strategy, world = draw.choice([*commands])
         killer = Killer(folder, draw.uniform(0, 0.6), every=draw.random() < 0.5)
         killer.start()
@@ -109,9 +104,7 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
         said = f"{strategy} {world} {job.code}\n{job.out[-3000:]}\n{job.err[-6000:]}"
         assert killer.struck or job.code == 0, f"nobody killed it, and it failed: {said}"
         newest = check_checkpoints(folder, newest, said)
-        counts["killed" if job.code else "finished"] += 1
-        counts[f"{strategy} {world}"] += 1
-        (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
+        killed += bool(job.code)
         if job.code == 0:
             assert losses_of(job) == pytest.approx(expected, rel=1e-5)
             assert checkpoint_steps(folder) == [STEPS, 40, 20]

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
-from launchers import ROOT, completed, json_in, launch_file, worked
+from launchers import ROOT, completed, json_in, launch_file, options, worked
 from tiny_language import save_model, save_texts
 
 from trainer.commands.rehearse import change_that_fits, first_difference
@@ -57,11 +57,6 @@ CASES = {
 }
 
 
-def words_of(settings: dict[str, str]) -> list[str]:
-    """Return the arguments of a training."""
-    return [f"--{key}={value}" for key, value in settings.items()]
-
-
 def job(file: Path, words: list[str], gpus: int) -> Job:
     """Return a rehearsal of a training under a launch file on H100s."""
     return Job(launch_file=dict(read_document(str(file)).data), words=words, gpus=gpus, gpu="H100")
@@ -86,7 +81,7 @@ def real_and_rehearsed(
     settings = {**SETTINGS, **CASES[case]}
     if "CausalLM" in settings["task"]:
         settings |= language_settings(folder)
-    words, file = words_of(settings), committed(strategy)
+    words, file = options(settings), committed(strategy)
     if world == 2:
         file = launch_file(folder / f"{strategy}.yaml", strategy)
     given = [f"--accel_config={file}"] if world > 1 else []
@@ -168,7 +163,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     if "CausalLM" in settings["task"]:
         settings |= language_settings(tmp_path)
     ranks = (0,) if strategy == "single" else (0, 1)
-    results = list(job(committed(strategy), words_of(settings), len(ranks)).rehearse(ranks))
+    results = list(job(committed(strategy), options(settings), len(ranks)).rehearse(ranks))
     assert first_difference(results, ranks) == ""
     found = results[0]
     assert found["plan"]["device"] == "cuda" and found["plan"]["strategy"] == strategy
@@ -292,7 +287,7 @@ def test_a_family_is_rehearsed_from_its_configuration(family: str, tmp_path: Pat
         file.unlink()
     settings = {**language_settings(tmp_path), "task_settings.model": str(folder)}
     settings |= {"micro_batch_size": "2", "lr": "1e-3", "task": "trainer.language:CausalLM"}
-    (found,) = job(committed("single"), words_of(settings), 1).rehearse()
+    (found,) = job(committed("single"), options(settings), 1).rehearse()
     parameters = found["phases"]["built"]["at_most"][PARAMETERS]
     assert parameters == pytest.approx(held, rel=0.05)  # the file has a head
 
@@ -357,7 +352,7 @@ def test_a_change_that_cannot_run_is_told_and_the_next_is_tried(
 
 def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
-    (found,) = job(committed("fsdp"), words_of(SETTINGS), 1).rehearse()
+    (found,) = job(committed("fsdp"), options(SETTINGS), 1).rehearse()
     assert found["plan"]["strategy"] == "fsdp" and found["plan"]["world_size"] == 1
 
 
@@ -373,19 +368,19 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = {"task": "observed:Unrehearsable", "task_settings.key": key}
-    words = words_of({**SETTINGS, **own})
+    words = options({**SETTINGS, **own})
     done = command(committed("fsdp"), "--gpus", 2, "--to", tmp_path / "report.json", *words)
     assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
 
 
 def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:
     file, report = committed("hsdp"), tmp_path / "report.json"
-    done = command(file, "--gpus", 6, "--to", report, *words_of(SETTINGS))
+    done = command(file, "--gpus", 6, "--to", report, *options(SETTINGS))
     assert done.returncode == 2 and f"{file}: parallelism_config." in done.stderr, done.stderr
 
 
 def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:
-    words = ["--ranks", "all", *words_of({**SETTINGS, "task": "observed:Uneven"})]
+    words = ["--ranks", "all", *options({**SETTINGS, "task": "observed:Uneven"})]
     done = command(committed("ddp"), "--gpus", 3, "--to", tmp_path / "r.json", *words)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(

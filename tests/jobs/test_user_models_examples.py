@@ -7,8 +7,7 @@
 | It resumes bit by bit | all on 2 (nightly) | test_gan_goes_on_bit_by_bit |
 | Models that were saved at different steps are not resumed together | one process | test_gan_whose_models_were_saved_at_different_steps_is_not_gone_on_with |
 | BERT has the curve of one process | all on 2 (nightly) | test_bert_has_the_curve_of_one_process |
-| The ResNet has the curve of one process, with BatchNorm, mixup by epoch, class weights and a stem that is unfrozen | all on 2 (nightly) | test_resnet_has_the_curve_of_one_process |
-| So it has when it is stopped before and after the stem is unfrozen, and resumed under other strategies | all on 2, one process (nightly) | test_resnet_that_changes_its_strategy_has_the_curve_of_one_process |
+| The ResNet has the curve of one process, with BatchNorm, mixup by epoch, class weights and a stem that is unfrozen, stopped before and after that and resumed under other strategies | all on 2, one process (nightly) | test_resnet_that_changes_its_strategy_has_the_curve_of_one_process |
 | What BERT exports is a model to begin with | one process (nightly) | test_exported_bert_is_one_to_begin_with |
 | Its data is the same each time, its scores do not depend on the batch, and settings are checked | no job | test_texts_and_tokenizer_are_the_same_on_every_preparation, test_bert_scores_of_a_text_do_not_depend_on_its_batch, test_impossible_settings |
 """
@@ -27,7 +26,7 @@ import torch.nn.functional as F
 from accelerate.utils import set_seed
 from bert_classifier import NAMES, BertClassifier
 from gan import BLUR, Discriminator, Generator
-from launchers import STRATEGIES, Job, json_in, run, some_quick
+from launchers import STRATEGIES, Job, json_in, options, run, some_quick
 from small_examples import words
 
 from trainer.data.batches import Layout
@@ -158,8 +157,8 @@ def task(folder: Path) -> BertClassifier:
 @cache
 def bert(strategy: str, folder: Path) -> Job:
     settings = {**SMALL, "cache_dir": folder / "cache"}
-    options = [f"--task_settings.{key}={value}" for key, value in settings.items()]
-    return run([*words(strategy, "examples/train.py"), *BERT, *options], folder / strategy).ok()
+    full = [*words(strategy, "examples/train.py"), *BERT, *options(settings, "task_settings.")]
+    return run(full, folder / strategy).ok()
 
 
 @pytest.mark.parametrize("strategy", some_quick())
@@ -245,20 +244,8 @@ def trained_resnet(strategy: str, output_dir: Path, *options: str) -> Job:
 
 
 @cache
-def resnet(strategy: str, folder: Path) -> Job:
-    return trained_resnet(strategy, folder / f"resnet-{strategy}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_resnet_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
-    done, alone = resnet(strategy, folder), resnet("single", folder)
-    assert (done.plan["strategy"], done.plan["world_size"]) == (strategy, 2)
-    assert len(done.losses) == 88 and done.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert alone.evaluation["eval/clean/accuracy"] > 0.95
-    # BatchNorm's running statistics are of the micro-batches that a rank saw.
-    accuracy = pytest.approx(alone.evaluation["eval/clean/accuracy"], abs=0.03)
-    assert done.evaluation["eval/clean/accuracy"] == accuracy
+def resnet_alone(folder: Path) -> Job:
+    return trained_resnet("single", folder / "resnet-single")
 
 
 @pytest.mark.slow
@@ -266,11 +253,17 @@ def test_resnet_has_the_curve_of_one_process(strategy: str, folder: Path) -> Non
 def test_resnet_that_changes_its_strategy_has_the_curve_of_one_process(
     place: int, folder: Path
 ) -> None:
+    """Each strategy begins, and each has the stem unfrozen."""
+    alone = resnet_alone(folder)
     first, second = STRATEGIES[place], STRATEGIES[(place + 2) % len(STRATEGIES)]
     output_dir = folder / f"resnet-{first}-{second}"
-    trained_resnet(first, output_dir, "--stop_at", "30")
-    trained_resnet(second, output_dir, "--resume", "auto", "--stop_at", "60")
-    done = trained_resnet("single", output_dir, "--resume", "auto")
+    for strategy, stop in ((first, "30"), (second, "60"), ("single", "88")):
+        done = trained_resnet(strategy, output_dir, "--resume", "auto", "--stop_at", stop)
+        world = 1 if strategy == "single" else 2
+        assert (done.plan["strategy"], done.plan["world_size"]) == (strategy, world)
     assert "resumed from" in done.out
-    assert len(done.losses) == 88
-    assert done.losses == pytest.approx(resnet("single", folder).losses, rel=1e-5)
+    assert len(done.losses) == 88 and done.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert alone.evaluation["eval/clean/accuracy"] > 0.95
+    # BatchNorm's running statistics are of the micro-batches that a rank saw.
+    accuracy = pytest.approx(alone.evaluation["eval/clean/accuracy"], abs=0.03)
+    assert done.evaluation["eval/clean/accuracy"] == accuracy

@@ -143,6 +143,11 @@ def command(
     return [sys.executable, script]
 
 
+def options(settings: Mapping[str, object], section: str = "") -> list[str]:
+    """Return the words that set keys of a training, or of a section such as ``task_settings.``."""
+    return [f"--{section}{key}={value}" for key, value in settings.items()]
+
+
 def deepspeed_launcher(world: int = 2) -> list[str]:
     """Return the deepspeed launcher's command, without the script."""
     starter = [str(BIN / "deepspeed")]

@@ -190,7 +190,6 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
             "notices": run.run.facts["notices"],
             "model_class": type(run.run.model).__name__,
             "world_size": run.run.accelerator.num_processes,
-            "trainable": run.run.trainable,
             "dtypes": sorted({str(p.dtype) for p in run.run.model.parameters() if p.requires_grad}),
             "training": [
                 name for name, module in run.run.model.named_modules() if not module.training
@@ -239,7 +238,6 @@ def main() -> None:
         )
         if launched.accelerator.is_main_process:
             (folder / f"{name}.json").write_text(json.dumps(found))
-            print(name, found.get("error", "fine"), flush=True)
 
 
 if __name__ == "__main__":

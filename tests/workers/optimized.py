@@ -2,7 +2,7 @@
 
     ranks ... tests/workers/optimized.py accel_configs/fsdp.yaml FOLDER '{"lion": {"optimizer": ...}, ...}'
 
-Each leaves ``FOLDER/<name>.json`` with its losses and facts, or the error that ended it.
+Each leaves ``FOLDER/<name>.json`` with its losses, or the error that ended it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,12 @@ def main() -> None:
             run = Trainer(Language(kind="llama"), config, launch(config, accel_config=file))
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
-                "optimizer": type(run.run.strategy.optimizer).__name__,
-                "notices": run.run.facts["notices"],
-                "bytes": run.run.facts["state_bytes_per_rank"],
             }
             run.run.close()
         except trainer.TrainerError as error:
             found = {"error": str(error)}
         if launched.accelerator.is_main_process:
             (folder / f"{name}.json").write_text(json.dumps(found))
-            print(name, found.get("error", "fine"), flush=True)
 
 
 if __name__ == "__main__":
