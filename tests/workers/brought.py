@@ -2,7 +2,7 @@
 
     torchrun ... tests/workers/brought.py '{"accel_config": ..., "folder": ..., "names": [...]}'
 
-Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error that ended it, and
+Each leaves ``<folder>/<name>.json`` with its losses, norms and evaluation, or the error that ended it, and
 its exported model. All in one process: a launch costs more than a training of this size.
 """
 
@@ -187,13 +187,8 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
         found = {
             "rows": rows,
             "evaluation": run.run.last_evaluation,
-            "notices": run.run.facts["notices"],
             "model_class": type(run.run.model).__name__,
             "world_size": run.run.accelerator.num_processes,
-            "dtypes": sorted({str(p.dtype) for p in run.run.model.parameters() if p.requires_grad}),
-            "training": [
-                name for name, module in run.run.model.named_modules() if not module.training
-            ],
         }
         run.run.close()
         return found
