@@ -56,6 +56,7 @@ from brought_tasks import (
     Teacher,
     Unused,
 )
+from of_all_ranks import leave
 
 import trainer
 from trainer import Task, TrainConfig, Trainer
@@ -231,8 +232,7 @@ def main() -> None:
         found = (
             SEVERAL[name](folder, told) if name in SEVERAL else train(launched, folder, name, told)
         )
-        if launched.accelerator.is_main_process:
-            (folder / f"{name}.json").write_text(json.dumps(found))
+        leave(folder / f"{name}.json", found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from of_all_ranks import leave
 from rank_numbers import Images
 from torch import nn
 from torchmetrics import CatMetric, SpearmanCorrCoef
@@ -104,8 +104,7 @@ def main() -> None:
         "without": train(restless, accel, folder / "without", sanity_evaluation=False),
         "resumed": train(restless, accel, folder / "resumed", resume=resumed),
     }
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        (folder / "results.json").write_text(json.dumps(results))
+    leave(folder / "results.json", results)
 
 
 if __name__ == "__main__":

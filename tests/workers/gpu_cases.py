@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from of_all_ranks import leave
 from torch import Tensor, nn
 from waits import innermost_place
 
@@ -286,10 +287,9 @@ def main() -> None:
             found = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
             if device().type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            is_named = name in ("curve", "hand", "command")
-            label = "-".join([name, *arguments[:1]]) if is_named else name
-            (folder / f"{label}.json").write_text(json.dumps(found))
+        is_named = name in ("curve", "hand", "command")
+        label = "-".join([name, *arguments[:1]]) if is_named else name
+        leave(folder / f"{label}.json", found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ power of two rounds nothing itself.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from of_all_ranks import leave, of_all
 from torch import Tensor, nn
 
 import trainer
@@ -184,13 +184,9 @@ def main() -> None:
     results = {}
     for case in cases([int(text) for text in accumulations.split(",")]):
         mine = measure(case, accel_config, Path(folder) / "run")
-        everyone: list[Any] = [mine]
-        if dist.is_initialized():
-            everyone = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, mine)
+        everyone = of_all(mine)
         results[str(case)] = {key: max(errors[key] for errors in everyone) for key in mine}
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        (Path(folder) / "errors.json").write_text(json.dumps(results, indent=1))
+    leave(Path(folder) / "errors.json", results)
 
 
 if __name__ == "__main__":

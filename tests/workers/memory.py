@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from of_all_ranks import of_all
 from torch import Tensor, nn
 
 import trainer
@@ -112,13 +113,8 @@ def measure(accel_config: str, how: str, steps: int) -> dict[str, float]:
         held = min(looks) - empty - exchange_bytes(strategy)
         if boundary:
             strategy.finish_step()
-    mine = [held, setting_up]
-    worst = [mine]
-    if dist.is_initialized():
-        worst = [[0]] * dist.get_world_size()
-        dist.all_gather_object(worst, mine)
+    most = [max(of_rank) for of_rank in zip(*of_all([held, setting_up]), strict=True)]
     strategy.close()
-    most = [max(of_rank) for of_rank in zip(*worst, strict=True)]
 
     layout, precision = LAYOUTS[how], launched.plan.mixed_precision
     width = 4 if precision == "no" else 2

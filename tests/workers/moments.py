@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from of_all_ranks import leave
 from torch import Generator, Tensor, nn
 
 import trainer
@@ -173,8 +174,7 @@ def main() -> None:
             found["world_size"] = run.run.accelerator.num_processes
             found["model_class"] = type(run.run.model).__name__
             run.close()
-    if run.run.is_main:
-        (folder / "found.json").write_text(json.dumps(found))
+    leave(folder / "found.json", found)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from brought import configured
 from brought_language import Language
+from of_all_ranks import leave
 
 import trainer
 from trainer import Trainer
@@ -35,8 +36,7 @@ def main() -> None:
             run.run.close()
         except trainer.TrainerError as error:
             found = {"error": str(error)}
-        if launched.accelerator.is_main_process:
-            (folder / f"{name}.json").write_text(json.dumps(found))
+        leave(folder / f"{name}.json", found)
 
 
 if __name__ == "__main__":

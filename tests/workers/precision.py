@@ -13,13 +13,13 @@ has the gradient 256, the others 1, of which a sum in bfloat16 loses each. Leave
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from of_all_ranks import leave, of_all
 from torch import Tensor, nn
 
 import trainer
@@ -156,12 +156,10 @@ def main() -> None:
             more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
             config = TrainConfig(task="m:T", max_steps=1, micro_batch_size=1, **more)
             launched = launch(config, accel_config=accel_config)
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, look(launched.strategy, launched.plan))
-            found[f"{Path(accel_config).stem} {steps}{' each' if each else ''}"] = everyone
+            seen = of_all(look(launched.strategy, launched.plan))
+            found[f"{Path(accel_config).stem} {steps}{' each' if each else ''}"] = seen
             launched.strategy.close()
-    if dist.get_rank() == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+    leave(folder / "found.json", found)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from of_all_ranks import leave, of_all
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -437,12 +438,8 @@ def main() -> None:
     accel, folder, *names = sys.argv[1:]
     results = {}
     for name in names:
-        mine = CASES[name](accel, Path(folder) / name)
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-        results[name] = everyone
-    if dist.get_rank() == 0:
-        (Path(folder) / "results.json").write_text(json.dumps(results))
+        results[name] = of_all(CASES[name](accel, Path(folder) / name))
+    leave(Path(folder) / "results.json", results)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ what the plan says.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from local_steps import Small
+from of_all_ranks import leave
 from precision import REDUCED, note_reductions
 
 import trainer
@@ -59,8 +58,7 @@ def main() -> None:
             for dtype in ("float32", "bf16"):
                 name = f"{Path(file).stem} {precision} {dtype}"
                 found[name] = one(file, folder / name, precision, dtype)
-    if dist.get_rank() == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+    leave(folder / "found.json", found)
 
 
 if __name__ == "__main__":

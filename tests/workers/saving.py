@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from of_all_ranks import leave
 
 import trainer
 from trainer import TrainConfig, Trainer
@@ -70,8 +71,7 @@ def main() -> None:
             run.run.close()
         except trainer.TrainerError as error:
             found = {"error": str(error)}
-        if launched.accelerator.is_main_process:
-            (folder / f"{name}.json").write_text(json.dumps(found))
+        leave(folder / f"{name}.json", found)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ file and case how often each place asked, in two steps of two micro-batches that
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from of_all_ranks import leave
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer
@@ -172,8 +171,7 @@ def main() -> None:
         for case in CASES:
             name = f"{Path(accel_config).stem or 'single'} {case}"
             found[name] = reads(case, folder, files)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+    leave(folder / "found.json", found)
 
 
 if __name__ == "__main__":
