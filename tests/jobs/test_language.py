@@ -28,6 +28,7 @@ from tiny_language import (
     CONFIGS,
     VOCABULARY,
     conversation,
+    language_settings,
     paragraphs,
     save_masked,
     save_model,
@@ -126,17 +127,9 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
 
 def by_defaults(folder: Path) -> list[str]:
     """The config of a fine-tune that says nothing of rate, decay, schedule and clipping."""
-    save_model(folder / "by_defaults" / "llama")
-    save_texts(folder / "by_defaults" / "texts.jsonl")
-    settings = {
-        "model": str(folder / "by_defaults" / "llama"),
-        "data": str(folder / "by_defaults" / "texts.jsonl"),
-        "sequence_length": 96,
-        "cache_dir": str(folder / "cache"),
-    }
     config = {
         "task": "trainer.language:CausalLM",
-        "task_settings": settings,
+        "task_settings": language_settings(folder / "by_defaults"),
         "max_steps": 4,
         "save_every": 2,
         "global_batch_size": 4,

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import yaml
 from launchers import STRATEGIES, Job, run
 from small_examples import words
-from tiny_language import save_model, save_texts
+from tiny_language import language_settings
 from whole_model import build_whole
 
 from trainer.data.order import epoch_order
@@ -40,13 +40,7 @@ ADAPTER = {"r": 4, "quantize": "nf4"}
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    if not (folder / "llama").exists():
-        save_model(folder / "llama")
-        save_texts(folder / "texts.jsonl")
-    return {
-        **{"model": str(folder / "llama"), "data": str(folder / "texts.jsonl"), "evaluation": 0.1},
-        **{"sequence_length": 96, "cache_dir": str(folder / "cache")},
-    }
+    return {**language_settings(folder), "evaluation": 0.1}
 
 
 def tune(strategy: str, folder: Path, output_dir: Path, *more: str) -> Job:

@@ -23,7 +23,7 @@ import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
 from launchers import ROOT, completed, json_in, launch_file, options, worked
-from tiny_language import save_model, save_texts
+from tiny_language import language_settings
 
 from trainer.commands.rehearse import change_that_fits, first_difference
 from trainer.config.documents import read_document
@@ -66,13 +66,11 @@ def committed(strategy: str) -> Path:
     return ROOT / "accel_configs" / f"{strategy}.yaml"
 
 
-def language_settings(folder: Path) -> dict[str, str]:
+def settings_of_language(folder: Path) -> dict[str, str]:
     """Settings of a language task, whose model and texts are made in a folder."""
-    save_model(folder / "llama", hidden_size=128, intermediate_size=256, num_attention_heads=4)
-    save_texts(folder / "texts.jsonl", 300)
-    of_task = {"model": "llama", "data": "texts.jsonl", "cache_dir": "cache"}
-    paths = {f"task_settings.{key}": str(folder / name) for key, name in of_task.items()}
-    return {**paths, "task_settings.sequence_length": "64"}
+    model = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    settings = language_settings(folder, sequence_length=64, texts=300, **model)
+    return {f"task_settings.{key}": str(value) for key, value in settings.items()}
 
 
 def real_and_rehearsed(
@@ -80,7 +78,7 @@ def real_and_rehearsed(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {**SETTINGS, **CASES[case]}
     if "CausalLM" in settings["task"]:
-        settings |= language_settings(folder)
+        settings |= settings_of_language(folder)
     words, file = options(settings), committed(strategy)
     if world == 2:
         file = launch_file(folder / f"{strategy}.yaml", strategy)
@@ -161,7 +159,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
     settings = {**SETTINGS, "task": "gpu_cases:Words", "log_every": "1000", **CASES_ON_GPU[case]}
     if "CausalLM" in settings["task"]:
-        settings |= language_settings(tmp_path)
+        settings |= settings_of_language(tmp_path)
     ranks = (0,) if strategy == "single" else (0, 1)
     results = list(job(committed(strategy), options(settings), len(ranks)).rehearse(ranks))
     assert first_difference(results, ranks) == ""
@@ -285,7 +283,7 @@ def test_a_family_is_rehearsed_from_its_configuration(family: str, tmp_path: Pat
     held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    settings = {**language_settings(tmp_path), "task_settings.model": str(folder)}
+    settings = {**settings_of_language(tmp_path), "task_settings.model": str(folder)}
     settings |= {"micro_batch_size": "2", "lr": "1e-3", "task": "trainer.language:CausalLM"}
     (found,) = job(committed("single"), options(settings), 1).rehearse()
     parameters = found["phases"]["built"]["at_most"][PARAMETERS]

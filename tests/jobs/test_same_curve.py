@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import ROOT, STRATEGIES, Job, command, run, wrapper_of
+from digits_cnn import DigitsCNN
+from launchers import ROOT, STRATEGIES, Job, command, run, some_quick, wrapper_of
 from safetensors.torch import load_file
+from small_examples import digits
 from torch.utils.data import DataLoader
 
 from trainer import Task, load_export
@@ -67,88 +69,39 @@ def test_the_curve_is_that_of_one_process(strategy: str, world: int, folder: Pat
 # Every strategy under every launcher
 
 
-sys.path.insert(0, str(ROOT / "examples"))
-
-EXAMPLES = {
-    "cnn": ("digits_cnn", ["--max_steps", "12", "--log_every", "1", "--warmup_steps", "2"]),
-    "llama": (
-        "llama_stdlib",
-        [
-            "--max_steps",
-            "8",
-            "--log_every",
-            "1",
-            "--task_settings.max_bytes",
-            "300000",
-            "--warmup_steps",
-            "2",
-        ],
-    ),
+# The deepspeed launcher has its quick test here, accelerate launch and torchrun have theirs in
+# test_first_contact.py and test_faults.py: a job by a launcher costs 15 seconds, a forked one two.
+# All others are slow tests. ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
+NAMED = {"ranks": "environment"}
+USUAL = {
+    "ddp": "ranks",
+    "fsdp": "ranks",
+    "zero1": "torchrun",
+    "zero2": "accelerate",
+    "zero3": "deepspeed",
 }
-LAUNCHES = [
-    (strategy, launcher)
+QUICK = ("ddp", "fsdp", "zero3")
+CASES = [
+    pytest.param(
+        strategy,
+        launcher,
+        marks=() if strategy in QUICK and launcher == USUAL[strategy] else pytest.mark.slow,
+    )
     for strategy in STRATEGIES
     for launcher in ("accelerate", "torchrun", "deepspeed", "ranks")
     if launcher != "deepspeed" or strategy.startswith("zero")
-]
-
-
-# The deepspeed launcher has its quick test here, accelerate launch and torchrun have theirs in
-# test_first_contact.py and test_faults.py: a job by a launcher costs 15 seconds, a forked one two.
-# The Llama needs none of them. All others are slow tests.
-NAMED = {"ranks": "environment"}
-USUAL = {
-    "cnn": {
-        "ddp": "ranks",
-        "fsdp": "ranks",
-        "zero1": "torchrun",
-        "zero2": "accelerate",
-        "zero3": "deepspeed",
-    },
-    "llama": dict.fromkeys(STRATEGIES, "ranks"),
-}
-# test_user_models.py trains a Llama as well; ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
-SLOW = [
-    ("llama", "ddp"),
-    ("llama", "zero1"),
-    ("llama", "zero2"),
-    ("cnn", "zero1"),
-    ("cnn", "zero2"),
-]
-CASES = [
-    pytest.param(
-        name,
-        strategy,
-        launcher,
-        marks=()
-        if launcher == USUAL[name][strategy] and (name, strategy) not in SLOW
-        else pytest.mark.slow,
-    )
-    for name in EXAMPLES
-    for strategy, launcher in LAUNCHES
 ]
 TYPES = {"ddp": "MULTI_CPU", "fsdp": "FSDP"}
 
 
 @cache
-def job(task: str, strategy: str, launcher: str, folder: Path) -> Job:
-    config, arguments = EXAMPLES[task]
+def job(strategy: str, launcher: str, folder: Path) -> Job:
     words = command(launcher, strategy, world=0 if strategy == "single" else 2)
-    words += ["--config", f"examples/configs/{config}.yaml", *arguments]
+    words += digits(steps=12, warmup_steps=2)
     # The same global batch in one process: two micro-batches instead of two ranks.
     words += ["--accumulation_steps", "2"] if strategy == "single" else []
     built = {"TORCH_EXTENSIONS_DIR": str(folder / "built")}
-    return run(words, folder / f"{task}-{strategy}-{launcher}", environment=built).ok()
-
-
-def build_task(name: str) -> Task:
-    if name == "cnn":
-        from digits_cnn import DigitsCNN
-
-        return DigitsCNN()
-    from llama_stdlib import LlamaStdlib
-
-    return LlamaStdlib(max_bytes=300_000)
+    return run(words, folder / f"{strategy}-{launcher}", environment=built).ok()
 
 
 def evaluate_here(task: Task, model: torch.nn.Module) -> dict[str, float]:
@@ -163,9 +116,9 @@ def evaluate_here(task: Task, model: torch.nn.Module) -> dict[str, float]:
     return sums.reduce(Accelerator(cpu=True))
 
 
-@pytest.mark.parametrize(("name", "strategy", "launcher"), CASES)
-def test_runs_as_asked(name: str, strategy: str, launcher: str, folder: Path) -> None:
-    done = job(name, strategy, launcher, folder)
+@pytest.mark.parametrize(("strategy", "launcher"), CASES)
+def test_runs_as_asked(strategy: str, launcher: str, folder: Path) -> None:
+    done = job(strategy, launcher, folder)
     plan = done.plan
     assert (plan["strategy"], plan["world_size"], plan["launcher"]) == (
         strategy,
@@ -185,12 +138,10 @@ def test_runs_as_asked(name: str, strategy: str, launcher: str, folder: Path) ->
     assert not (folder / "built").exists(), "a rehearsal compiles nothing"
 
 
-@pytest.mark.parametrize(("name", "strategy", "launcher"), CASES)
-def test_export_is_the_model_that_was_trained(
-    name: str, strategy: str, launcher: str, folder: Path
-) -> None:
-    done = job(name, strategy, launcher, folder)
-    task = build_task(name)
+@pytest.mark.parametrize(("strategy", "launcher"), CASES)
+def test_export_is_the_model_that_was_trained(strategy: str, launcher: str, folder: Path) -> None:
+    done = job(strategy, launcher, folder)
+    task = DigitsCNN()
     model = task.build_model()
     load_export(model, done.output_dir / "model")
     # Evaluated in float32 on the same samples in other batches: sums differ by rounding alone.
@@ -199,19 +150,10 @@ def test_export_is_the_model_that_was_trained(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        pytest.param(name, strategy, marks=pytest.mark.slow if (name, strategy) in SLOW else ())
-        for name in EXAMPLES
-        for strategy in STRATEGIES
-    ],
-)
-def test_files_and_curves_equal_one_process(name: str, strategy: str, folder: Path) -> None:
-    alone, done = (
-        job(name, "single", "ranks", folder),
-        job(name, strategy, USUAL[name][strategy], folder),
-    )
+@pytest.mark.parametrize("strategy", some_quick(*QUICK))
+def test_files_and_curves_equal_one_process(strategy: str, folder: Path) -> None:
+    alone = job("single", "ranks", folder)
+    done = job(strategy, USUAL[strategy], folder)
     ours, theirs = (
         load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done)
     )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from launchers import STRATEGIES, command, json_in, run, worked
 from safetensors.torch import load_file
-from tiny_language import save_model, save_texts
+from tiny_language import language_settings
 
 # Optimizers by their class
 
@@ -129,16 +129,7 @@ def savings_under(how: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 @cache
 def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
     place = folder / "savings"
-    model, texts = place / "llama", place / "texts.jsonl"
-    if not model.exists():
-        save_model(model)
-        save_texts(texts, 60)
-    task = {
-        "model": str(model),
-        "data": str(texts),
-        "sequence_length": 64,
-        "cache_dir": str(place / "cache"),
-    }
+    task = language_settings(place, sequence_length=64, texts=60)
     savings = savings_under(how)
     cases = {name: ({**task, **own}, more) for name, (own, more) in savings.items()}
     words = [

@@ -49,6 +49,3 @@ FULL = {
     "train_batch_size": 64,
     "train_micro_batch_size_per_gpu": "auto",
 }
-
-
-Z = '"zero_optimization": {"stage": 2}'

@@ -5,7 +5,6 @@ files in one folder.
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,10 +87,3 @@ class Slurm:
         while not there():  # type: ignore[operator]
             assert time.monotonic() < end, f"{what} did not come\n{self.hosts.all_said()}"
             time.sleep(0.3)
-
-
-def installed() -> str:
-    """Return Slurm's version."""
-    return subprocess.run(
-        ["sinfo", "--version"], capture_output=True, text=True, check=True
-    ).stdout.strip()

@@ -110,6 +110,21 @@ def save_texts(path: Path, count: int = 120) -> Path:
     return save_rows(path, [{"text": text} for text in paragraphs(count)])
 
 
+def language_settings(
+    folder: Path, *, sequence_length: int = 96, texts: int = 120, **model: Any
+) -> dict[str, Any]:
+    """Settings of a language task, whose model and texts are made in a folder."""
+    if not (folder / "llama").exists():
+        save_model(folder / "llama", **model)
+        save_texts(folder / "texts.jsonl", texts)
+    return {
+        "model": str(folder / "llama"),
+        "data": str(folder / "texts.jsonl"),
+        "cache_dir": str(folder / "cache"),
+        "sequence_length": sequence_length,
+    }
+
+
 def conversation(*turns: str) -> dict[str, Any]:
     """A row of turns that user and assistant take."""
     messages = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,41 +14,31 @@ from trainer.language.adapters import adapter_part
 from trainer.task import SavedPart
 
 
-def hugging_face(kind: str) -> Callable[[], nn.Module]:
-    """Small models as people build them."""
+def hugging_face(kind: str) -> nn.Module:
+    """Build a small model as people do."""
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        BertConfig,
+        LlamaConfig,
+    )
 
-    def build() -> nn.Module:
-        from transformers import (
-            AutoModelForCausalLM,
-            AutoModelForMaskedLM,
-            AutoModelForSequenceClassification,
-            BertConfig,
-            LlamaConfig,
-        )
-
-        small = {
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        }
-        if kind == "llama":
-            config: Any = LlamaConfig(
-                vocab_size=40, num_key_value_heads=2, max_position_embeddings=32, **small
-            )
-            return AutoModelForCausalLM.from_config(config)
-        if kind == "llama_tied":
-            config = LlamaConfig(
-                vocab_size=40, num_key_value_heads=2, tie_word_embeddings=True, **small
-            )
-            return AutoModelForCausalLM.from_config(config)
-        off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        config = BertConfig(vocab_size=40, max_position_embeddings=32, num_labels=3, **off, **small)
-        if kind == "bert_masked":
-            return AutoModelForMaskedLM.from_config(config)
-        return AutoModelForSequenceClassification.from_config(config)
-
-    return build
+    small: dict[str, Any] = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    if kind.startswith("llama"):
+        tied = kind == "llama_tied"
+        return AutoModelForCausalLM.from_config(LlamaConfig(tie_word_embeddings=tied, **small))
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(max_position_embeddings=32, num_labels=3, **off, **small)
+    if kind == "bert_masked":
+        return AutoModelForMaskedLM.from_config(config)
+    return AutoModelForSequenceClassification.from_config(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +64,7 @@ class Language(Task):
         if self.kind.startswith("lora"):
             from peft import LoraConfig, get_peft_model
 
-            base = hugging_face("llama_tied" if self.kind == "lora_saved" else "llama")()
+            base = hugging_face("llama_tied" if self.kind == "lora_saved" else "llama")
             saved = ["lm_head"] if self.kind == "lora_saved" else None
             if self.kind == "lora_narrow":
                 base.to(torch.bfloat16)
@@ -85,7 +74,7 @@ class Language(Task):
             )
             return get_peft_model(base, settings)
         if not self.folder:
-            return hugging_face(self.kind)()
+            return hugging_face(self.kind)
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(self.folder)
@@ -97,7 +86,7 @@ class Language(Task):
 
     def _form(self) -> nn.Module:
         if not self.folder:
-            return hugging_face(self.kind)()
+            return hugging_face(self.kind)
         from transformers import (
             AutoConfig,
             AutoModelForCausalLM,
