@@ -110,10 +110,6 @@ def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same within 0.05 of loss and norm, 0.2 of the weights" in done.stdout
     assert verdicts(done) == ["reference", "same"]
-    norm = next(
-        float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith(" same")
-    )
-    assert norm > 1e-5, "the case is one that needs bounds of its own"
 
 
 @pytest.mark.slow

@@ -417,19 +417,21 @@ def gathers(accel: str, folder: Path) -> dict[str, Any]:
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
-        *(
-            masked,
-            left_out,
-            batch_norm,
-            batch_norm_bf16,
-            curve_bf16,
-            curve_fp16,
-            overflow,
-            dropout,
-            objects,
-            waits,
-        ),
-        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions, gathers),
+        masked,
+        left_out,
+        batch_norm,
+        batch_norm_bf16,
+        curve_bf16,
+        curve_fp16,
+        overflow,
+        dropout,
+        objects,
+        waits,
+        nan_stops,
+        nan_is_skipped,
+        nan_leaves_buffers,
+        reductions,
+        gathers,
     )
 }
 
