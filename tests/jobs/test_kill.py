@@ -66,6 +66,7 @@ class Killer(threading.Thread):
         super().__init__()
         self.rows, self.seconds, self.every = run / "metrics.jsonl", seconds, every
         self.over, self.struck = threading.Event(), False
+        self.parent = connection(threading.get_ident())[1]  # of the ranks that this thread starts
         self.before = self._written()
 
     def _written(self) -> int:
@@ -77,7 +78,7 @@ class Killer(threading.Thread):
                 return
         time.sleep(self.seconds)
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(connection()[1]).children()
+            found = psutil.Process(self.parent).children()
             for one in found if self.every else found[-1:]:
                 one.kill()
                 self.struck = True
