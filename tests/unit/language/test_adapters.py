@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_language import CONFIGS, save_model
+from tiny_language import save_model
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
@@ -23,18 +23,6 @@ def test_only_adapters_are_trainable_in_the_requested_layers(
     model = task(adapter=Adapter(r=4, targets=targets)).build_model()
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert all("lora_" in name for name in learning) and len(learning) == 2 * count
-
-
-def test_adapters_of_gpt2_know_of_its_transposed_weights(
-    task: Callable[..., CausalLM], llama: Path
-) -> None:
-    causal = task(
-        model=None,
-        config=CONFIGS["gpt2"],
-        tokenizer=str(llama),
-        adapter=Adapter(targets=["c_attn"]),
-    )
-    assert [config.fan_in_fan_out for config in causal.build_model().peft_config.values()] == [True]  # type: ignore[union-attr,operator]
 
 
 def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:

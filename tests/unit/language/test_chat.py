@@ -12,7 +12,6 @@ from chats import (
     BEGINS_THOUGHTS,
     CALL,
     CALLING,
-    CHATS,
     DROPS_THOUGHTS,
     ENDS_TEXT,
     ENDS_TURNS,
@@ -20,7 +19,6 @@ from chats import (
     PARTS,
     THOUGHTFUL,
     encoder,
-    template_file,
     trained_spans,
     trained_texts,
 )
@@ -189,7 +187,7 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (
             "{{ raise_exception('no such talk') }}",
             conversation("a", "b"),
-            "refuses this conversation: no such talk",
+            "template: 'row': the template refuses this conversation: no such talk",
         ),
     ],
 )
@@ -199,36 +197,6 @@ def test_what_a_template_cannot_write_is_refused(
     with pytest.raises(ConfigError) as caught:
         trained_spans(template, row)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("template", "end"), [(MARKED, ""), (UNMARKED, "\n")])
-def test_of_a_conversation_the_assistants_words_are_targets(
-    template: str, end: str, chats: str, task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    causal = task(
-        data=chats,
-        messages_column="messages",
-        template=template_file(tmp_path, template),
-        packing="none",
-    )
-    assert sorted(trained_texts(causal)) == sorted(
-        f"{text}<|im_end|>{end}" for text in ("Good day", "Fine → thanks", "Because.")
-    ), "with the token that ends it, so the model is trained to stop"
-
-
-def test_a_template_that_raises_is_named_with_the_conversation(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    for text in (MARKED, UNMARKED):
-        strict = "{{ raise_exception('no system here') if messages[0].role == 'system' }}" + text
-        data = str(save_rows(tmp_path / "a.jsonl", CHATS))
-        causal = task(
-            data=data, messages_column="messages", template=template_file(tmp_path, strict)
-        )
-        with pytest.raises(
-            ConfigError, match=r"a.jsonl row 2': the template refuses this conversation: no system"
-        ):
-            causal.build_data()
 
 
 def test_settings_reach_the_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:

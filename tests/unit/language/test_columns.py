@@ -8,31 +8,10 @@ from typing import Any
 
 import pytest
 from chats import trained_texts
-from tiny_language import conversation, save_rows, tokenizer
+from tiny_language import conversation, save_rows
 
 from trainer import ConfigError
 from trainer.language import CausalLM
-from trainer.language.chat import ChatWriter
-from trainer.language.columns import Columns
-from trainer.language.templates import ALPACA
-from trainer.language.tokens import Encoder
-
-
-def test_rows_of_instructions_are_conversations() -> None:
-    row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
-    columns = Columns(kind="instruction", names=("instruction", "output"))
-    assert columns.are_chats(row)
-    found = Encoder(tokenizer(), columns, ChatWriter(tokenizer(), ALPACA))
-    [(ids, flags)] = found.encode([("row", row)])
-    assert tokenizer().decode(ids) == (
-        "Below is an instruction that describes a task. Write a response that appropriately "
-        "completes the request.\n\n"
-        "### Instruction:\nAdd.\n\n1, 2\n\n### Response:\n3<|end|>\n\n"
-    )
-    assert (
-        tokenizer().decode([i for i, flag in zip(ids, flags, strict=True) if flag])
-        == "3<|end|>\n\n"
-    )
 
 
 @pytest.mark.parametrize(

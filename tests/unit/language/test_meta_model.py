@@ -15,7 +15,7 @@ from whole_model import build_whole
 
 from trainer import ConfigError
 from trainer.language import CausalLM
-from trainer.language.meta_model import bare_name, small_copy
+from trainer.language.meta_model import small_copy
 from trainer.language.pretrained import from_configuration
 
 
@@ -102,10 +102,3 @@ def test_a_small_copy_has_a_layer_of_each_kind_and_leaves_random_numbers_alone()
     assert small.config.layer_types == ["full_attention"] * 3 + ["sliding_attention"]
     assert small.get_input_embeddings().num_embeddings == 1024
     assert model.config.num_hidden_layers == 6
-
-
-def test_names_below_adapters_are_those_of_the_model() -> None:
-    assert (
-        bare_name("base_model.model.layers.0.q_proj.base_layer.weight") == "layers.0.q_proj.weight"
-    )
-    assert bare_name("layers.0.norm.weight") == "layers.0.norm.weight"

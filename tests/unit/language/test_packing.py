@@ -12,10 +12,7 @@ import pytest
 import torch
 from tiny_language import (
     conversation,
-    paragraphs,
     save_rows,
-    save_texts,
-    tokenizer,
 )
 
 from trainer import ConfigError
@@ -106,18 +103,6 @@ def test_best_fit_fills_rows_and_keeps_to_their_length() -> None:
     assert sorted(order) == list(range(5000))
     sums = np.add.reduceat(lengths[order], rows[:-1])
     assert sums.max() <= 512 and lengths.sum() / (512 * len(sums)) > 0.995
-
-
-def test_real_text_fills_rows_by_98_percent(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    texts = save_texts(tmp_path / "many.jsonl", count=1500)
-    built = task(data=str(texts), sequence_length=256).build_data().train
-    used = sum(len(row["input_ids"]) for row in built)
-    assert used >= 0.98 * 256 * len(built) and len(paragraphs(1500)) > 1000
-
-    row = built[3]
-    text = tokenizer().decode(row["input_ids"][row["position_ids"] < 40][:30].tolist())
-    begin = text.split("<|end|>")[0].strip()[:20]
-    assert any(begin in paragraph for paragraph in paragraphs(1500)), "and it is that text"
 
 
 def test_rows_are_cached_and_made_again_for_other_settings(

@@ -217,16 +217,3 @@ def test_columns_of_other_names(llama: Path, tmp_path: Path) -> None:
     bad = task(tmp_path, llama, row, {**row, "bad": " "}, **names)
     with pytest.raises(ConfigError, match=rf"rejected_column: .*row 2'?: {EMPTY}"):
         bad.build_data()
-
-
-def test_rows_that_are_no_preferences(llama: Path, tmp_path: Path) -> None:
-    dpo = task(tmp_path, llama, {"prompt": "Why?", "completion": "Yes", "label": True})
-    with pytest.raises(ConfigError, match=r"prompt, completion, label.*are no preferences; a row"):
-        dpo.build_data()
-
-
-def test_long_sides_are_refused_if_asked_for(llama: Path, tmp_path: Path) -> None:
-    row = preference("Why?", "Because. " * 40, "No.")
-    dpo = task(tmp_path, llama, row, long_documents="refuse")
-    with pytest.raises(ConfigError, match=r"row 1'?: a side has \d+ tokens, and sequence_length"):
-        dpo.build_data()

@@ -103,9 +103,6 @@ def recipe_of(name: str) -> str:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     # alignment-handbook/recipes/smollm3/dpo/apo.yaml
     "apo_zero": ("DPO", {"objective": "apo_zero"}, r"objective: 'apo_zero'.*sigmoid.*robust.*ipo"),
-    # LLaMA-Factory, pref_loss: simpo, which has no reference
-    "simpo": ("DPO", {"objective": "simpo"}, r"objective: 'simpo'.*sigmoid.*robust.*ipo"),
-    "max_prompt_length": ("DPO", {"max_prompt_length": 512}, "max_prompt_length.*unknown key"),
     "packing": ("DPO", {"packing": "best_fit"}, "packing.*unknown key"),
     "scores": ("RewardModel", {"num_labels": 5}, "num_labels.*unknown key"),
 }

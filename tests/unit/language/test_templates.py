@@ -14,12 +14,6 @@ from trainer import ConfigError
 from trainer.language import CausalLM
 
 
-def test_the_tokenizers_own_template_is_the_default(
-    chats: str, task: Callable[..., CausalLM]
-) -> None:
-    assert len(trained_texts(task(data=chats, messages_column="messages", packing="none"))) == 3
-
-
 def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
     chats: str, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
