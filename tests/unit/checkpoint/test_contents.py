@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from one_process import checkpoint, fit, losses, steps
+from one_process import checkpoint, fit, steps
 from refusing import refused
 from resuming import Odd
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from trainer import CheckpointError
+from trainer import CheckpointError, Run
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -45,17 +46,10 @@ def test_complex_tensors_are_refused_by_name(task: Odd, keep_last: int, tmp_path
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
-def test_rare_dtypes_are_saved_and_exported(dtype: str, tmp_path: Path) -> None:
-    fit(tmp_path / "run", Typed(dtype=dtype), max_steps=4)
-    fit(
-        tmp_path / "new",
-        Typed(dtype=dtype),
-        max_steps=4,
-        resume=str(checkpoint(tmp_path / "run", 2)),
-    )
-    assert losses(tmp_path / "new") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 2
-    }
+def test_rare_dtypes_are_saved_and_exported(
+    dtype: str, goes_on: Callable[..., tuple[Run, Run]], tmp_path: Path
+) -> None:
+    goes_on(Typed(dtype=dtype), at=2, max_steps=4)
     assert (
         cli.main(["export", str(checkpoint(tmp_path / "new", 4)), "--to", str(tmp_path / "out")])
         == 0

@@ -72,12 +72,3 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
         for bit in range(8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
             assert discover.inspect(path.parent).problem, (at, bit)
-
-
-def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
-    save(tmp_path, 8)
-    path = tmp_path / store.name_of(8)
-    (path / store.MANIFEST).write_text(
-        store.sealed({**discover.inspect(path).manifest, "version": 2})
-    )
-    assert discover.inspect(path).problem == "has version 2 of the format; this program reads 1"

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-import xxhash
 
-from trainer.checkpoint.disk import delete, hash_file, part_of, publish, write_file
+from trainer.checkpoint.disk import delete, part_of, publish
 
 
 def test_publish_of_a_folder_replaces_the_one_before(tmp_path: Path) -> None:
@@ -48,12 +47,3 @@ def test_delete_of_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
     delete(tmp_path / "link")
     delete(tmp_path / "nothing")
     assert os.listdir(tmp_path) == ["mine"]
-
-
-def test_a_file_is_hashed_while_it_is_written(tmp_path: Path) -> None:
-    parts = [os.urandom(3), memoryview(os.urandom(25_000)), b"", os.urandom(10_000)]
-    fact = write_file(tmp_path / "numbers", parts)
-    content = b"".join(parts)
-    assert (tmp_path / "numbers").read_bytes() == content
-    assert fact == ("numbers", 35_003, xxhash.xxh3_128(content).hexdigest())
-    assert fact.xxh3 == hash_file(tmp_path / "numbers")

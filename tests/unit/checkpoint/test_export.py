@@ -207,14 +207,6 @@ def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
     assert "values that are not finite" not in log_of(tmp_path)
 
 
-def test_a_loss_without_a_value_is_found_when_it_is_logged(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainerError,
-        match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train. Lower lr",
-    ):
-        fit(tmp_path, Lost(at=8, lost="value"), keep_last=0, save_every=None, log_every=100)
-
-
 def test_an_export_that_safetensors_cannot_read_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from resuming import Odd
 from torch import Tensor, nn
 
 from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
-from trainer.checkpoint import store
 from trainer.data import order
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -30,15 +29,9 @@ class Steep(Odd):
         return 30 * super().training_step(model, batch)
 
 
-def test_the_scaler_of_fp16_is_restored(tmp_path: Path) -> None:
-    settings = {"mixed_precision": "fp16", "max_steps": 24}
-    whole = fit(tmp_path / "run", Steep(), **settings)
+def test_the_scaler_of_fp16_is_restored(goes_on: Callable[..., tuple[Run, Run]]) -> None:
+    whole, resumed = goes_on(Steep(), at=20, mixed_precision="fp16", max_steps=24)
     assert whole.skipped_steps > 0, "it had to look for its scale"
-    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(20))
-    resumed = fit(tmp_path / "new", Steep(), resume=resume, **settings)
-    assert losses(tmp_path / "new") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 20
-    }
     assert resumed.strategy.scaler_state() == whole.strategy.scaler_state() != {}
     assert (resumed.skipped_steps, resumed.schedule.last_epoch) == (
         whole.skipped_steps,
@@ -66,21 +59,16 @@ def test_a_shared_parameter_under_its_other_name_is_refused_at_resume(tmp_path: 
 
 
 def test_a_run_that_saves_nothing_restores_the_optimizer_too(
-    tmp_path: Path,
+    goes_on: Callable[..., tuple[Run, Run]],
 ) -> None:
-    fit(tmp_path / "run")
-    four = tmp_path / "run" / "checkpoints" / store.name_of(4)
-    fit(tmp_path / "on", resume=str(four), keep_last=0, save_every=None)
-    assert losses(tmp_path / "on") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
-    }
+    goes_on(then={"keep_last": 0, "save_every": None})
 
 
 # -- data ------------------------------------------------------------------------------------------
 
 
 class Counting:
-    """A stream that keeps its state, and one that does not, without it."""
+    """A stream without a state."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -93,11 +81,14 @@ class Counting:
 
 
 class Keeping(Counting):
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+    """Keeps its state, in a tuple as Python's generators have it."""
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+    def state_dict(self) -> dict[str, tuple[int]]:
+        return {"at": (self.at,)}
+
+    def load_state_dict(self, state: dict[str, tuple[int]]) -> None:
+        assert isinstance(state["at"], tuple)
+        [self.at] = state["at"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,28 +100,21 @@ class Streamed(Odd):
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_streams_resume_at_their_position(keeps: bool, tmp_path: Path) -> None:
-    fit(tmp_path / "run", Streamed(keeps=keeps))
-    fit(
-        tmp_path / "new",
-        Streamed(keeps=keeps),
-        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
-    )
-    assert losses(tmp_path / "new") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
-    }
+def test_streams_resume_at_their_position(
+    keeps: bool, goes_on: Callable[..., tuple[Run, Run]]
+) -> None:
+    goes_on(Streamed(keeps=keeps))  # an epoch has three steps
 
 
-def test_a_stream_goes_on_in_the_middle_of_an_epoch_with_a_changed_setting(tmp_path: Path) -> None:
+def test_a_stream_goes_on_in_the_middle_of_an_epoch_with_a_changed_setting(
+    goes_on: Callable[..., tuple[Run, Run]], tmp_path: Path
+) -> None:
     """The stream is read over to its position, also if settings may have changed."""
-    fit(tmp_path / "run", Streamed())
-    resume = str(checkpoint(tmp_path / "run", 4))  # an epoch has three steps
-    fit(tmp_path / "same", Streamed(), resume=resume, allow_config_change=True)
-    assert losses(tmp_path / "same") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
-    }
-    fit(tmp_path / "new", Streamed(), resume=resume, allow_config_change=True, weight_decay=0.1)
-    assert list(losses(tmp_path / "new")) == [5, 6, 7, 8]
+    goes_on(Streamed(), then={"allow_config_change": True})
+    resume = str(checkpoint(tmp_path / "run", 4))
+    changed = {"allow_config_change": True, "weight_decay": 0.1}
+    fit(tmp_path / "changed", Streamed(), resume=resume, **changed)
+    assert list(losses(tmp_path / "changed")) == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +174,7 @@ def test_the_state_of_callbacks_is_restored(tmp_path: Path) -> None:
         None,
         again,
         Remembers(),
-        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+        resume=str(checkpoint(tmp_path / "run", 4)),
     )
     assert again.seen == whole.seen and len(again.seen) == 8 and again.total.tolist() == [8, 8, 8]
 
@@ -202,7 +186,7 @@ def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     for weights in (
         tmp_path / "run" / "model",
-        tmp_path / "run" / "checkpoints" / store.name_of(8),
+        checkpoint(tmp_path / "run", 8),
     ):
         new = tmp_path / weights.name
         fit(new, Odd(dropout=0.0), weights=str(weights))

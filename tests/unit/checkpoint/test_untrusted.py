@@ -131,7 +131,6 @@ def test_a_file_beside_the_model_cannot_replace_it(forged: Path) -> None:
             {"files": {"state.json": 3}},
             r"manifest.json: files.state.json: '3': Input should be an object",
         ),
-        ({"version": 2}, "has version 2 of the format; this program reads 1"),
     ],
 )
 def test_a_manifest_of_another_form_is_refused(
@@ -173,19 +172,9 @@ def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]
     reseal(path)
 
 
-def test_a_missing_tensor_is_refused(forged: Path) -> None:
-    change_tensors(forged, lambda tensors: tensors.__delitem__(WEIGHT))
-    check_refused(forged, "parameter middle.weight: 0 elements are stored instead of 15")
-
-
 def test_a_tensor_of_another_length_is_refused(forged: Path) -> None:
     change_tensors(forged, lambda tensors: tensors.update({WEIGHT: torch.zeros(16)}))
     check_refused(forged, r"parameter middle.weight: .*15")
-
-
-def test_a_tensor_of_another_name_is_refused(forged: Path) -> None:
-    change_tensors(forged, lambda tensors: tensors.update({"middle.weight": torch.zeros(15)}))
-    check_refused(forged, "is no range called kind/name/start")
 
 
 @pytest.mark.parametrize("length", [0, 1 << 40])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from one_process import fit
+from one_process import checkpoint, fit
 
-from trainer.checkpoint import store
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 def test_the_list_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path)
     assert cli.main(["checkpoints", str(tmp_path)]) == 0
-    path = tmp_path / "checkpoints" / store.name_of(6) / "rank-00000.safetensors"
+    path = checkpoint(tmp_path, 6) / "rank-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     capsys.readouterr()
     assert cli.main(["checkpoints", str(tmp_path)]) == 0, "sizes are right"

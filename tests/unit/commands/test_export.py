@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from one_process import fit
+from one_process import checkpoint, fit
 
-from trainer.checkpoint import store
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_a_checkpoint_is_exported_on_its_own(average: float | None, tmp_path: Path) -> None:
     fit(tmp_path / "run", ema_decay=average)
-    last = str(tmp_path / "run" / "checkpoints" / store.name_of(8))
+    last = str(checkpoint(tmp_path / "run", 8))
     assert cli.main(["export", last, "--to", str(tmp_path / "model")]) == 0
     ours, theirs = (tmp_path / name / "model.safetensors" for name in ("model", "run/model"))
     assert ours.read_bytes() == theirs.read_bytes(), "what the run itself exported"

@@ -7,44 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from plans import FOUR_GPUS, launched, plan, request
 
-from trainer.strategies import strategy_class
 from trainer.strategies.ddp import DDP
-
-
-@pytest.mark.parametrize(
-    ("strategy", "settings", "on_cpu"),
-    [
-        ("ddp", {}, False),
-        ("fsdp", {"fsdp": {"cpu_offload": False}}, False),
-        ("fsdp", {"fsdp": {"cpu_offload": True}}, True),
-        ("zero2", {}, False),
-        (
-            "zero2",
-            {
-                "deepspeed": {
-                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-                }
-            },
-            True,
-        ),
-        (
-            "zero2",
-            {
-                "deepspeed": {
-                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}
-                }
-            },
-            False,
-        ),
-    ],
-)
-def test_strategies_say_where_the_optimizer_steps(
-    strategy: str, settings: dict[str, Any], on_cpu: bool
-) -> None:
-    made = plan(request(strategy, **settings), launcher=launched(4), machine=FOUR_GPUS)
-    assert strategy_class(strategy).steps_on_cpu(made) is on_cpu
 
 
 @pytest.mark.parametrize("main", [True, False])
