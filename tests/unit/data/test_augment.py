@@ -6,40 +6,9 @@ import random
 
 import numpy as np
 import torch
-from layouts import Numbers, layout, shaken
+from layouts import Numbers, layout
 
 from trainer.data.indexed import IndexedData
-
-
-def by_step(world: int, workers: int, position: int = 0) -> list[list[tuple[float, ...]]]:
-    """What all ranks together train on at each of six steps (two epochs of 17 samples)."""
-    ranks = [
-        IndexedData(
-            Numbers(17), layout(r, world, 6 // world), seed=3, augment=shaken, workers=workers
-        )
-        for r in range(world)
-    ]
-    steps = zip(*(rank.windows(position, 6) for rank in ranks), strict=True)
-    return [
-        sorted(
-            tuple(i.tolist())
-            for w in step
-            for micro in w.micros
-            if micro.weight
-            for i in micro.batch
-        )
-        for step in steps
-    ]
-
-
-def test_augmentation_is_the_same_on_every_layout_and_number_of_workers() -> None:
-    alone = by_step(1, 0)
-    assert by_step(2, 0) == alone
-    assert by_step(3, 0) == alone
-    assert by_step(2, 2) == alone
-    drawn = {noise for step in alone for _, noise in step}
-    assert len(drawn) == 2 * 17, "each sample of each epoch draws its own"
-    assert by_step(2, 0, position=6)[:5] == alone[1:], "and draws the same after a restart"
 
 
 def test_an_augmentation_that_changes_its_item_leaves_the_data_set_as_it_was() -> None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Iterator
-from threading import Lock
 from typing import Any
 
 import pytest
 import torch
 from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
-from layouts import Numbers, heavy, layout, layouts
+from layouts import layout, layouts
 
 from trainer.data import batches
 from trainer.data.batches import (
-    MicroBatch,
-    Window,
-    copied,
     examples_in,
     is_stream,
     parts_of_rank,
-    sized,
 )
 from trainer.data.indexed import IndexedData
-from trainer.data.now import first_moment
 from trainer.errors import DataError
 
 
@@ -59,45 +53,6 @@ def test_all_ranks_take_part_in_a_short_step() -> None:
     assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
 
 
-def test_the_weight_of_a_window_is_that_of_the_micro_batches_that_count() -> None:
-    micros = (
-        MicroBatch(batch=None, weight=3.0),
-        MicroBatch(batch=None, weight=2.0),
-        MicroBatch(batch=None, weight=0.0),
-    )
-    window = Window(micros=micros, samples=5, end=5, now=first_moment(seed=0))
-    assert window.weight == 5.0
-
-
-# Padding batches
-
-
-def data(**settings: Any) -> IndexedData:
-    return IndexedData(Numbers(9), layout(micro=4), seed=0, **settings)
-
-
-def test_a_padding_batch_is_of_the_first_item_that_has_weight() -> None:
-    weighed = data(weight_of=heavy)
-    assert weighed.micro_batch(0, None, map(torch.tensor, (1, 7, 8))).batch.tolist() == [7, 7]
-    assert weighed.micro_batch(0, None, map(torch.tensor, (8,))).batch.tolist() == [7, 7], (
-        "it is kept"
-    )
-
-
-def test_without_weights_any_item_does() -> None:
-    assert data().micro_batch(0, None, [torch.tensor(1), torch.tensor(7)]).batch.tolist() == [1, 1]
-
-
-def test_what_cannot_be_copied_deeply_is_copied_as_it_is() -> None:
-    item = {"values": [1], "lock": Lock()}
-    found = copied(item)
-    assert found is not item
-    assert found["lock"] is item["lock"]
-
-    plain = {"values": [1]}
-    assert copied(plain)["values"] is not plain["values"]
-
-
 # Data sets and streams
 
 
@@ -118,15 +73,6 @@ def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
         is_stream(torch.utils.data.DataLoader(Stream(4), batch_size=2))
 
 
-def test_several_data_sets_in_place_of_one_are_refused() -> None:
-    with pytest.raises(
-        DataError,
-        match=r"^Data holds several data sets \(train, test\): give one",
-    ):
-        is_stream({"train": [1], "test": [2]})
-    assert not is_stream({0: "items", 1: "by number"})
-
-
 def test_what_a_stream_is() -> None:
     class Sized(Stream):
         def __len__(self) -> int:
@@ -135,14 +81,6 @@ def test_what_a_stream_is() -> None:
     hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
     assert all(map(is_stream, (Stream(1), Sized(1), rows(1), hugging_face)))
     assert not any(map(is_stream, ([1], torch.ones(3), object())))
-
-
-def test_a_length_is_asked_of_data_sets_that_have_one() -> None:
-    assert sized([1, 2], "Data.train") == 2
-    with pytest.raises(DataError, match=r"^Data\.train is empty$"):
-        sized([], "Data.train")
-    with pytest.raises(DataError, match=r"^Data\.evaluation is a Stream, without length and index"):
-        sized(Stream(2), "Data.evaluation")
 
 
 def of(*shape: int) -> torch.Tensor:

@@ -12,21 +12,6 @@ def read(*, seed: int = 7, stop: int = 0) -> list[torch.Tensor]:
     return [torch.stack(block) for block in blocks(DrawingStream(), 4, seed, stop=stop)]
 
 
-def test_a_stream_is_read_in_blocks_of_which_the_last_may_be_shorter() -> None:
-    assert [list(block) for block in blocks(range(10), 4, 0)] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9],
-    ]
-    assert list(blocks([], 4, 0)) == []
-
-
-def test_samples_that_are_read_over_are_drawn_as_they_were() -> None:
-    whole = read()
-    again = read(stop=4)
-    assert all(torch.equal(first, second) for first, second in zip(whole, again, strict=True))
-
-
 def test_a_block_ends_where_the_resumed_run_began_one() -> None:
     assert [len(block) for block in read(stop=5)] == [4, 1, 4, 3]
     assert [len(block) for block in read(stop=13)] == [4, 4, 4]
@@ -39,7 +24,3 @@ def test_a_block_draws_the_same_whatever_was_read_before() -> None:
     noise = (torch.rand(1) for _ in range(8))
     [resumed, _] = [torch.cat(block) for block in blocks(noise, 4, 7, offset=4)]
     assert torch.equal(resumed, second)
-
-
-def test_other_seeds_draw_other_samples() -> None:
-    assert not torch.equal(read(seed=7)[0], read(seed=8)[0])

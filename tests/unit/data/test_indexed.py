@@ -26,59 +26,6 @@ from trainer.errors import CheckpointError, DataError
 BILLION = 1_000_000_007
 
 
-@given(layouts, st.integers(0, 5))
-def test_each_epoch_is_a_permutation_whatever_the_layout(
-    shape: tuple[int, int, int, int], seed: int
-) -> None:
-    size, world, micro, accumulation = shape
-    ranks = [
-        IndexedData(Numbers(size), layout(r, world, micro, accumulation), seed=seed)
-        for r in range(world)
-    ]
-    per_epoch = ranks[0].steps_per_epoch
-    steps = [consumed(rank, 0, 2 * per_epoch) for rank in ranks]
-    alone = IndexedData(Numbers(size), layout(micro=micro * accumulation * world), seed=seed)
-    for number, expected in enumerate(consumed(alone, 0, 2 * per_epoch)):
-        assert sorted(i for rank in steps for i in rank[number]) == sorted(expected)
-    for epoch in range(2):
-        ids = [
-            i
-            for rank in steps
-            for step in rank[epoch * per_epoch : (epoch + 1) * per_epoch]
-            for i in step
-        ]
-        assert sorted(ids) == list(range(size))
-
-
-@given(layouts, st.integers(0, 200))
-def test_any_position_continues_the_order(shape: tuple[int, int, int, int], skip: int) -> None:
-    size, world, micro, accumulation = shape
-    data = IndexedData(Numbers(size), layout(world - 1, world, micro, accumulation), seed=1)
-    windows = list(data.windows(0, 8))
-    start = skip % 8
-    position = windows[start - 1].end if start else 0
-    assert consumed(data, position, 8 - start) == consumed(data, 0, 8)[start:]
-
-
-def test_a_padding_batch_has_no_weight() -> None:
-    windows = list(IndexedData(Numbers(9), layout(0, 4, 2, 2), seed=0).windows(0, 1))
-    assert [micro.weight for micro in windows[0].micros] == [2.0, 0.0]
-    assert windows[0].samples == 9
-
-
-def test_drop_last_leaves_out_the_short_step_only() -> None:
-    data = IndexedData(Numbers(10), layout(micro=4), seed=0, drop_last=True)
-    steps = consumed(data, 0, 4)
-    assert data.steps_per_epoch == 2
-    assert [len(step) for step in steps] == [4, 4, 4, 4]
-    assert steps[2] == epoch_order(10, 0, 1)[:4].tolist()
-
-
-def test_workers_change_nothing() -> None:
-    plain = consumed(IndexedData(Numbers(13), layout(1, 2, 3), seed=4), 0, 5)
-    assert consumed(IndexedData(Numbers(13), layout(1, 2, 3), seed=4, workers=2), 0, 5) == plain
-
-
 def test_what_is_no_data_set_and_empty_sets_are_refused() -> None:
     with pytest.raises(DataError, match=r"Data.train is a object, without length and indexing"):
         IndexedData(object(), layout(), seed=0)

@@ -72,6 +72,8 @@ def rows_of(ranks: list[TrainData], position: int, steps: int, done: int) -> lis
             known = (moment.step, moment.epoch, moment.samples, moment.total_steps)
             assert row[1:5] == known, "items are read for the step that trains on them"
         of_steps.append(sorted(rows))
+    drawn = [row[5] for rows in of_steps for row in rows]
+    assert len(set(drawn)) == len(drawn), "each sample of each epoch draws its own"
     return of_steps
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainer.data import order
 from trainer.data.feistel import FeistelOrder
-from trainer.data.order import PERMUTED_UP_TO, epoch_order, order_for
+from trainer.data.order import epoch_order
 
 BILLION = 1_000_000_007
 seeds = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
@@ -24,19 +24,9 @@ def test_the_example_of_the_module_is_true() -> None:
     assert found.failed == 0
 
 
-def test_the_order_that_a_new_run_takes() -> None:
-    assert order_for(PERMUTED_UP_TO) == "permutation"
-    assert order_for(PERMUTED_UP_TO + 1) == "feistel"
-
-
 @given(st.integers(1, 300), seeds)
 def test_every_sample_of_a_small_set_comes_once(size: int, seed: tuple[int, int]) -> None:
     assert sorted(FeistelOrder(size, *seed)[0:size]) == list(range(size))
-
-
-@pytest.mark.parametrize("size", [2**10 - 1, 2**10, 2**10 + 1, 10_007, 2**16 + 1])
-def test_every_sample_comes_once(size: int) -> None:
-    assert np.array_equal(np.sort(FeistelOrder(size, 3, 1)[0:size]), np.arange(size))
 
 
 @given(st.integers(1, 300), seeds, st.data())

@@ -46,8 +46,6 @@ class Point:
 def test_the_content_of_objects_counts_and_not_their_addresses() -> None:
     one, other, third = (Point(torch.tensor([value]), object()) for value in (1, 1, 2))
     assert digest(one) == digest(other) != digest(third)
-    texts = [f"name-{number}" for number in range(20)]
-    assert digest(set(texts)) == digest(set(reversed(texts))) != digest(set(texts[1:]))
     assert digest(Image.new("RGB", (2, 2), "red")) != digest(Image.new("RGB", (2, 2), "blue"))
 
 

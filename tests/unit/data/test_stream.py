@@ -15,7 +15,7 @@ import torch
 from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import DrawingStream, heavy, layout, shaken
+from layouts import DrawingStream, heavy, layout
 from origins import origin
 
 from trainer.config.train_config import TrainConfig
@@ -37,13 +37,13 @@ class Count(torch.utils.data.IterableDataset[torch.Tensor]):
 
 
 class Stateful(Count):
-    """The same, with a state; ``read`` counts what was read."""
+    """The same, with a state."""
 
-    at = read = 0
+    at = 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for i in range(self.at, self.size):
-            self.at, self.read = i + 1, self.read + 1
+            self.at = i + 1
             yield torch.tensor(100 * self.epoch + i)
         self.at = 0
 
@@ -165,37 +165,6 @@ def test_a_stream_that_begins_otherwise_is_not_resumed() -> None:
         DataError, match=r"^Data\.train does not begin with the sample with which the resumed run"
     ):
         ids(again, 1, again.restore(first.state()))
-
-
-def test_a_state_saves_reading_over() -> None:
-    first, second = Stateful(50), Stateful(50)
-    data = StreamData(first, layout(), seed=0)
-    ids(data, 5)
-    other = StreamData(second, layout(), seed=0)
-    assert ids(other, 1, other.restore(data.state())) == [[20, 21, 22, 23]]
-    assert second.read == 4
-
-
-def test_augmentation_belongs_to_the_sample() -> None:
-    def all_ranks(world: int, workers: int) -> list[tuple[float, ...]]:
-        ranks = [
-            StreamData(
-                Count(9), layout(r, world, 6 // world), seed=1, augment=shaken, workers=workers
-            )
-            for r in range(world)
-        ]
-        windows = [window for rank in ranks for window in rank.windows(0, 4)]
-        return sorted(
-            tuple(i.tolist())
-            for w in windows
-            for micro in w.micros
-            if micro.weight
-            for i in micro.batch
-        )
-
-    alone = all_ranks(1, 0)
-    assert len({noise for _, noise in alone}) == 2 * 9
-    assert all_ranks(3, 0) == all_ranks(2, 1) == alone
 
 
 def drawn(data: StreamData, steps: int, position: int = 0) -> torch.Tensor:
