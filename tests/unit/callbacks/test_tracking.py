@@ -27,19 +27,6 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str) -> No
         row_of(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
 
 
-@pytest.mark.parametrize(
-    ("values", "rule"),
-    [
-        ({"profile_steps": "1-3"}, "from 2 \\(the first warms up"),
-        ({"profile_steps": "5-4"}, "must be steps such as 10-12"),
-        ({"profile_steps": "20-22"}, "to max_steps"),
-    ],
-)
-def test_keys_that_contradict_each_other_are_an_error(values: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ConfigError, match=rule):
-        TrainConfig(task="a:B", max_steps=9, **values)
-
-
 def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefixes() -> None:
     metrics = {"step": 3, "epoch": 0.5, "samples": 24, "loss": 1.5, "lr": 0.1}
     info: Any = SimpleNamespace(

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
-from trainer.commands.usage import local_path, local_text, positive_number
+from trainer.commands.usage import positive_number
 from trainer.errors import usage_error
-
-
-def test_local_text_refuses_an_address() -> None:
-    assert local_text("runs/a") == "runs/a" and local_path("runs/a") == Path("runs/a")
-    for address in ("s3://bucket/run", "gs://bucket/run"):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"'{address}': "):
-            local_text(address)
-        with pytest.raises(argparse.ArgumentTypeError):
-            local_path(address)
 
 
 def test_usage_error_names_option_value_and_rule() -> None:

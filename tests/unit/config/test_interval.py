@@ -40,11 +40,6 @@ def test_the_end_of_an_epoch_is_always_hit(parts: int, steps_per_epoch: int, epo
     assert len(steps) == parts * epochs, "as often as there are parts"
 
 
-@given(st.integers(1, 50), st.integers(1, 200))
-def test_a_number_of_steps_is_due_at_its_multiples(every: int, step: int) -> None:
-    assert interval_of(every, None).is_due_at(step) == (step % every == 0)
-
-
 @pytest.mark.parametrize(
     "wrong",
     ["0.25", "epoch", "0 epochs", "0.0 epochs", "1/0 epoch", "-1 epoch", "1/2/3 epoch", "", 0, 2.0],

@@ -167,7 +167,8 @@ def test_a_batch_is_weighed_in_the_step_that_it_is_for(workers: int) -> None:
         return len(batch)
 
     data = IndexedData(Numbers(8), layout(0, 1, 2, 2), seed=0, weight_of=weigh, workers=workers)
-    assert [window.now.step for window in data.windows(0, 2)] == [1, 2]
+    windows = data.windows(0, 2)
+    assert [(window.now.step, window.weight) for window in windows] == [(1, 4), (2, 4)]
     assert weighed == [1, 1, 2, 2]
 
 

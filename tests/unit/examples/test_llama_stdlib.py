@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -77,14 +76,6 @@ def test_tests_installed_packages_and_what_a_build_generated_are_no_corpus(tmp_p
     assert len(decoded(task.prepare(), "evaluation")) == 1
 
 
-def test_two_calls_give_the_same_and_the_second_makes_nothing(llama: LlamaStdlib) -> None:
-    folder = llama.prepare()
-    made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert sorted(made) == ["evaluation.npy", "tokenizer.json", "train.npy"]
-    assert llama.prepare() == folder
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
-
-
 def test_preparing_is_deterministic(llama: LlamaStdlib, tmp_path: Path) -> None:
     again = LlamaStdlib(max_bytes=200_000, vocab_size=512, cache_dir=str(tmp_path)).prepare()
     assert again.name == llama.prepare().name
@@ -103,20 +94,6 @@ def test_changed_text_or_vocabulary_is_prepared_anew(tmp_path: Path) -> None:
     words(text, 5000, first=1)
     folders.append(LlamaStdlib(**settings, vocab_size=300).prepare())
     assert len(set(folders)) == 3
-
-
-def test_remains_of_a_killed_preparation_are_no_corpus(tmp_path: Path) -> None:
-    task = LlamaStdlib(
-        corpus=str(words(tmp_path / "text.txt", 5000)),
-        held_out=4,
-        vocab_size=300,
-        cache_dir=str(tmp_path),
-    )
-    folder = task.prepare()
-    os.rename(folder, folder.with_suffix(".unfinished"))
-    (folder.with_suffix(".unfinished") / "train.npy").write_bytes(b"cut off")
-    assert task.prepare() == folder
-    assert len(np.load(folder / "train.npy")) > 1000
 
 
 def test_a_single_file_is_cut_into_pieces(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from trainer.errors import Sourced
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
 from trainer.reporting.banner import plan_rows
-from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import engine_config
 
 
@@ -260,12 +259,6 @@ def test_where_gradients_cannot_travel_in_bf16() -> None:
     )
     assert plan(request("fsdp"), sync_each_batch=True, **sums).reduce_dtype == "bf16"
     assert plan(request("ddp"), **sums).reduce_dtype == "bf16", "it adds up before the exchange"
-
-
-def test_buckets_of_ddp_are_as_large_as_was_asked() -> None:
-    for size, given in ((None, 25), (50, 50)):
-        found = DDP.accelerator_arguments(plan(request("ddp"), bucket_cap_mb=size))
-        assert found["kwargs_handlers"][0].bucket_cap_mb == given
 
 
 # The batch

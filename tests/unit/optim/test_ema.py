@@ -46,18 +46,6 @@ def test_the_average_begins_with_the_weights_and_follows_them() -> None:
     assert torch.cat(average.average).tolist() == pytest.approx(by_hand, rel=1e-6, abs=1e-6)
 
 
-def test_a_constant_weight_is_approached_by_powers_of_the_decay() -> None:
-    live = shards(0.0)
-    average = Average(live, lambda: None, DECAY)
-    for weight, value in zip(live, shards(1.0), strict=True):
-        weight.copy_(value)
-    for step in range(1, 6):
-        average.update()
-        expected = 1 - DECAY**step
-        assert average.average[0].tolist() == pytest.approx([expected] * 3, rel=1e-6)
-        assert average.average[1].tolist() == pytest.approx([expected, -expected], rel=1e-6)
-
-
 def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weights() -> None:
     live = shards(1.0)
     written: list[float] = []

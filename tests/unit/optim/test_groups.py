@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from trainer import ConfigError, Plan, TrainConfig, Trainer
+from trainer import ConfigError, Plan, Trainer
 from trainer.callbacks.tracking import tracked_values
 from trainer.commands.compare import as_table, make_report
 from trainer.commands.runs import read_run
@@ -120,19 +120,6 @@ def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
     trainer = Trainer(AsSaid(), config)
     assert isinstance(trainer.run.strategy.optimizer, SGD)
     Trainer(Own(), replace(configured(tmp_path / "own"), weight_decay=0.05, optimizer="adam"))
-
-
-def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> None:
-    """``schedule: null`` names none."""
-    from trainer.config.load import load_config
-
-    (tmp_path / "train.yaml").write_text("task: a:B\nmax_steps: 2\nschedule: null\n")
-    loaded = load_config([str(tmp_path / "train.yaml")])
-    config: TrainConfig = replace(loaded.config, output_dir=str(tmp_path / "run"))
-    assert (
-        Trainer(TwoRates(), config, origins=loaded.origins).run.optimizer_facts["schedule_class"]
-        == "ExponentialLR"
-    )
 
 
 def test_names_rates_and_texts_of_groups() -> None:

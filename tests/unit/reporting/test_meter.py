@@ -102,24 +102,6 @@ def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
     assert summary["mfu"] > 0.001, "or the assertion above shows nothing"
 
 
-def test_the_last_lines_have_metrics_of_several_sets_and_the_best_value() -> None:
-    meter = Meter(torch.device("cpu"))
-    of_meter = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
-    evaluation = {"eval/clean/accuracy": 0.75, "eval/recall/3": 0.5}
-    best = {"metric": "eval/clean/accuracy", "value": 0.875, "step": 40}
-    summary = {
-        "steps": 50,
-        "total_steps": 50,
-        "samples": 1,
-        "evaluation": evaluation,
-        "best": best,
-        **of_meter,
-    }
-    first, _, last = summary_text(summary, "m").splitlines()
-    assert first == "done: 50 steps, eval/clean/accuracy 0.7500"
-    assert last == "best eval/clean/accuracy 0.8750 at step 40; model: m"
-
-
 @pytest.mark.parametrize("stop", [{}, {"total_steps": 90, "stopped_by": "SIGTERM" * 9}])
 def test_the_last_lines_fit_80_columns(stop: dict[str, Any]) -> None:
     evaluation = {f"eval/set{number}/accuracy": 0.5 for number in range(9)}

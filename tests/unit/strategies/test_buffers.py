@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.strategies.base import StepResult
 from trainer.strategies.buffers import BuffersBefore, restored_buffers
 
 
@@ -49,13 +48,6 @@ def test_buffers_get_their_values_back() -> None:
         buffers.put_back()
         assert values(model) == before
         assert model.same is model.mean, "what is shared stays so"
-
-
-def test_a_step_is_left_out_if_its_norm_is_not_finite_or_the_scaler_says_so() -> None:
-    for norm in (float("nan"), float("inf")):
-        assert StepResult(grad_norm=torch.tensor(norm)).left_out
-    assert StepResult(grad_norm=torch.tensor(1.0), skipped=True).left_out
-    assert not StepResult(grad_norm=torch.tensor(1.0)).left_out
 
 
 def test_a_batch_that_does_not_count_leaves_constants_alone() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from origins import origin
-from plans import FOUR_GPUS, launched, plan, request
+from plans import plan, request
 from torch import nn
 
 from trainer.errors import ConfigError, LaunchError
@@ -117,28 +116,18 @@ def test_classes_that_the_model_does_not_have_are_named() -> None:
         fsdp(transformer_cls_names_to_wrap=["Blok"])._units(Model())
 
 
-def test_offloaded_gradients_need_a_backend_for_the_cpu() -> None:
-    origins = {"fsdp.cpu_offload": origin("a.yaml:5 (fsdp_offload_params)")}
-    asks = request("fsdp", fsdp={"cpu_offload": True}, origins=origins)
-    offloading = plan(asks, launcher=launched(4), machine=FOUR_GPUS)
-    assert FSDP2.backend(offloading) == "cuda:nccl,cpu:gloo"
-    assert FSDP2.steps_on_cpu(offloading)
-    assert FSDP2.backend(plan(request("fsdp", fsdp={}))) == "gloo"
-
-
-def test_gradients_are_reduced_in_full_precision() -> None:
-    assert fsdp()._precision().reduce_dtype is None
-    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
-    made = plan(request("fsdp", fsdp={}), mixed_precision="bf16")
-    policy = FSDP2(made, accelerator)._precision()
-    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-
-
-@pytest.mark.parametrize(("precision", "compute"), [("no", None), ("bf16", torch.bfloat16)])
-def test_gradients_are_reduced_in_bf16_where_the_config_says_so(
-    precision: str, compute: torch.dtype | None
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (None, None)),
+        ({"mixed_precision": "bf16"}, (torch.bfloat16, torch.float32)),
+        ({"reduce_dtype": "bf16"}, (None, torch.bfloat16)),
+        ({"mixed_precision": "bf16", "reduce_dtype": "bf16"}, (torch.bfloat16, torch.bfloat16)),
+    ],
+)
+def test_gradients_are_reduced_in_full_precision_unless_the_config_says_otherwise(
+    settings: dict[str, str], expected: tuple[torch.dtype | None, torch.dtype | None]
 ) -> None:
     accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
-    made = plan(request("fsdp", fsdp={}), mixed_precision=precision, reduce_dtype="bf16")
-    policy = FSDP2(made, accelerator)._precision()
-    assert (policy.param_dtype, policy.reduce_dtype) == (compute, torch.bfloat16)
+    policy = FSDP2(plan(request("fsdp", fsdp={}), **settings), accelerator)._precision()
+    assert (policy.param_dtype, policy.reduce_dtype) == expected

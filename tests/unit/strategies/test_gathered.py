@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from trainer.private.fsdp import gathered_by
-from trainer.strategies.gathered import carry_hooks, units_of
+from trainer.strategies.gathered import carry_hooks
 
 
 @pytest.fixture
@@ -25,13 +24,6 @@ def sharded() -> Iterator[nn.Sequential]:
     fully_shard(model, mesh=mesh)
     yield model
     dist.destroy_process_group()
-
-
-def test_gathered_parameters_are_listed_by_name(sharded: nn.Sequential) -> None:
-    sharded(torch.ones(1, 2))
-    found = dict(pair for unit in units_of(sharded).values() for pair in gathered_by(unit))
-    assert sorted(found) == ["0.weight", "1.weight"]
-    assert all(parameter is not None for parameter in found.values())
 
 
 def test_hooks_are_called_with_gradients_of_whole_parameters(sharded: nn.Sequential) -> None:

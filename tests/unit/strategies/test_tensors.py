@@ -13,7 +13,6 @@ from trainer.strategies.tensors import (
     canonical_state,
     hold_scalars_as_vectors,
     keep_in_step,
-    local,
 )
 
 
@@ -64,11 +63,6 @@ def test_a_scalar_that_two_modules_share_stays_shared() -> None:
     hold_scalars_as_vectors(model)
     assert first.scale.shape == second.scale.shape == ()
     assert len([name for name, _ in model.named_parameters() if "scale" in name]) == 1
-
-
-def test_an_ordinary_tensor_is_its_own_part() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    assert local(parameter) is parameter
 
 
 def test_every_module_is_marked_for_generate() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plans import AUTO, OPTIMIZER, SCHEDULER, section
+from plans import OPTIMIZER, SCHEDULER, section
 
 from trainer import ConfigError
 
@@ -53,18 +53,3 @@ def test_names_and_defaults_of_optimizers(
     default = found.values.get("weight_decay")
     assert (default and default.value) == decay
     assert ("momentum" in found.values) == (name == "sgd")
-
-
-def test_auto_is_neither_a_value_nor_a_default() -> None:
-    found = section("optimizer", "AdamW", AUTO)
-    assert found.values == {}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")],
-)
-def test_names_of_schedules(kind: str, name: str) -> None:
-    found = section("scheduler", kind, {"warmup_num_steps": 4})
-    assert (found.name.value, found.values["warmup_steps"].value) == (name, 4)
-    assert found.values["warmup_type"].value == "log"
