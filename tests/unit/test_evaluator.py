@@ -31,7 +31,6 @@ from trainer import (
     build,
 )
 from trainer.config.interval import interval_of
-from trainer.data import rng
 from trainer.errors import Origin
 from trainer.evaluator import (
     _unchanged,
@@ -337,22 +336,16 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
 
 
 @fresh
-def test_generators_buffers_modes_streams_and_loaders_are_afterwards_as_before(
+def test_modes_streams_and_loaders_are_afterwards_as_before(
     tmp_path: Path,
 ) -> None:
     run = Trainer(Restless(), four_steps(tmp_path, workers=1)).run
     run.train_mode()
     run.model[1].eval()  # type: ignore[index]
-    states = rng.read()
-    buffers = [buffer.clone() for buffer in run.model.buffers()]
     modes = [module.training for module in run.model.modules()]
 
     ends = ("drawn/loss", "stream/loss", "stepped/error")
     assert set(run.evaluator.try_out()) == {f"eval/{end}" for end in ends}
-    after = rng.read()
-    for name, state in states.items():
-        assert torch.equal(state.view(torch.uint8), after[name].view(torch.uint8)), name
-    assert all(map(torch.equal, buffers, run.model.buffers()))
     assert [module.training for module in run.model.modules()] == modes
     assert run.data.evaluation["stream"].read == 0
     assert run.last_evaluation == {}

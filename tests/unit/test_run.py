@@ -25,7 +25,6 @@ from trainer import (
     build,
     now,
 )
-from trainer.position import COUNTERS
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -91,18 +90,6 @@ def test_notes_stand_in_the_banner_and_in_plan_json(
     assert "second" in capsys.readouterr().out
 
 
-def test_what_is_said_is_printed_and_logged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_in(tmp_path)
-    run.say("a line")
-    assert capsys.readouterr().out.endswith("a line\n")
-    assert log_of(tmp_path).endswith("a line\n")
-    monkeypatch.setenv("RANK", "1")
-    run.say("a line of another rank")
-    assert "another rank" not in log_of(tmp_path) + capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("save_every", "expected"),
     [(None, []), (2, [2, 4, 6, 8]), (3, [3, 6]), ("1 epochs", [8]), ("0.5 epoch", [4, 8])],
@@ -156,25 +143,6 @@ def test_an_interval_below_a_step_is_refused_with_its_key(tmp_path: Path) -> Non
     assert str(caught.value) == (
         "TrainConfig: save_every: '0.1 epoch': is shorter than one step: an epoch has 8 steps here"
     )
-
-
-def test_a_checkpoint_is_made_of_the_counters_and_the_position(tmp_path: Path) -> None:
-    run = run_in(tmp_path, keep_last=0)
-    train(run)
-    parts = run.parts
-    assert parts.step == 4 and parts.counters["samples"] == 32
-    assert set(parts.counters) == {*COUNTERS, "spent"}
-    assert not parts.averages, "without ema_decay there is nothing to keep"
-    assert parts.callbacks is run.callbacks
-
-
-def test_parts_have_the_average_that_is_kept(tmp_path: Path) -> None:
-    run = run_in(tmp_path, keep_last=0, ema_decay=0.5)
-    averages = run.parts.averages
-    assert averages
-    shapes = [shard.tensor.shape for shard, _ in averages]
-    assert shapes == [average.shape for _, average in averages]
-    assert sum(average.numel() for _, average in averages) == run.trainable
 
 
 def test_a_stop_is_said_with_its_reason_and_agreed_on_at_a_boundary(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from benchmarks.gpu_language import TASKS, borders_of, documents_alone
 from benchmarks.gpu_speed import MODELS, Clock, by_hand, forget, ours
@@ -20,26 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
-
-
-def test_documents_begin_where_positions_do_and_those_that_are_missing_are_empty() -> None:
-    positions = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
-    borders = borders_of(positions)
-    assert borders.dtype == torch.int32
-    assert borders.tolist() == [0, 3, 5, 6, *[10] * (len(borders) - 4)]
-
-
-def test_the_stand_in_for_the_kernel_is_causal_attention_within_each_document() -> None:
-    query, key, value = (torch.randn(10, heads, 8) for heads in (4, 2, 2))
-    starts = [0, 3, 5, 6, 10]
-    borders = torch.tensor([*starts, 10, 10], dtype=torch.int32)
-    alone = []
-    for start, stop in pairwise(starts):
-        heads = [part[start:stop].transpose(0, 1)[None] for part in (query, key, value)]
-        output = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        alone.append(output[0].transpose(0, 1))
-    together = documents_alone([query, key, value], borders, 10, None)
-    torch.testing.assert_close(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("heads", [4, 2])

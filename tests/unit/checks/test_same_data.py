@@ -41,9 +41,11 @@ def test_a_stream_that_is_the_same_on_every_rank_is_compared_once(workers: int) 
         return [number, number]
 
     check, run = SameData(), run_with(gather)
-    for window in windows_of([*range(12)], workers):
+    windows = [*windows_of([*range(12)], workers)]
+    for window in windows:
         check.on_window(run, window)
     assert len(gathered) == 1, "the ranks compare once, before the first step"
+    assert [bool(window.digest) for window in windows] == [True, False, False]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -80,7 +80,7 @@ def test_what_a_stream_is() -> None:
 
     hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
     assert all(map(is_stream, (Stream(1), Sized(1), rows(1), hugging_face)))
-    assert not any(map(is_stream, ([1], torch.ones(3), object())))
+    assert not any(map(is_stream, ([1], torch.ones(3), object(), {0: "by number"})))
 
 
 def of(*shape: int) -> torch.Tensor:

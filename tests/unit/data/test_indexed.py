@@ -59,15 +59,6 @@ def held(items: Sequence[dict[str, Any]]) -> Tensor:
     return torch.stack([item.pop("value") for item in items if item["lock"]])
 
 
-def test_a_padding_batch_of_a_stream_is_of_an_item_that_no_collate_has_seen() -> None:
-    items = [{"value": torch.tensor(float(number)), "lock": True} for number in range(5)]
-    data = StreamData(iter(items), layout(0, 2, 2, 2), seed=0, collate=held)
-    [window] = data.windows(
-        0, 1
-    )  # this rank's first micro-batch has the first items, and its second has none
-    assert [micro.weight for micro in window.micros] == [2.0, 0.0]
-
-
 def grown(items: Sequence[dict[str, list[int]]]) -> Tensor:
     """A collate that marks the end of its items, in place."""
     for item in items:

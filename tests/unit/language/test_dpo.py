@@ -14,7 +14,6 @@ from tiny_language import change_tensors, save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError, Trainer
 from trainer.language import DPO, Adapter
-from trainer.private.peft import without_adapter
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_accelerate"),
@@ -95,25 +94,6 @@ def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: P
             expected = pytest.approx([row[name] for name in numbers], rel=1e-5, abs=2e-6)
             assert [other[name] for name in numbers] == expected
     assert found["frozen"][0]["margin"] == 0.0 and found["frozen"][-1]["margin"] > 0.01
-
-
-def test_an_adapter_is_off_and_on_again(given: Path, tmp_path: Path) -> None:
-    from whole_model import build_whole
-
-    model: Any = build_whole(task(given, tmp_path, adapter=Adapter(r=4)))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.fill_(0.1)
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        trained, plain = model(input_ids=ids), model(input_ids=ids, from_reference=True)
-        again = model(input_ids=ids)
-        with without_adapter(model.policy):
-            off = model(input_ids=ids)
-    assert torch.equal(trained.logits, again.logits) and torch.equal(plain.logits, off.logits)
-    assert not torch.allclose(trained.logits, plain.logits)
-    learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert learning and all("lora_" in name for name in learning)
 
 
 def test_the_log_probabilities_of_the_same_weights_are_read(

@@ -29,23 +29,6 @@ def averaged_by_hand(weights: list[list[float]], decay: float) -> list[float]:
     return average
 
 
-def test_the_average_begins_with_the_weights_and_follows_them() -> None:
-    generator = torch.Generator().manual_seed(0)
-    live = [torch.randn(5, generator=generator), torch.randn(2, generator=generator)]
-    seen = [torch.cat(live).tolist()]
-    average = Average(live, lambda: None, DECAY)
-    assert torch.cat(average.average).tolist() == seen[0]
-
-    for _ in range(20):
-        for weight in live:
-            weight.add_(torch.randn(weight.shape, generator=generator))
-        seen.append(torch.cat(live).tolist())
-        average.update()
-
-    by_hand = averaged_by_hand(seen, DECAY)
-    assert torch.cat(average.average).tolist() == pytest.approx(by_hand, rel=1e-6, abs=1e-6)
-
-
 def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weights() -> None:
     live = shards(1.0)
     written: list[float] = []

@@ -76,15 +76,6 @@ def test_torch_has_operations_on_lists_of_tensors(name: str) -> None:
     assert hasattr(torch, name), f"{TORCH} has no torch.{name}"
 
 
-def test_norms_and_products_of_all_tensors() -> None:
-    tensors = [torch.tensor([3.0, 4.0]), torch.tensor([[2.0]])]
-    assert private_torch.norms_of(tensors).tolist() == [5.0, 2.0]
-    private_torch.multiply_all(tensors, torch.tensor(0.5))
-    assert [tensor.tolist() for tensor in tensors] == [[1.5, 2.0], [[1.0]]]
-    private_torch.interpolate_all(tensors, [torch.zeros(2), torch.zeros(1, 1)], 0.5)
-    assert [tensor.tolist() for tensor in tensors] == [[0.75, 1.0], [[0.5]]]
-
-
 class Buffers(nn.Module):
     """A saved buffer, one that is not saved, one that is None, and a parameter that is None."""
 
@@ -102,14 +93,6 @@ class Buffers(nn.Module):
 )
 def test_modules_have_the_attribute(name: str) -> None:
     assert hasattr(nn.Module(), name), f"{TORCH} has no Module.{name}"
-
-
-def test_the_tensors_of_a_module_itself() -> None:
-    module = Buffers()
-    model = nn.Sequential(module, module)
-    assert private_torch.own_parameters(module) == {"weight": module.weight, "bias": None}
-    assert list(private_torch.own_buffers(module)) == ["saved", "temporary", "absent"]
-    assert private_torch.own_parameters(model) == private_torch.own_buffers(model) == {}
 
 
 def test_a_buffer_is_replaced_and_stays_saved_or_not() -> None:

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from trainer import Task
 from trainer.checkpoint.optimizer_state import OptimizerForm
 from trainer.strategies import strategy_class
-from trainer.strategies.first_step import ELEMENTWISE, fresh_copy, stepped_copy
+from trainer.strategies.first_step import ELEMENTWISE, stepped_copy
 from trainer.strategies.optimizer_probe import divided_step_problem
 
 CPU = torch.device("cpu")
@@ -51,15 +51,6 @@ class Drawing(SGD):
 
 class Seeded(Drawing):
     generator = torch.Generator().manual_seed(0)
-
-
-def test_a_copy_steps_other_parameters_with_the_same_settings() -> None:
-    optimizer = SGD(parameters(), lr=0.5, momentum=0.9)
-    other = torch.zeros(2)
-    copy = fresh_copy(optimizer, [[other]])
-    assert copy.param_groups[0]["params"] == [other]
-    assert (copy.param_groups[0]["lr"], copy.param_groups[0]["momentum"]) == (0.5, 0.9)
-    assert len(optimizer.param_groups[0]["params"]) == 2
 
 
 @pytest.mark.parametrize(

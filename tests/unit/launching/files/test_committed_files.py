@@ -55,18 +55,6 @@ def test_committed_deepspeed_files(path: Path) -> None:
     assert request.mixed_precision is None
 
 
-def test_every_strategy_has_its_files() -> None:
-    zero = ["zero1", "zero2", "zero3", "zero3_offload"]
-    assert sorted(path.stem for path in (ROOT / "accel_configs").glob("*")) == [
-        "ddp",
-        "fsdp",
-        "hsdp",
-        "single",
-        *zero,
-    ]
-    assert sorted(path.stem for path in (ROOT / "ds_configs").glob("*")) == zero
-
-
 @pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.yaml")), ids=lambda path: path.name)
 def test_real_accelerate_files(path: Path) -> None:
     """On two processes each runs, or, with one process by its type, is answered with one line."""
