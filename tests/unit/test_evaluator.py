@@ -245,12 +245,6 @@ class Blind(Plain):
         return Data(train=Numbers(64))
 
 
-@fresh
-def test_without_a_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is None: there is nothing to measure on"):
-        run_of(tmp_path, Blind()).evaluate()
-
-
 # -- the trial before the first step ---------------------------------------------------------------
 
 LINE = "sanity evaluation: one batch"

@@ -22,16 +22,13 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
     ("key", "value", "rule"),
     [
         ("epohs", 3, "unknown key; did you mean 'epochs'?"),
-        ("hang_seconds", 3, "unknown key; known: accumulation_steps, allow_config_change"),
         ("micro_batch_size", 0, "must be greater than or equal to 1"),
         ("micro_batch_size", 2.5, "must be a valid integer"),
         ("micro_batch_size", True, "must be a valid integer"),
-        ("accumulation_steps", "many", "must be a valid integer"),
         ("seed", 2**32, "must be less than or equal to 4294967295"),
         ("max_steps", 2**63, "must be less than or equal to 1000000000000000"),
         ("lr", 0.0, "must be greater than 0"),
         ("lr", "fast", "must be a valid number"),
-        ("lr", False, "must be a valid number"),
         ("timeout_minutes", 1e300, "must be less than or equal to 1000000"),
         ("betas", [0.9, 0.9, 0.9], "Tuple should have at most 2 items"),
         ("betas", 0.9, "must be a valid array"),
@@ -44,8 +41,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("best_metric", "loss", "must match pattern '^eval/.+'"),
         ("eval_every", "weekly", INTERVAL),
         ("save_every", "0 epochs", INTERVAL),
-        ("save_every", "1/0 epoch", INTERVAL),
-        ("save_every", 0.25, INTERVAL),
         ("stop_at", 0, INTERVAL),
         ("max_time", "2x", "must be a time such as 90s, 45m, 1h30m or 2d"),
         ("task_settings", 3, "must be an object"),
@@ -127,10 +122,6 @@ def test_all_problems_are_told_at_once(here: Path) -> None:
         "train.yaml:1: tsk: 'a:B': unknown key; did you mean 'task'?",
         "train.yaml:2: epohs: 3: unknown key; did you mean 'epochs'?",
         "command line: sead: 3: unknown key; did you mean 'seed'?",
-    ]
-    assert problems("--config=none.yaml") == [
-        "none.yaml: the training config cannot be read: No such file or directory; did you mean "
-        "'train.yaml'?"
     ]
 
 

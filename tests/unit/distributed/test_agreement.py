@@ -24,15 +24,6 @@ def test_one_process_agrees_with_itself() -> None:
     alone.close()
 
 
-def test_a_stop_is_agreed_on_two_polls_later_with_its_signal() -> None:
-    alone = Agreement()
-    assert alone.poll() is None
-    alone.stop(signal.SIGUSR1)
-    answers = [alone.poll() for _ in range(3)]
-    assert answers[0] is None, "the vote only begins"
-    assert answers[-1] == signal.SIGUSR1
-
-
 def test_a_stop_by_the_code_has_no_signal_and_an_agreed_one_needs_no_vote() -> None:
     asked, agreed = Agreement(), Agreement()
     asked.stop()

@@ -152,10 +152,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         rf"rejected_column.*{EMPTY}",
     ),
     "equal sides": (preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
-    "equal texts": (
-        {"prompt": "Why?", "chosen": "No", "rejected": "No"},
-        "chosen and rejected are the same",
-    ),
     "equal up to the length": (
         preference("Why?", "No. " * 60, "No. " * 61),
         "chosen and rejected are the same",
@@ -164,7 +160,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         preference("Why? " * 90, "Yes", "No."),
         r"the prompt has \d+ tokens, and sequence_length allows 65",
     ),
-    "another prompt": ({"prompt": [Q], "chosen": [GOOD], "rejected": [WHO, BAD]}, BEGIN),
     "conversations without a beginning": (
         {"chosen": [Q, GOOD], "rejected": [WHO, BAD]},
         BEGIN,

@@ -61,7 +61,6 @@ def test_complex_parameters_have_no_fused_kernel() -> None:
             {"optimizer": "torch.optm:Muon"},
             "No module named 'torch.optm'",
         ),
-        ({"optimizer": "no_such_lion.Lion"}, "No module named 'no_such_lion'"),
         ({"optimizer": "torch.nn.Linear"}, "does not name a subclass of torch.Optimizer"),
         ({"optimizer": "own_optimizers.Rateless"}, "unexpected keyword argument 'lr'"),
         ({"optimizer": "own_optimizers:Lamb"}, "required keyword-only argument: 'trust'"),
@@ -70,20 +69,12 @@ def test_complex_parameters_have_no_fused_kernel() -> None:
             "does not take these: Muon only supports 2D parameters",
         ),
         (
-            {"optimizer": "torch.optim.NAdam", "optimizer_settings": {"bets": [0.9, 0.99]}},
-            "torch.optim.NAdam does not take these: NAdam.__init__() got an unexpected keyword",
-        ),
-        (
             {"optimizer": "torch.optim.Adagrad", "optimizer_settings": {"lr": 1.0}},
             "multiple values for keyword argument 'lr'",
         ),
         (
             {"optimizer": "torch.optim.NAdam", "optimizer_settings": {"weight_decay": 1.0}},
             "optimizer_settings.weight_decay: 1.0: is the config's weight_decay; remove it",
-        ),
-        (
-            {"optimizer": "torch.optim.RMSprop", "optimizer_settings": {"alpha": -1}},
-            "torch.optim.RMSprop does not take these: Invalid alpha value: -1",
         ),
         (
             {"optimizer": "torch.optim.Rprop", "weight_decay": 0.1},
