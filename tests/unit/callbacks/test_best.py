@@ -18,58 +18,43 @@ from torch import Tensor, nn
 from trainer import Data, EvaluationSet, TrainerError, load_export
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+BEST = {
+    "eval_every": 1,
+    "best_metric": "eval/loss",
+    "save_every": 1,
+    "keep_last": 9,
+    "sanity_evaluation": False,
+}
 
 
 def test_the_best_stays(tmp_path: Path) -> None:
-    best = {
-        "eval_every": 1,
-        "best_metric": "eval/loss",
-        "keep_last": 1,
-        "save_every": 1,
-        "lr_scaling": "none",
-        "sanity_evaluation": False,
-    }
-    trainer = fit(tmp_path, Evaluated(), **best)
+    trainer = fit(tmp_path, Evaluated(), **{**BEST, "keep_last": 1})
     [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
     assert kept == 3 and steps(tmp_path) == [8, 3]
 
 
 def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
-    best = {
-        "eval_every": 1,
-        "best_metric": "eval/loss",
-        "save_every": 1,
-        "keep_last": 9,
-        "sanity_evaluation": False,
-    }
-    fit(tmp_path / "run", Evaluated(), **best)
+    fit(tmp_path / "run", Evaluated(), **BEST)
     resume = str(checkpoint(tmp_path / "run", 5))
-    trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **best)
+    trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **BEST)
     said = "note: best/, of step 3, is not in this output_dir: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
     assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [6]
     assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
     lose(tmp_path / "run", 8, 7)
-    trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **best)
+    trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **BEST)
     assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [3]
     assert "starts anew" not in log_of(tmp_path / "run")
 
 
 def test_patience_and_mode_may_change_on_resume(tmp_path: Path) -> None:
-    best = {
-        "eval_every": 1,
-        "best_metric": "eval/loss",
-        "save_every": 1,
-        "keep_last": 9,
-        "sanity_evaluation": False,
-    }
-    fit(tmp_path, Evaluated(), **best)
+    fit(tmp_path, Evaluated(), **BEST)
     lose(tmp_path, 8, 7, 6)
-    run = fit(tmp_path, Evaluated(), resume="auto", early_stop_patience=2, **best)
+    run = fit(tmp_path, Evaluated(), resume="auto", early_stop_patience=2, **BEST)
     assert run.step == 7, "no best since step 3: patience ends at step 6"
 
     lose(tmp_path, 7, 6)
-    fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **best)
+    fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **BEST)
     said = "note: best/, of step 3, is of another best_mode: eval/loss starts anew"
     assert said in log_of(tmp_path)
     best_json = json.loads((tmp_path / "best" / "best.json").read_text())

@@ -17,14 +17,6 @@ def rows_of(**values: Any) -> list[dict[str, float]]:
     return rows
 
 
-def test_a_step_that_is_not_logged_has_no_row() -> None:
-    assert rows_of() == []
-
-
-def test_a_logged_step_is_one_row() -> None:
-    assert rows_of(metrics={"step": 4, "loss": 0.5}) == [{"step": 4, "loss": 0.5}]
-
-
 def test_an_evaluation_is_a_row_of_its_own_with_its_position() -> None:
     evaluation = {"step": 4, "epoch": 0.5, "samples": 32, "eval/loss": 0.25}
     assert rows_of(evaluation={"eval/loss": 0.25}) == [evaluation]

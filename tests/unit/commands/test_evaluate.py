@@ -152,21 +152,6 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
-@pytest.mark.parametrize("text", ["[]", "1", "{", '{"strategy": 3}', '{"task_folder": 5}', "\0"])
-def test_a_damaged_plan_is_one_line(text: str, run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "plan.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"^[^\n]*plan.json: the file is damaged: [^\n]*$"):
-        evaluate([str(tmp_path / "run")])
-
-
-def test_a_damaged_summary_is_one_line(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "summary.json").write_text('{"steps": "x"}')
-    with pytest.raises(ConfigError, match=r"^[^\n]*summary.json: the file is damaged: [^\n]*$"):
-        evaluate([str(tmp_path / "run")])
-
-
 def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, run.parent / "sing"):
         with pytest.raises(ConfigError, match=r"holds no model .* and no checkpoint"):

@@ -40,17 +40,3 @@ def test_states_are_tensors_by_name_of_the_generator() -> None:
     names = {"python", "python.normal", "numpy", "numpy.normal", "torch", "cuda"}
     assert set(states) <= names, "checkpoints hold them"
     assert all(isinstance(state, torch.Tensor) for state in states.values())
-
-
-def test_temporarily_seeded_draws_the_same_and_restores_the_generators() -> None:
-    rng.seed_global_generators(1)
-    expected_after = draws()
-    with rng.temporarily_seeded(5, 3):
-        expected_inside = draws()
-
-    rng.seed_global_generators(1)
-    with rng.temporarily_seeded(5, 3):
-        assert draws() == expected_inside
-    assert draws() == expected_after
-    with rng.temporarily_seeded(5, 4):
-        assert draws() != expected_inside

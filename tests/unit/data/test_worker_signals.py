@@ -5,28 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
-import pytest
 import torch
 from layouts import Numbers
 
 from trainer.data.worker_signals import ignore_signals
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    yield
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, before[number])
-
-
-@pytest.mark.usefixtures("handlers")
-def test_the_signals_of_a_scheduler_and_of_ctrl_c_are_ignored() -> None:
-    ignore_signals(0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        assert signal.getsignal(number) is signal.SIG_IGN
 
 
 class Processes(Numbers):

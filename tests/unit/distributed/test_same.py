@@ -16,11 +16,6 @@ def compared_with(facts: Any, others: Any) -> str:
     return same_on_all_ranks(facts, ranks.gather)
 
 
-def test_one_number_is_exchanged_if_nothing_differs() -> None:
-    ranks = TwoRanks()
-    assert same_on_all_ranks({"lr": "0.1"}, ranks.gather) == "" and ranks.sent == 1
-
-
 FACTS = {"seed": "0", "lr": "0.1", "warmup": "5"}
 
 

@@ -79,14 +79,6 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
 
 
-def test_a_missing_column_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"label_column: 'lable': is a NoneType in .* row 1, which has text, label",
-    ):
-        task(folder, "bert", label_column="lable").build_data()
-
-
 def test_predictions_are_labels_and_logits(folder: Path) -> None:
     classifier = task(folder, "bert", evaluation=0.2)
     data, model = classifier.build_data(), build_whole(classifier).eval()

@@ -27,11 +27,6 @@ from trainer.language import CausalLM
             [{"chosen": "a"}],
             r"text_column: 'text': is a NoneType in .* row 1, which has chosen",
         ),
-        (
-            {},
-            [{"input_ids": [1, 2], "labels": [1, 2]}],
-            r"text_column: 'text': is a NoneType in .* row 1, which has input_ids, labels",
-        ),
         ({}, [{"text": 3}], r"text_column: 'text': is a int in .* row 1"),
         (
             {"prompt_column": "q"},
@@ -65,15 +60,6 @@ def test_columns_and_templates_that_do_not_fit_are_refused(
     data = str(save_rows(tmp_path / "a.jsonl", rows))
     with pytest.raises(ConfigError, match=message):
         task(data=data, **settings).build_data()
-
-
-def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text")
-    with pytest.raises(
-        ConfigError,
-        match=r"messages_column: 'messages': is a NoneType in .*a.txt row 1, which has text",
-    ):
-        task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
 
 
 @pytest.mark.parametrize(

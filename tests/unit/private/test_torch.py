@@ -128,3 +128,12 @@ def test_hooks_on_the_step_of_an_optimizer_are_seen_and_dropped() -> None:
     assert private_torch.has_step_hooks(optimizer), TORCH
     private_torch.drop_step_hooks(optimizer)
     optimizer.step()
+
+
+def test_hooks_on_a_gradient_can_be_shared() -> None:
+    parameter, other = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    called: list[torch.Tensor] = []
+    parameter.register_hook(called.append)  # type: ignore[no-untyped-call]
+    private_torch.share_gradient_hooks(other, parameter)
+    other.sum().backward()  # type: ignore[no-untyped-call]
+    assert len(called) == 1, f"{TORCH} does not call hooks that were set as _backward_hooks"

@@ -11,6 +11,7 @@ from plans import plan, request
 from torch import nn
 
 from trainer.errors import ConfigError, LaunchError
+from trainer.private.torch import RECOMPUTED
 from trainer.strategies.fsdp import FSDP2
 
 
@@ -108,7 +109,7 @@ def test_checkpointed_units_take_the_place_of_the_modules() -> None:
     blocks = list(model.layers)
     wrapped = fsdp()._checkpointed(model, blocks)
     assert list(model.layers) == wrapped
-    assert [name for name, _ in wrapped[0].named_modules()][1] == "_checkpoint_wrapped_module"
+    assert [name for name, _ in wrapped[0].named_modules()][1] == RECOMPUTED
 
 
 def test_classes_that_the_model_does_not_have_are_named() -> None:
