@@ -36,6 +36,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_jobs, "ROOT", tmp_path)
 
 
+def wait_for_the_end_of_the_child(folder: Path) -> None:
+    process = Path("/proc") / (folder / "child").read_text()
+    deadline = time.monotonic() + 10
+    while process.exists() and "\nState:\tZ" not in (process / "status").read_text():
+        assert time.monotonic() < deadline, "the child of the job is still there"
+        time.sleep(0.02)
+
+
 def test_rank_0_leaves_the_result() -> None:
     found = gpu_jobs.run(["job", "ranks"], limit=60, ranks=2)
     assert found["WORLD_SIZE"] == "2" and int(found["MASTER_PORT"]) > 0
@@ -44,11 +52,7 @@ def test_rank_0_leaves_the_result() -> None:
 def test_a_job_that_runs_into_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> None:
     found = gpu_jobs.run(["job", "hangs"], limit=2)
     assert found == {"error": "working\nno result after 2 s"}
-    process = Path("/proc") / (tmp_path / "child").read_text()
-    deadline = time.monotonic() + 10
-    while process.exists() and "\nState:\tZ" not in (process / "status").read_text():
-        assert time.monotonic() < deadline, "the child of the job is still there"
-        time.sleep(0.02)
+    wait_for_the_end_of_the_child(tmp_path)
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_named() -> None:
@@ -85,7 +89,4 @@ def test_the_starter_ends_its_job_when_it_is_ended(tmp_path: Path) -> None:
         time.sleep(0.05)
     starter.terminate()
     assert starter.wait(timeout=30) == 1
-    process = Path("/proc") / (tmp_path / "child").read_text()
-    while process.exists() and "\nState:\tZ" not in (process / "status").read_text():
-        assert time.monotonic() < deadline, "the job is still there"
-        time.sleep(0.02)
+    wait_for_the_end_of_the_child(tmp_path)

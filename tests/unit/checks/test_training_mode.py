@@ -52,17 +52,14 @@ class DistributedDataParallel(nn.Module):
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_the_next_step_trains_again_except_for_layers_held_in_evaluation(tmp_path: Path) -> None:
-    task, config = Held(), replace(configured(tmp_path), max_steps=5, keep_last=0)
+@pytest.mark.parametrize(("checks", "later"), [("all", (True, False)), ("none", (False, False))])
+def test_with_checks_the_next_step_trains_again_except_for_layers_held_in_evaluation(
+    checks: str, later: tuple[bool, bool], tmp_path: Path
+) -> None:
+    task = Held()
+    config = replace(configured(tmp_path), max_steps=3, keep_last=0, checks=checks)
     Trainer(task, config, callbacks=[Evaluates()]).fit()
-    assert task.modes == [(True, False)] * 5
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_without_checks_the_model_stays_as_the_callback_left_it(tmp_path: Path) -> None:
-    task, config = Held(), replace(configured(tmp_path), max_steps=3, keep_last=0)
-    Trainer(task, replace(config, checks="none"), callbacks=[Evaluates()]).fit()
-    assert task.modes == [(True, False), (False, False), (False, False)]
+    assert task.modes == [(True, False), later, later]
 
 
 def test_a_model_that_was_put_into_evaluation_mode_inside_its_wrapper_trains_again() -> None:

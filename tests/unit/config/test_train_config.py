@@ -52,7 +52,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("profile_steps", "6-4", "must be steps such as 10-12"),
         ("profile_steps", "11", "must be steps such as 10-12"),
         ("push_to_hub", "digits", "must match pattern"),
-        ("warmup_samples", 9, "sets the same length as warmup_steps in another unit; keep one"),
         ("schedule", "cosin", "unknown schedule; did you mean 'cosine'?"),
         ("schedule", "torch:", "unknown schedule; known: constant, cosine, inverse_sqrt, linear, "),
         ("schedule_settings", {"gamma": 1}, "needs schedule, whose settings these are"),
@@ -61,16 +60,13 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
 def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
     here: Path, key: str, value: Any, rule: str
 ) -> None:
-    warm_up = {"warmup_steps": 3} if key == "warmup_samples" else {}
-    config = {"task": "a:B", "max_steps": 10, **warm_up, key: value}
+    config = {"task": "a:B", "max_steps": 10, key: value}
     lines = [f"{name}: {json.dumps(given)}" for name, given in config.items()]
     number = len(lines) if key != "max_steps" else 2
     Path("train.yaml").write_text("\n".join(lines))
     Path("train.json").write_text(json.dumps(config, indent=1))
-    shown = repr(value)[:30].lower() if isinstance(value, bool) else repr(value)[:30]
     [line] = problems("--config", "train.yaml")
-    assert line.startswith(f"train.yaml:{number}: {key}: {shown if value is not None else rule}")
-    assert rule in line
+    assert line.startswith(f"train.yaml:{number}: {key}: ") and rule in line
     [line] = problems("--config", "train.json")
     assert line.startswith(f"train.json:{number + 1}: {key}: ") and rule in line
 
@@ -81,19 +77,16 @@ def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
     if value not in ("", " ", "a\0b"):
         [line] = problems(*typed)
         assert line.startswith(f"command line: {key}: ") and rule in line
-    with pytest.raises(
-        ConfigError if key in vars(TrainConfig(task="a:B", epochs=1)) else TypeError
-    ) as caught:
+    told = f"^TrainConfig: {key}: |unexpected keyword argument '{key}'"
+    with pytest.raises((ConfigError, TypeError), match=told):
         TrainConfig(**config)
-    assert isinstance(caught.value, TypeError) or str(caught.value).startswith(
-        f"TrainConfig: {key}: "
-    )
 
 
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
         ({"overwrite": True, "resume": "auto"}, "overwrite: true: would delete the run that resume: auto continues"),
+        ({"warmup_steps": 3, "warmup_samples": 9}, "warmup_samples: 9: sets the same length as warmup_steps in"),
         ({"schedule": "step"}, "schedule_settings.milestones: is required"),
         ({"schedule": "step", "schedule_settings": {"milestones": [3], "gama": 0.5}}, "did you mean 'gamma'?"),
         ({"schedule": "step", "schedule_settings": {"milestones": [0]}}, "milestones.0: 0: must be greater"),

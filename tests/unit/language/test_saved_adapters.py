@@ -57,12 +57,9 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
     built = dict(canonical_state(Language(kind="lora").build_model()))
     held = load_file(exported / "adapter_model.safetensors")
     tensors = dict(canonical_state(run.model))
-    assert run.parts.model_file.names and len(held) == len(run.parts.model_file.names)
-    for name, tensor in tensors.items():
-        there = (
-            held[run.parts.model_file.names[name]] if name in run.parts.model_file.names else None
-        )
-        assert there is None or torch.equal(tensor, there), name
+    names = run.parts.model_file.names
+    assert names and sorted(names.values()) == sorted(held)
+    assert all(torch.equal(tensors[name], held[stored]) for name, stored in names.items())
     assert tensors.keys() == built.keys()
     run.close()
 
@@ -74,8 +71,6 @@ def test_a_checkpoint_leaves_out_the_weights_below_the_adapter(tmp_path: Path) -
     assert any("lora_" in key for key in held) and all(
         "lora_" in key or key.startswith("rng.") for key in held
     ), held
-    adapter = (folder / "model" / "adapter_model.safetensors").stat().st_size
-    assert sum(path.stat().st_size for path in newest.iterdir()) < 3 * adapter + 2**20
 
 
 def test_resuming_an_adapter_on_other_base_weights_is_refused(tmp_path: Path) -> None:

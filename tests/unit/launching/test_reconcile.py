@@ -85,30 +85,21 @@ def test_the_optimizer_of_the_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "params", "changed"),
+    ("kind", "params", "silent", "settings"),
     [
-        ("AdamW", {}, {"weight_decay": 0.0}),
-        ("SGD", {}, {"momentum": 0.0, "weight_decay": 0.0}),
-        ("AdamW", AUTO, {}),
+        ("AdamW", {}, ["weight_decay"], {"weight_decay": 0.0}),
+        ("SGD", {}, ["momentum", "weight_decay"], {"momentum": 0.0, "weight_decay": 0.0}),
+        ("AdamW", AUTO, [], {"weight_decay": 0.01}),
     ],
 )
 def test_where_a_section_is_silent_the_engines_defaults_hold(
-    kind: str, params: dict[str, Any], changed: dict[str, float]
+    kind: str, params: dict[str, Any], silent: list[str], settings: dict[str, float]
 ) -> None:
     made = plan(with_optimizer(kind, **params))
-    ours = {"weight_decay": 0.01, "momentum": 0.9}
-    assert {
-        key: made.optimizer_settings[key] for key in ours if key in made.optimizer_settings
-    } == {
-        key: changed.get(key, value)
-        for key, value in ours.items()
-        if key in made.optimizer_settings
-    }
-    told = [notice.rpartition(", ") for notice in made.notices]
-    assert {words: float(value) for words, _, value in told} == {
-        f"ds.json:13: optimizer.params.{key}: DeepSpeed's default holds": value
-        for key, value in changed.items()
-    }
+    assert made.optimizer_settings.items() >= settings.items()
+    told = {notice.rpartition(", ")[0] for notice in made.notices}
+    rule = "DeepSpeed's default holds"
+    assert told == {f"ds.json:13: optimizer.params.{key}: {rule}" for key in silent}
     said = plan(with_optimizer(kind, **params), weight_decay=0.2)
     assert said.optimizer_settings["weight_decay"] == 0.2, "unless the training config says one"
 

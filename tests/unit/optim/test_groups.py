@@ -21,7 +21,7 @@ from trainer import ConfigError, Plan, Trainer
 from trainer.callbacks.tracking import tracked_values
 from trainer.commands.compare import as_table, make_report
 from trainer.commands.runs import read_run
-from trainer.optim.groups import group_names, group_texts, logged_rates
+from trainer.optim.groups import group_names, logged_rates
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -122,7 +122,7 @@ def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
     Trainer(Own(), replace(configured(tmp_path / "own"), weight_decay=0.05, optimizer="adam"))
 
 
-def test_names_rates_and_texts_of_groups() -> None:
+def test_names_and_rates_of_groups() -> None:
     assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
     assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
     one_of_them = [{"lr": 1.0}, {"lr": 2.0, "name": "b"}, {"lr": 1.0}]
@@ -135,8 +135,3 @@ def test_names_rates_and_texts_of_groups() -> None:
     equal: list[dict[str, Any]] = [{"lr": 1.0}, {"lr": 1.0}]
     assert logged_rates([1.0, 1.0], equal) == {"lr": 1.0}
     assert logged_rates([1.0, 0.5], equal) == {"lr": 1.0, "lr/1": 0.5}, "by a schedule"
-    one = {"lr": 0.1, "maximize": False, "weight_decay": 0.1, "parameters": 1000}
-    assert group_texts([one, {**one, "lr": 0.2, "parameters": 7}]) == [
-        "lr 0.1, weight_decay 0.1, parameters 1000",
-        "lr 0.2, weight_decay 0.1, parameters 7",
-    ]

@@ -58,11 +58,9 @@ class Built(Task):
             )
 
 
-def test_layers_of_torch_get_values_by_seed_and_name() -> None:
-    one, same, other = (build_whole(Built(), seed) for seed in (0, 0, 1))
+def test_layers_of_torch_get_values_by_name() -> None:
+    one = build_whole(Built())
     tensors = dict(one.named_parameters())
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in same.named_parameters())
-    assert not torch.equal(one.embedding.weight, other.embedding.weight)  # type: ignore[union-attr,arg-type]
     assert one.head.weight is one.embedding.weight and "head.weight" not in tensors  # type: ignore[union-attr]
     first, second = (dict(layer.named_parameters()) for layer in one.layers)  # type: ignore[union-attr,arg-type]
     assert not torch.equal(first["linear1.weight"], second["linear1.weight"])
