@@ -88,11 +88,14 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
         ({"url": "https://h/a?b=c&api_key=x#d"}, {"url": f"https://h/a?b=c&api_key={HIDDEN}#d"}),
         (["Bearer sk-ant-api03-" + "a1" * 12], [f"Bearer {HIDDEN}"]),
         (["hf_" + "aB" * 17], [HIDDEN]),
+        ({"credentials": {"user": ("x", 5)}}, {"credentials": {"user": (HIDDEN, 5)}}),
+        ([{"api_key": "", "token": None}], [{"api_key": "", "token": None}]),
     ],
     ids=str,
 )
 def test_secrets_under_usual_names_and_in_addresses_are_hidden(settings: Any, shown: Any) -> None:
     assert hidden(settings) == shown
+    assert hidden(shown) == shown
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,18 @@ def test_public_names() -> None:
         _ = trainer.Trainr
 
 
+def printed_by(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
@@ -154,15 +166,7 @@ def test_public_names() -> None:
 )
 def test_what_is_not_used_is_not_imported(modules: str, absent: str) -> None:
     code = f"import sys, {modules}; print([m for m in {absent.split()} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    assert printed_by(code) == "[]\n"
 
 
 def test_imports_point_one_way() -> None:
@@ -262,15 +266,7 @@ print("packages", *sys.modules.keys() & {LARGE_PACKAGES})
 print("processes", *starts)
 print(*sorted(name.removeprefix("trainer.") for name in sys.modules if name.startswith("trainer.")))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *_, packages, processes, last = done.stdout.splitlines()
+    *_, packages, processes, last = printed_by(code).splitlines()
     assert (packages, processes) == ("packages", "processes")
     loaded = set(last.split())
     assert "checkpoint.store" in loaded and "strategies.ddp" in loaded

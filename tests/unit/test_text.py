@@ -8,10 +8,8 @@ import platform
 import pytest
 
 from trainer.text import (
-    HIDDEN,
     columns,
     did_you_mean,
-    hidden,
     is_secret,
     metrics_text,
     versions,
@@ -76,16 +74,3 @@ def test_names_of_no_secrets(name: str) -> None:
 def test_a_line_of_a_thousand_metrics_is_short() -> None:
     text = metrics_text({f"eval/set{number}/loss": 1.0 for number in range(1000)})
     assert len(text) < 400 and text.endswith("eval/set11/loss 1.0000 (and 988 more)")
-
-
-def test_secrets_are_hidden_at_any_depth() -> None:
-    given = {
-        "lr": 1.0,
-        "deep": [{"hf_token": "x", "api_key": ""}],
-        "credentials": {"user": ("me", 5)},
-        "token": None,
-    }
-    assert hidden(given) == {
-        "lr": 1.0, "deep": [{"hf_token": HIDDEN, "api_key": ""}], "credentials": {"user": (HIDDEN, 5)}, "token": None
-    }  # fmt: skip
-    assert hidden(hidden(given)) == hidden(given)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import ROOT, clean_environment
 
 from benchmarks.gpu_pair import ALARM, PROBES
 
@@ -29,13 +27,9 @@ def test_warnings_and_stacks_of_c_plus_plus_are_alarms(line: str, is_alarm: bool
 
 
 @pytest.mark.slow
-def test_every_question_is_rehearsed(tmp_path: Path) -> None:
+def test_every_question_is_rehearsed(tmp_path: Path, rehearse: Callable[..., str]) -> None:
     out = tmp_path / "probes.jsonl"
-    words = [sys.executable, "-m", "benchmarks.gpu_pair", "--out", str(out), "--rehearse"]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    rehearse("gpu_pair", out)
     rows = {row["probe"]: row for row in map(json.loads, out.read_text().splitlines())}
     assert list(rows) == [f"pair {probe}" for probe in PROBES]
     for probe in PROBES[:3]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from launchers import ROOT, clean_environment
 
 from benchmarks.gpu_probes import FULL, PROBES, TINY, Packed, borders, dense_mask
 
@@ -40,14 +38,9 @@ def test_the_dense_mask_is_causal_attention_within_each_document() -> None:
 
 
 @pytest.mark.slow
-def test_every_probe_is_rehearsed(tmp_path: Path) -> None:
+def test_every_probe_is_rehearsed(tmp_path: Path, rehearse: Callable[..., str]) -> None:
     out = tmp_path / "probes.jsonl"
-    words = [sys.executable, "-m", "benchmarks.gpu_probes", "--out", str(out), "--rehearse"]
-    done = subprocess.run(
-        [*words, "--budget", "500"],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    rehearse("gpu_probes", out, "--budget", "500")
     rows = {row["probe"]: row for row in map(json.loads, out.read_text().splitlines())}
     assert list(rows) == list(PROBES)
     assert [probe for probe, row in rows.items() if "error" in row] == []

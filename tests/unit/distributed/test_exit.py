@@ -23,6 +23,14 @@ trainer.run_and_exit(main)
 """
 
 
+def ended(does: str) -> subprocess.CompletedProcess[str]:
+    """Return a process that does this as the main function of a job."""
+    words = [sys.executable, "-c", RUNS.format(does)]
+    return subprocess.run(
+        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.parametrize(
     ("does", "code", "said"),
     [
@@ -44,18 +52,12 @@ trainer.run_and_exit(main)
     ],
 )
 def test_exit_codes(does: str, code: int, said: str) -> None:
-    words = [sys.executable, "-c", RUNS.format(does)]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    done = ended(does)
     assert (done.returncode, done.stderr.strip()) == (code, said)
 
 
 def test_other_errors_keep_their_traceback() -> None:
-    words = [sys.executable, "-c", RUNS.format("[].pop()")]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    done = ended("[].pop()")
     assert done.returncode == 1
     assert done.stderr.startswith("\nTraceback") and done.stderr.endswith(
         "\nIndexError: pop from empty list\n"

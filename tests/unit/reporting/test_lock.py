@@ -49,6 +49,11 @@ def test_the_lock_stays_when_the_folder_is_copied_and_when_a_child_ends(tmp_path
     FolderLock(run).close()
 
 
+def test_trainings_of_one_process_share_the_lock(tmp_path: Path) -> None:
+    first = fit(tmp_path, max_steps=2)
+    assert fit(tmp_path, max_steps=4, resume="auto").step == 4 and first.step == 2
+
+
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()

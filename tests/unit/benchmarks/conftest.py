@@ -1,0 +1,31 @@
+"""Benchmarks that are rehearsed on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import ROOT, clean_environment
+
+
+@pytest.fixture
+def rehearse() -> Callable[..., str]:
+    """Rehearse a program of the benchmarks, which must end well. Return what it printed."""
+
+    def run(program: str, out: Path, *words: str) -> str:
+        command = [sys.executable, "-m", f"benchmarks.{program}", "--out", str(out), "--rehearse"]
+        done = subprocess.run(
+            [*command, *words],
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
