@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import ROOT, clean_environment, command, installed, launch_file
+from launchers import ROOT, clean_environment, command, installed, json_in, launch_file
 
 MORE = 20  # steps before the signal
 ARGUMENTS = [
@@ -66,7 +66,7 @@ def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(
         begun = time.monotonic()
         code, err = stop(words, run)
         steps = [row["step"] for row in rows(run)]
-        plan = json.loads((run / "plan.json").read_text())
+        plan = json_in(run / "plan.json")
         note(**{launcher: {"strategy": plan["strategy"], "device": plan["device"], "steps": steps[-1] - last,
                            "seconds": round(time.monotonic() - begun, 1)}})  # fmt: skip
         assert code != 0, err[-4000:]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, clean_environment, ranks
+from launchers import completed, json_in, ranks
 
 REHEARSAL = os.environ.get("DEVICE") == "cpu"
 MODELS = ["tiny"] if REHEARSAL else ["124M", "1B"]
@@ -25,7 +23,7 @@ def measured(folder: Path, world: int) -> Mapping[str, Any]:
     words = ["benchmarks/gpu_speed.py", *MODELS, "--json", str(out), *compiled]
     done = ranks(words, 0 if world == 1 else world, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
-    return dict(json.loads(out.read_text()))
+    return dict(json_in(out))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -43,9 +41,7 @@ def test_data_parallel_says_what_it_needs_or_is_measured(
     gpus: int, note: Callable[..., None]
 ) -> None:
     words = [sys.executable, "benchmarks/data_parallel.py"]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    done = completed(words)
     assert done.returncode == 0, done.stderr
     note(said=done.stdout.strip().splitlines())
     if gpus < 2 or REHEARSAL:

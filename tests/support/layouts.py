@@ -55,7 +55,3 @@ layouts = st.tuples(st.integers(1, 60), st.integers(1, 4), st.integers(1, 5), st
 def heavy(batch: torch.Tensor) -> int:
     """A weight that samples below 6 do not have."""
     return int((batch >= 6).sum())
-
-
-def shaken(item: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.stack([item.double(), torch.rand((), generator=generator, dtype=torch.float64)])

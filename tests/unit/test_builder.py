@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brought_tasks import Numbers, Plain
 from evaluated import Sign
+from launchers import json_in
 from one_process import fit, losses
 from resuming import Odd
 from torch import nn
@@ -142,11 +142,11 @@ class Several(Plain):
 
 def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(Plain(), config_in(tmp_path / "one", eval_every=3))
-    plan = json.loads((tmp_path / "one" / "plan.json").read_text())
+    plan = json_in(tmp_path / "one" / "plan.json")
     assert plan["evaluation_samples"] == 10
 
     build(Several(), config_in(tmp_path / "two", eval_every="1/4 epoch"))
-    plan = json.loads((tmp_path / "two" / "plan.json").read_text())
+    plan = json_in(tmp_path / "two" / "plan.json")
     assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
     assert "to evaluate clean 10, noisy 3; " in " ".join(capsys.readouterr().out.split())
 

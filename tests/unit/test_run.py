@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
+from launchers import json_in
 from one_process import log_of, steps
 from torch import nn
 
@@ -85,7 +85,7 @@ def test_notes_stand_in_the_banner_and_in_plan_json(
 
     run = run_in(tmp_path, None, Notes())
     assert run.notices[:2] == ["first", "second"]
-    notices = json.loads((tmp_path / "plan.json").read_text())["notices"]
+    notices = json_in(tmp_path / "plan.json")["notices"]
     assert {"first", "second"} <= set(notices)
     assert "second" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from brought_tasks import Gated
+from launchers import json_in
 from one_process import checkpoint, reseal
 
 import trainer
@@ -56,7 +57,7 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
     """Earlier versions wrote them."""
     run(tmp_path / "run", "--task_settings.hf_token", SECRET)
     path = checkpoint(tmp_path / "run", 2)
-    state = json.loads((path / "state.json").read_text())
+    state = json_in(path / "state.json")
     assert state["mathematics"]["task_settings"]["hf_token"] == HIDDEN
     state["mathematics"]["task_settings"]["hf_token"] = SECRET
     (path / "state.json").write_text(json.dumps(state))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_lines
 
 
 def test_a_start_asks_little_of_the_system(tmp_path: Path) -> None:
@@ -25,7 +24,7 @@ def test_a_start_asks_little_of_the_system(tmp_path: Path) -> None:
     ]
     words = [sys.executable, "tests/workers/asked_of_the_system.py", tmp_path / "asked", *settings]
     subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, check=True)
-    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    asked = json_lines(tmp_path / "asked")
     assert {event for event, _ in asked} == {"open"}
     opened = Counter(path for path in (Path(name) for _, name in asked) if not is_installed(path))
     ours = {path: count for path, count in opened.items() if path.is_relative_to(ROOT / "trainer")}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import ROOT, clean_environment
+from launchers import completed
 
 
 @pytest.fixture
@@ -17,14 +16,7 @@ def rehearse() -> Callable[..., str]:
 
     def run(program: str, out: Path, *words: str) -> str:
         command = [sys.executable, "-m", f"benchmarks.{program}", "--out", str(out), "--rehearse"]
-        done = subprocess.run(
-            [*command, *words],
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = completed([*command, *words])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

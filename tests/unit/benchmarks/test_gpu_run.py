@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import make_gpu
 import pytest
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_in, json_lines
 
 from benchmarks import gpu_run, gpu_wheels
 
@@ -64,7 +63,7 @@ def test_rows_have_the_memory_of_a_gpu_on_a_fake(tmp_path: Path) -> None:
     [words] = gpu_run.commands("table", tmp_path, rehearse=False)
     words += ["--models", "tiny", "--loops", "hand", "fsdp", "zero3"]
     subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, check=True)
-    rows = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "table.jsonl")
     assert [row["loop"] for row in rows] == ["cold", "hand", "fsdp", "zero3", "hand"]
     parameters = 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
     for row in rows:
@@ -95,7 +94,7 @@ def test_gpu_tests_need_no_packages_of_developers_and_leave_results_when_killed(
         cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 9, done.stdout + done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json_in(tmp_path / "results.json")
     [(name, told)] = results["tests"].items()
     assert name.endswith("test_the_repository_is_what_runs") and told["outcome"] == "passed"
     assert results["complete"] is False and results["device"] == "cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_in
 
 from benchmarks.peers import coordinator, page
 from benchmarks.peers.judge import apart, control_problem, idle_problem, ratio, weight_problem
@@ -107,7 +106,7 @@ def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
     monkeypatch.setattr(coordinator, "measure", measured)
     monkeypatch.setattr(sys, "argv", ["peers", "step", "--rounds", "3", "--results", str(folder)])
     assert command.main() == 1
-    found = json.loads((folder / "step.json").read_text())
+    found = json_in(folder / "step.json")
     assert len(found["problems"]) == 2
     assert (
         "samecurve did other work" in found["problems"][0]
@@ -139,7 +138,7 @@ def test_command_measures_a_table(tmp_path: Path) -> None:
         timeout=300,
         check=False,  # on a busy machine the reference is far from itself
     )
-    found = json.loads((tmp_path / "step.json").read_text())
+    found = json_in(tmp_path / "step.json")
     names = ["by hand", "samecurve", "bare Accelerate", "by hand again"]
     assert [one["name"] for one in found["contenders"]] == names
     assert all(one["apart"] == 0 and one["ms"] > 0 for one in found["contenders"])

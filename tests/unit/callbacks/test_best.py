@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Numbers, Plain
+from launchers import json_in
 from one_process import checkpoint, fit, log_of, lose, steps
 from resuming import Odd
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ def test_patience_and_mode_may_change_on_resume(tmp_path: Path) -> None:
     fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **BEST)
     said = "note: best/, of step 3, is of another best_mode: eval/loss starts anew"
     assert said in log_of(tmp_path)
-    best_json = json.loads((tmp_path / "best" / "best.json").read_text())
+    best_json = json_in(tmp_path / "best" / "best.json")
     assert best_json["mode"] == "max" and best_json["step"] > 3
 
 
@@ -84,7 +84,7 @@ def test_the_best_of_a_set_counts_the_steps_at_which_it_was_measured(tmp_path: P
     settings = {"best_metric": "eval/clean/error/rate", "early_stop_patience": 2, "save_every": 20}
     run = fit(tmp_path, Falling(), max_steps=20, micro_batch_size=8, **settings)
     assert run.step == 11, "patience ended at step 10, and the next one is the last"
-    about = json.loads((tmp_path / "best" / "best.json").read_text())
+    about = json_in(tmp_path / "best" / "best.json")
     assert about == {
         "metric": "eval/clean/error/rate",
         "mode": "min",
@@ -94,7 +94,7 @@ def test_the_best_of_a_set_counts_the_steps_at_which_it_was_measured(tmp_path: P
         "samples": 48,
         "evaluation": {"eval/clean/error/rate": 2.0, "eval/noisy/error/rate": 45.0},
     }
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json_in(tmp_path / "summary.json")
     best = {"metric": "eval/clean/error/rate", "value": 2.0, "step": 6}
     assert summary["best"] == best
     assert summary["evaluation"].keys() == about["evaluation"].keys(), "both sets, at the end"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_run import fake_run, step_info
+from launchers import json_in
 
 from trainer.callbacks.clock import Clock
 
@@ -51,7 +51,7 @@ def advance(clock: Clock, run: Any, step: int) -> None:
 
 
 def last_steps(run: Any) -> list[int]:
-    rows = json.loads((run.directory.path / "attempts.json").read_text())
+    rows = json_in(run.directory.path / "attempts.json")
     return [row["last_step"] for row in rows]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 import yaml
 from brought_tasks import Plain
+from launchers import json_in
 from one_process import fit
 from pydantic import Field
 
@@ -221,7 +221,7 @@ def test_the_saved_config_names_them_and_reads_back(tmp_path: Path) -> None:
     fit(tmp_path, callbacks=named)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["callbacks"] == named
     assert load_config([str(tmp_path / "config.yaml")]).config.callbacks == named
-    assert json.loads((tmp_path / "plan.json").read_text())["callbacks"] == named
+    assert json_in(tmp_path / "plan.json")["callbacks"] == named
 
 
 # -- runs -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Collection
@@ -15,6 +14,7 @@ import pytest
 from brought_tasks import Numbers, Plain
 from fake_run import fake_run, step_info
 from from_launcher import configured
+from launchers import json_in
 from one_process import rows, steps
 
 from trainer import Data, Run, StepInfo, Trainer
@@ -134,7 +134,7 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     assert [row["step"] for row in rows(folder)] == [1, 2]
     assert not [key for row in rows(folder) for key in row if key.startswith("eval/")]
     assert trainer.run.last_evaluation == {} and steps(folder) == [2]
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json_in(folder / "summary.json")
     assert summary["evaluation"] == {} and summary["stopped_by"] == number.name
     assert trainer.evaluate().keys() == {"eval/error"}, "on request it is measured afterwards"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
+from launchers import json_in
 from one_process import fit, log_of, rows
 from torch import nn
 
@@ -43,7 +43,7 @@ def test_metrics_of_several_sets_are_shown_and_the_best_value_is_kept(tmp_path: 
         re.fullmatch(r"step 4/4  eval/clean/error [\d.]+  eval/noisy/error [\d.]+", line)
         for line in lines
     )
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json_in(folder / "summary.json")
     assert summary["best"] == {
         "metric": "eval/clean/error",
         "value": summary["evaluation"]["eval/clean/error"],

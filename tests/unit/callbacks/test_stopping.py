@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_run import fake_run, step_info
+from launchers import json_in
 from one_process import fit
 
 from trainer.callbacks.stopping import Stopping
@@ -55,7 +55,7 @@ def test_a_stop_that_the_ranks_agreed_on_makes_this_step_the_last(answer: int) -
 def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule(tmp_path: Path) -> None:
     def stopped_by(**settings: Any) -> tuple[int, str | None]:
         fit(tmp_path, max_steps=4, **settings)
-        summary = json.loads((tmp_path / "summary.json").read_text())
+        summary = json_in(tmp_path / "summary.json")
         return summary["steps"], summary["stopped_by"]
 
     assert stopped_by(stop_at=2) == (2, "stop_at 2")

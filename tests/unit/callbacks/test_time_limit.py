@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from brought_tasks import Plain
 from from_launcher import configured
+from launchers import json_in
 from one_process import log_of, steps
 
 from trainer import Trainer
@@ -51,6 +51,6 @@ def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> N
     step = trainer.run.step
     assert 1.0 <= trainer.run.meter.seconds < 6.0
     assert 1 < step < 100_000 and evaluation and steps(tmp_path) == [step]
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json_in(tmp_path / "summary.json")
     assert (summary["stopped_by"], summary["steps"]) == ("max_time 1s has passed", step)
     assert f"stopped at step {step} of 100000 (max_time 1s has passed)" in log_of(tmp_path)

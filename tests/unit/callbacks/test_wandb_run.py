@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fake_run import fake_run
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_in
 from plans import plan, request
 from tracked import SECRET
 from trackers import inspect, quiet
@@ -153,7 +153,7 @@ def test_the_variable_is_the_id_of_a_fresh_folder_alone(
     directory = RunDirectory(str(tmp_path), main=True)
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     assert wandb_run.run_id(directory) == "mine"
-    assert json.loads((tmp_path / wandb_run.FILE).read_text()) == {"wandb": "mine"}
+    assert json_in(tmp_path / wandb_run.FILE) == {"wandb": "mine"}
 
     monkeypatch.setenv("WANDB_RUN_ID", "other")
     assert wandb_run.run_id(directory) == "mine", "the folder continues its run"

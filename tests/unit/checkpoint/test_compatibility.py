@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from launchers import json_in
 from one_process import checkpoint, fit, log_of, losses, reseal, steps
 from resuming import Odd
 from torch import nn
@@ -148,7 +149,7 @@ def test_a_version_tells_of_any_sample(tmp_path: Path) -> None:
 def test_a_checkpoint_without_samples_is_resumed(tmp_path: Path) -> None:
     fit(tmp_path / "run", OtherRows(), max_steps=4)
     path = checkpoint(tmp_path / "run", 4)
-    state = json.loads((path / "state.json").read_text())
+    state = json_in(path / "state.json")
     del state["content"]
     (path / "state.json").write_text(json.dumps(state))
     reseal(path)

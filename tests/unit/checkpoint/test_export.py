@@ -4,7 +4,6 @@ weights are.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launchers import json_in
 from one_process import checkpoint, fit, log_of, losses, steps
 from resuming import Odd
 from safetensors.torch import save_file
@@ -229,7 +229,7 @@ def test_an_export_that_safetensors_cannot_read_is_not_left(
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run"]
     monkeypatch.undo()
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
+    assert json_in(tmp_path / "run" / "summary.json")["steps"] == 8
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == before
 
 
@@ -278,5 +278,5 @@ def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(
     model.config = LlamaConfig(hidden_size=8, num_attention_heads=1)  # type: ignore[assignment]
     model.config.dtype = torch.float32  # type: ignore[union-attr]
     save_config(model, tmp_path, torch.bfloat16)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json_in(tmp_path / "config.json")["dtype"] == "bfloat16"
     assert model.config.dtype == torch.float32  # type: ignore[union-attr]

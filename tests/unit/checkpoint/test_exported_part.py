@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from launchers import json_in
 from safetensors.torch import load_file, save_file
 from torch import nn
 from whole_model import build_whole
@@ -108,7 +108,7 @@ def test_the_export_has_the_names_and_the_configuration_of_the_part(tmp_path: Pa
     assert cli.main(["export", str(last), "--to", str(again)]) == 0
     ours, theirs = (at / "model.safetensors" for at in (again, folder))
     assert ours.read_bytes() == theirs.read_bytes()
-    assert json.loads((again / "config.json").read_text())["model_type"] == "llama"
+    assert json_in(again / "config.json")["model_type"] == "llama"
     assert cli.main(["export", str(first), "--to", str(tmp_path / "first")]) == 0
 
 

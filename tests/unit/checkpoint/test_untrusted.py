@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import xxhash
+from launchers import json_in
 from one_process import checkpoint, fit, reseal
 from resuming import Odd
 from safetensors.torch import load_file, save_file
@@ -75,7 +76,7 @@ def test_an_honest_checkpoint_is_accepted(forged: Path) -> None:
 
 
 def add_to_manifest(path: Path, name: str, content: bytes) -> None:
-    manifest = json.loads((path / store.MANIFEST).read_text())
+    manifest = json_in(path / store.MANIFEST)
     digest = xxhash.xxh3_128_hexdigest(content)
     manifest["files"][name] = {"bytes": len(content), "xxh3": digest}
     (path / store.MANIFEST).write_text(store.sealed(manifest))
@@ -136,7 +137,7 @@ def test_a_file_beside_the_model_cannot_replace_it(forged: Path) -> None:
 def test_a_manifest_of_another_form_is_refused(
     change: dict[str, Any], message: str, forged: Path
 ) -> None:
-    manifest = json.loads((forged / store.MANIFEST).read_text())
+    manifest = json_in(forged / store.MANIFEST)
     (forged / store.MANIFEST).write_text(store.sealed({**manifest, **change}))
     check_refused(forged, message)
 
@@ -150,7 +151,7 @@ def test_a_state_that_is_no_mapping_of_the_format_is_refused(text: str, forged: 
 
 @pytest.mark.parametrize("dtype", ["load", "complex64", 3])
 def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> None:
-    state = json.loads((forged / store.STATE).read_text())
+    state = json_in(forged / store.STATE)
     state["model"][0][2] = dtype
     (forged / store.STATE).write_text(json.dumps(state))
     reseal(forged)
@@ -207,7 +208,7 @@ def test_a_header_that_does_not_fit_its_bytes_is_refused(
 
 
 def change_state(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    state = json.loads((path / store.STATE).read_text())
+    state = json_in(path / store.STATE)
     change(state)
     (path / store.STATE).write_text(json.dumps(state))
     reseal(path)

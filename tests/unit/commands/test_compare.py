@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from launchers import json_in
 from made_runs import made, odd_runs, written
 
 from trainer.commands.cli import main
@@ -22,7 +22,7 @@ def test_table_and_json_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "ddp   ddp       2      90         1000 B  1.5000" in out
     assert "beside ddp, fsdp: same: loss at most 1.0e-07 apart (bound 1e-05)" in out
-    told = json.loads(file.read_text())
+    told = json_in(file)
     assert [run["run"] for run in told["runs"]] == ["ddp", "fsdp"]
     assert (told["runs"][0]["loss"], told["runs"][0]["evaluation"]) == (1.5, {"eval/loss": 1.4})
     assert len(told["notes"]) == 1, "no setting differs, and a verdict"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from evaluated import Sign
-from launchers import clean_environment
+from launchers import clean_environment, json_in, json_lines
 from one_process import rows
 from run_folders import another_run, everything
 from torch import nn
@@ -55,7 +54,7 @@ def evaluated_at(run: Path, step: int, name: str = "eval/loss") -> dict[str, flo
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return json_lines(path)
 
 
 def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touched(
@@ -68,7 +67,7 @@ def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touc
     assert values == evaluated_at(run, 6)
 
     file = run / "evaluations" / "model.json"
-    written = json.loads(file.read_text())
+    written = json_in(file)
     assert written["values"] == values
     assert written["evaluated"] == str(run / "model") and written["step"] == 6
     assert (written["strategy"], written["world_size"]) == ("single", 1)
@@ -89,7 +88,7 @@ def test_the_best_model_and_checkpoints_with_their_moving_average(
     inside: str, step: int, run: Path
 ) -> None:
     assert evaluate([str(run / inside)]) == evaluated_at(run, step)
-    written = json.loads((run / "evaluations" / f"{Path(inside).name}.json").read_text())
+    written = json_in(run / "evaluations" / f"{Path(inside).name}.json")
     assert written["step"] == step
 
 
@@ -104,7 +103,7 @@ def test_a_folder_with_a_model_needs_a_config(run: Path, tmp_path: Path) -> None
     assert evaluate(words) == evaluated_at(run, 6)
     assert [entry.name for entry in model.iterdir()] == ["model.safetensors"], "nothing is written"
     evaluate([*words, "--out", str(tmp_path / "values" / "moved.json")])
-    assert json.loads((tmp_path / "values" / "moved.json").read_text())["step"] == 0
+    assert json_in(tmp_path / "values" / "moved.json")["step"] == 0
 
 
 def test_damaged_checkpoints_and_runs_that_have_not_ended(run: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from launchers import ROOT, clean_environment, ranks
+from launchers import ROOT, clean_environment, completed, ranks
 
 from trainer.distributed.exit import _close_groups, claim_first_error, is_lost_peer
 
@@ -26,9 +26,7 @@ trainer.run_and_exit(main)
 def ended(does: str) -> subprocess.CompletedProcess[str]:
     """Return a process that does this as the main function of a job."""
     words = [sys.executable, "-c", RUNS.format(does)]
-    return subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    return completed(words)
 
 
 @pytest.mark.parametrize(

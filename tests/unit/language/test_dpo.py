@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launchers import json_in
 from preferences import preferences, save_preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file
 from tiny_language import change_tensors, save_model, save_rows, tokenizer
@@ -148,7 +148,7 @@ def test_the_export_is_the_policy_and_no_checkpoint_has_the_reference(
     start: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
     assert exported.state_dict().keys() == start.state_dict().keys()
     assert not torch.equal(exported.lm_head.weight, start.lm_head.weight)
-    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    config = json_in(tmp_path / "run" / "model" / "config.json")
     assert config["architectures"] == ["LlamaForCausalLM"]
     [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
     stored = {name for path in checkpoint.glob("rank-*") for name in load_file(path)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launchers import json_in
 from tiny_language import UNMARKED, conversation, save_model, save_rows, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from whole_model import build_whole
@@ -83,9 +83,9 @@ def test_the_trained_end_of_a_turn_ends_generation(
     assert written.eos_token == "<|im_end|>"
     assert task.load_tokenizer().eos_token == "<|end|>", "that of the training stays as it was"
     if adapter is None:
-        ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        ends = json_in(folder / "generation_config.json")["eos_token_id"]
         assert ends == [TURN_END, TEXT_END]
-        assert json.loads((folder / "config.json").read_text())["eos_token_id"] == TURN_END
+        assert json_in(folder / "config.json")["eos_token_id"] == TURN_END
         said = [{"role": "user", "content": "Say A"}]
         given = written.apply_chat_template(
             said, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from launchers import json_in
 from one_process import fit
 from tiny_language import save_model
 from torch import nn
@@ -33,7 +34,7 @@ class OtherConfig(CausalLM):
     def save_extras(self, directory: Path) -> None:
         super().save_extras(directory)
         path = directory / "config.json"
-        config = json.loads(path.read_text())
+        config = json_in(path)
         path.write_text(json.dumps({**config, "hidden_act": "relu"}))
 
 

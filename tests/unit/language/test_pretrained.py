@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from launchers import json_in
 from tiny_language import CONFIGS, VOCABULARY, change_tensors, save_model
 from whole_model import build_whole
 
@@ -150,7 +151,7 @@ def test_layers_beyond_those_of_the_configuration_are_refused(
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path / "deep", num_hidden_layers=3)
-    config = json.loads((folder / "config.json").read_text())
+    config = json_in(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     with pytest.raises(
         ConfigError,
@@ -205,7 +206,7 @@ def test_other_sizes_and_an_adapter_are_refused(
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path / "narrow")
-    config = json.loads((folder / "config.json").read_text())
+    config = json_in(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
     with pytest.raises(ConfigError, match="cannot be loaded: You set `ignore_mismatched_sizes`"):
         task(model=str(folder)).build_model()

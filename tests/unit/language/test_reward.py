@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from launchers import json_in
 from preferences import TEMPLATE, preferences, save_preferences, settings_of_task, trainer
 from tiny_language import save_model, tokenizer
 
@@ -93,7 +93,7 @@ def test_the_export_loads_as_a_classifier_with_one_label(
         )
     else:
         loaded = AutoModelForSequenceClassification.from_pretrained(folder)
-        assert json.loads((folder / "config.json").read_text())["pad_token_id"] == 0
+        assert json_in(folder / "config.json")["pad_token_id"] == 0
     data = reward.build_data()
     batch = data.collate([data.train[at] for at in range(4)])
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from brought_tasks import Plain
 from fake_run import step_info
 from from_launcher import configured
+from launchers import json_in
 from one_process import fit, rows
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -42,7 +42,7 @@ class TwoRates(Plain):
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "plan.json").read_text()))
+    return dict(json_in(folder / "plan.json"))
 
 
 def test_an_optimizer_of_a_task_is_told_as_it_is(

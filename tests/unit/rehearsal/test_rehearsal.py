@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, json_in
 
 from trainer.commands.rehearse import first_difference
 from trainer.errors import LaunchError
@@ -73,7 +72,7 @@ def test_without_a_compiler_a_line_says_what_to_install(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "trainer.rehearsal", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "result.json").read_text())["error"]
+    told = json_in(tmp_path / "result.json")["error"]
     assert "install g++" in told and "CXX" in told
 
 

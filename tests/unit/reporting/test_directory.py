@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
+from launchers import json_in
 from one_process import checkpoint, fit, log_of, losses, rows, steps
 from run_folders import everything
 from torch import nn
@@ -72,9 +73,7 @@ def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: 
     model.write_bytes(of_six)
     summary.write_text(summary_of_six)
     fit(tmp_path, resume="auto")
-    assert (
-        model.read_bytes() == of_eight != of_six and json.loads(summary.read_text())["steps"] == 8
-    )
+    assert model.read_bytes() == of_eight != of_six and json_in(summary)["steps"] == 8
     model.unlink()
     fit(tmp_path, resume="auto")
     assert model.read_bytes() == of_eight and len(rows(tmp_path)) == 8

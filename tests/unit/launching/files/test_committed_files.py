@@ -10,7 +10,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import WRITTEN, complaint, flag
-from launchers import ROOT
+from launchers import ROOT, json_in
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
@@ -80,7 +80,7 @@ def test_real_accelerate_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.json")), ids=lambda path: path.name)
 def test_real_deepspeed_files(path: Path) -> None:
-    written = json.loads(path.read_text())
+    written = json_in(path)
     request = read_deepspeed_file(path)
     stage = written["zero_optimization"]["stage"]
     assert request.strategy == (f"zero{stage}" if stage else "ddp")
