@@ -19,12 +19,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
 # class for both. Last seen in torch 2.13.
 BatchNormBase = _NormBase
+
+# The values of nested lists and mappings. torch has no public name. Last seen in torch 2.13.
+leaves_of = tree_leaves
 
 # The base class of all kinds of dropout. torch has no public class. Last seen in torch 2.13.
 DropoutBase = _DropoutNd

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..data import rng
-from ..private.torch import has_step_hooks
+from ..private.torch import has_step_hooks, leaves_of
 from .first_step import fresh_copy, small, stepped_copy
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
     own = [value for key, value in vars(optimizer).items() if key not in ("param_groups", "state")]
-    if any(isinstance(leaf, nn.Parameter) for leaf in tree_leaves(own)):
+    if any(isinstance(leaf, nn.Parameter) for leaf in leaves_of(own)):
         return "the optimizer keeps parameters outside of its groups, and these are replaced"
     if has_step_hooks(optimizer):
         return "hooks on its step cannot be tried: override step instead"
