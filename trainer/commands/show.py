@@ -26,7 +26,8 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
-    _, words = command_parser("show", __doc__).parse_known_args(argv)
+    parser = command_parser("show", __doc__, usage="trainer show FILE [--KEY VALUE ...]")
+    _, words = parser.parse_known_args(argv)
     loaded = load_config(words)
 
     from ..building.data import build_data

@@ -63,7 +63,7 @@ class Agreement:
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
         """Request a stop. A rank may call this alone: all stop at the same step.
 
-        The step ends half a second later at most.
+        The step ends half a second or two steps later.
 
         Args:
             number: of the signal that asked. 0 if the code does.
