@@ -40,7 +40,8 @@ _LARGE = 1 << 16
 # Operations whose kernels refuse inputs of several dtypes, or on two devices. torch's rules for
 # fake tensors let them pass. CPUs take float32 norms of bf16, and GPUs do not (pytorch#188503).
 _OF_ONE_KIND = {
-    *("mm", "mv", "addmm", "addmv", "convolution", "native_layer_norm", "native_group_norm"),
+    *("mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "convolution"),
+    *("native_layer_norm", "native_group_norm"),
     *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
     *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
 }
