@@ -50,7 +50,8 @@ class Progress(Callback):
 
     def _show_metrics(self, run: Run, at: str, metrics: Mapping[str, float]) -> None:
         loss, left = "loss {loss:.4f}", f"eta {clock(metrics['eta_seconds'])}"
-        speed = "{samples_per_second:.1f} samples/s"
+        digits = 0 if metrics["samples_per_second"] >= 10 else 2
+        speed = f"{{samples_per_second:.{digits}f}} samples/s"
         if "tokens_per_second" in metrics:
             speed = "{tokens_per_second:.0f} tokens/s"
         rate = "lr {lr:.2e}  norm {grad_norm:.3f}"

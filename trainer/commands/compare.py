@@ -96,7 +96,7 @@ def _entry(run: Run) -> dict[str, Any]:
 
 def as_table(report: Mapping[str, Any]) -> str:
     """Return the report as text. Escape sequences are shown: the terminal does not obey them."""
-    formats = {"samples/s": "{:.1f}".format, "memory": size, "loss": "{:.4f}".format}
+    formats = {"samples/s": "{:.0f}".format, "memory": size, "loss": "{:.4f}".format}
     head = ("run", "strategy", "world", *formats)
     rows: list[Sequence[str]] = [head]
     lines = []

@@ -216,7 +216,7 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     if "tokens_per_second" in summary:
         more += ", {tokens_per_second:,.0f} tokens/s"
     elif "samples_per_second" in summary:
-        more += ", {samples_per_second:,.1f} samples/s"
+        more += ", {samples_per_second:,.0f} samples/s"
     if "mfu" in summary:
         more += ", MFU {mfu:.1%}"
     more += ", peak memory {peak}\n"

@@ -20,7 +20,7 @@ def test_table_and_json_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "c.json"
     assert main(["compare", str(ddp), str(fsdp), "--json", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "ddp   ddp       2      90.0       1000 B  1.5000" in out
+    assert "ddp   ddp       2      90         1000 B  1.5000" in out
     assert "beside ddp, fsdp: same: loss at most 1.0e-07 apart (bound 1e-05)" in out
     told = json_in(file)
     assert [run["run"] for run in told["runs"]] == ["ddp", "fsdp"]
