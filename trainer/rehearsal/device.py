@@ -180,7 +180,7 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         self.reads[(kind, *place, is_guessed)] += 1
         if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
             rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
-            raise LaunchError(f"{place[0]}: {rule} has none: a loop until it is right never ends")
+            raise LaunchError(f"{place[0]}: {rule} has none: a loop for a value never ends")
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""
