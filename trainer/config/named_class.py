@@ -29,6 +29,9 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     else:
         try:
             module = importlib.import_module(module_name)
+            # A folder is a module without a file. The run of a task often has the task's name.
+            if module.__spec__ and module.__spec__.origin is None:
+                raise ModuleNotFoundError(f"No module named {module_name!r}")
         except ModuleNotFoundError as error:
             rule = f"{error} beside the config or the script, nor installed"
         else:

@@ -29,11 +29,12 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
         plan: of the job, as ``Plan.as_dict``.
     """
     task, _ = load_task(load_config(job.words))
-    if getattr(task, "activation_checkpointing", None) is False:
+    recomputes = getattr(task, "activation_checkpointing", None)
+    if recomputes is None:
+        yield from _with(job, *_RECOMPUTED)
+    elif not recomputes:
         settings = {"task_settings.activation_checkpointing": "true"}
         yield "task_settings.activation_checkpointing: true", job.with_settings(**settings)
-    else:
-        yield from _with(job, *_RECOMPUTED)
 
     if plan["micro_batch_size"] % 2 == 0:
         half = plan["micro_batch_size"] // 2

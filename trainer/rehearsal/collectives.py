@@ -15,16 +15,31 @@ from .lines import line
 
 # Without hyphens the beginnings of names in torch.ops.c10d and torch.ops._c10d_functional.
 _KINDS = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
-    *("broadcast", "barrier", "reduce", "gather", "scatter", "send", "recv"),
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "broadcast",
+    "barrier",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
 )
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
 # Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
 # GPUs, and those with PCIe in their names, are connected by PCIe.
 _NVLINK = {
-    **{"V100": 150e9, "A100": 300e9, "A800": 200e9, "H800": 200e9, "H": 450e9, "GH": 450e9},
-    **{"B": 900e9, "GB": 900e9},
+    "V100": 150e9,
+    "A100": 300e9,
+    "A800": 200e9,
+    "H800": 200e9,
+    "H": 450e9,
+    "GH": 450e9,
+    "B": 900e9,
+    "GB": 900e9,
 }
 _PCIE = 25e9
 

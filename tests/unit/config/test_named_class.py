@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainer import EvaluationSet
@@ -31,3 +33,10 @@ def test_what_is_not_there_is_an_error(named: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         find_class(named, ConfigError, Origin("f"))
     assert str(caught.value).startswith(f"f: {named!r}: ") and rule in str(caught.value)
+
+
+def test_a_folder_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits_run").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="No module named 'digits_run' beside the config"):
+        find_class("digits_run:DigitsCNN", ConfigError, Origin("f"))
