@@ -22,7 +22,7 @@ help:
 	@echo "make nightly  the same with the slow tests, and those of tests/upstream"
 	@echo "make upstream what other packages do against expectation: run it after an upgrade of them"
 	@echo "make clusters the files of examples/clusters on engines set up here (root, Debian packages, some minutes)"
-	@echo "make gpu      the tests that need a GPU, and docs/gpu.md (DEVICE=cpu rehearses them)"
+	@echo "make gpu      the tests that need a GPU, and runs/gpu/results.md (DEVICE=cpu rehearses them)"
 	@echo "make gpu-wheels  .site: what a GPU machine without a network lacks (docs/gpu.md)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"

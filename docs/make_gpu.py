@@ -1,10 +1,9 @@
-"""Write the results of ``make gpu`` to a page: ``python docs/make_gpu.py [FILE ...]``.
+"""Write the results of ``make gpu`` as a page beside the first file.
+
+    python docs/make_gpu.py FILE ...
 
 A file is a JSON of tests (``make gpu`` leaves one, ``benchmarks/gpu_run.py`` two), or has lines of
 JSON: the rows of ``benchmarks/gpu_table.py``, the answers of ``benchmarks/gpu_probes.py``.
-
-Results of a GPU go to docs/gpu.md, between its two marks; those of a rehearsal beside the first
-file.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "gpu.md"
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
 def page(results: dict[str, Any]) -> str:
-    """Return what stands between the marks."""
+    """Return the page of results."""
     machine, tests = results["machine"], results["tests"]
     failed = [name for name, told in tests.items() if told["outcome"] == "failed"]
     skipped = [name for name, told in tests.items() if told["outcome"] == "skipped"]
@@ -135,16 +132,9 @@ def read(files: list[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    files = [Path(name) for name in sys.argv[1:]] or [ROOT / "runs" / "gpu" / "results.json"]
-    results = read(files)
-    text = page(results)
-    if results["device"] == "cpu":
-        target = files[0].with_suffix(".md")
-        target.write_text(text)
-    else:
-        target = PAGE
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2])
+    files = [Path(name) for name in sys.argv[1:]]
+    target = files[0].with_suffix(".md")
+    target.write_text(page(read(files)))
     print(target)
 
 

@@ -41,17 +41,3 @@ def test_all_files_become_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         and "- refused there: d: not with torch 2.11\n" in text
     )
     assert "| 124M | hand | yes | 20.00 |" in text and "| attention mask | ms 1.235 |" in text
-
-
-def test_results_of_a_gpu_replace_what_is_between_the_marks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, results = tmp_path / "gpu.md", tmp_path / "results.json"
-    page.write_text("before\n" + make_gpu.BEGIN + "nothing yet\n" + make_gpu.END + "after\n")
-    results.write_text(json.dumps({**TESTS, "device": "cuda"}))
-    monkeypatch.setattr(make_gpu, "PAGE", page)
-    monkeypatch.setattr("sys.argv", ["make_gpu.py", str(results)])
-    make_gpu.main()
-    text = page.read_text()
-    assert text.startswith("before\n" + make_gpu.BEGIN + "Measured 2026-11-24")
-    assert text.endswith(make_gpu.END + "after\n") and "nothing yet" not in text
