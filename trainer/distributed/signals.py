@@ -5,8 +5,8 @@ waits in C, in a collective or for a GPU, for a rank that is gone never comes to
 instruction. So Python also writes the number of each signal into a pipe, the handler writes an
 answer behind the number, and a thread reads both. The thread ends the process
 
-- ten seconds after a signal that the main thread has not answered, unless the main thread is in a
-  wait that comes back.
+- ten seconds after a signal that the main thread has not answered, unless the main thread waits for
+  other ranks in a call that comes back.
 - at a second SIGTERM.
 """
 
@@ -110,7 +110,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
                     os._exit(128 + number)
 
         if unanswered_since is not None:
-            if _comes_back(waits_in):
+            if _waits_in(waits_in):
                 unanswered_since = now
             if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):
                 os._exit(128 + first)
@@ -121,17 +121,10 @@ def frame_of_main_thread() -> FrameType:
     return sys._current_frames()[threading.main_thread().ident or 0]
 
 
-def _comes_back(waits_in: str) -> bool:
-    """Return whether the main thread is in Python's own library, or in a call of ``waits_in``.
-
-    The library waits for a thread, a process or a file. The file ``waits_in`` for other ranks.
-    """
-    innermost = frame_of_main_thread()
-    file = innermost.f_code.co_filename
-    if file.startswith(STANDARD_LIBRARY) and "site-packages" not in file:
-        return True
-    frame: FrameType | None = innermost
-    while frame is not None and frame.f_code.co_filename != waits_in:
+def _waits_in(file: str) -> bool:
+    """Return whether the main thread is in a call of a file."""
+    frame: FrameType | None = frame_of_main_thread()
+    while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
     return frame is not None
 
