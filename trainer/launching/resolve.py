@@ -78,7 +78,7 @@ def resolve(
     batch = micro * accumulation * world
     if global_batch not in (None, batch):
         rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
-        both.refuse(found, f"{rule} {world}; {_fitting(global_batch, micro, steps, world)}")
+        both.refuse(found, f"{rule} {world}; micro_batch_size: null takes an equal share")
     if config.reduce_dtype == "bf16":
         _check_reduction(strategy, precision, accumulation, both)
     both.end()
@@ -134,16 +134,6 @@ def resolve(
     if config.max_steps is None or has_open_length:
         return plan
     return plan.with_length(config.max_steps)
-
-
-def _fitting(global_batch: int, micro: int, steps: int | None, world: int) -> str:
-    """Return the change that makes a global batch fit: the next smaller micro-batch if possible."""
-    shares = world * (steps or 1)
-    each, rest = divmod(global_batch, shares)
-    if rest or not each:
-        return f"give a multiple of {shares}"
-    most = each if steps else min(micro, each)
-    return f"set micro_batch_size: {next(s for s in range(most, 0, -1) if each % s == 0)}"
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
