@@ -38,9 +38,7 @@ class StepLosses:
             weight: of the micro-batch. 0 for a padding batch, which does not count.
         """
         # A separate tensor, because a compiled step on a GPU may write over the loss.
-        part = loss.detach()
-        if share != 1.0 or part.is_cuda:
-            part = part * share
+        part = loss.detach() * share
         self.shares.append(part)
         if weight:
             self._counted.append(part)
@@ -60,9 +58,6 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     Raises:
         DataError: the result is no loss, or nothing could be trained by it.
     """
-    if type(result) is Tensor and result.ndim == 0 and result.requires_grad:
-        return result, {}  # nearly every step: the checks below take as long as a small layer
-
     is_pair = isinstance(result, tuple) and len(result) == 2
     loss, values = result if is_pair else (result, {})
     size = loss.numel() if hasattr(loss, "numel") else 0
