@@ -51,7 +51,8 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
 
-    notices = [*_widen(model, plan), *make_contiguous(model)]
+    notices = _widen(model, plan)
+    make_contiguous(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise LaunchError("the model has no trainable parameters")
     return model, notices

@@ -22,16 +22,9 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
-def make_contiguous(model: nn.Module) -> list[str]:
-    """Lay tensors out row by row, in which order parts of them are exchanged and saved.
-
-    Returns:
-        A notice if parameters were laid out anew.
-    """
-    changed = 0
+def make_contiguous(model: nn.Module) -> None:
+    """Lay tensors out row by row, in which order parts of them are exchanged and saved."""
     for tensor in (*model.parameters(), *model.buffers()):
         # Sparse tensors have no rows.
         if tensor.layout == torch.strided and not tensor.is_contiguous():
             tensor.data = tensor.data.contiguous()
-            changed += isinstance(tensor, nn.Parameter)
-    return [f"{changed} parameters are laid out row by row"] if changed else []

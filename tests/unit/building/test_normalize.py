@@ -14,7 +14,7 @@ def test_parameters_are_laid_out_row_by_row_with_their_values() -> None:
     model = nn.Linear(3, 2)
     model.weight = nn.Parameter(torch.arange(6.0).reshape(3, 2).t())
     before = model.weight.detach().clone()
-    assert make_contiguous(model) == ["1 parameters are laid out row by row"]
+    make_contiguous(model)
     assert model.weight.is_contiguous() and torch.equal(model.weight, before)
 
 
@@ -24,7 +24,8 @@ def test_buffers_that_have_no_rows_stay_as_they_are() -> None:
     model.register_buffer("coo", dense.to_sparse(), persistent=False)
     model.register_buffer("csr", dense.to_sparse_csr(), persistent=False)
     model.register_buffer("expanded", torch.ones(1, 4).expand(3, 4))
-    assert make_contiguous(model) == [] and model.expanded.is_contiguous()
+    make_contiguous(model)
+    assert model.expanded.is_contiguous()
     assert torch.equal(model.coo.to_dense(), dense) and torch.equal(model.csr.to_dense(), dense)
 
 
