@@ -23,7 +23,7 @@ from ..config.plain import plain
 from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.first_step import stepped_copy
-from ..strategies.tensors import canonical_state, local
+from ..strategies.tensors import first_names, local
 from .safetensors_io import CODES
 
 PREFIX = "optimizer."
@@ -118,9 +118,7 @@ def _state_after_step(
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return ``names`` of the parameters and ``settings`` of each group of an optimizer."""
-    names: dict[int, str] = {}
-    for name, tensor in canonical_state(model):
-        names.setdefault(id(tensor), name)  # the first name of a shared tensor
+    names = first_names(model)
     groups = []
     for group in optimizer.param_groups:
         own = [names[id(p)] for p in group["params"] if id(p) in names]

@@ -41,6 +41,7 @@ from .meta_device import allocate
 from .tensors import (
     DTYPES,
     canonical_state,
+    first_names,
     hold_scalars_as_vectors,
     keep_in_step,
     unwrapped,
@@ -123,7 +124,7 @@ class FSDP2(Strategy):
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
 
         # ``fully_shard`` replaces the parameters: names and hooks are read before.
-        names = {id(tensor): name for name, tensor in canonical_state(model)}
+        names = first_names(model)
         hooks = {name: gradient_hooks(own) for name, own in model.named_parameters()}
 
         # The wrapper that recomputes a unit becomes the unit, so that a single gathering serves the

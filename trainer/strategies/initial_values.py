@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private.torch import is_persistent, own_buffers, set_buffer
 from .meta_device import put
-from .tensors import canonical_state
+from .tensors import first_names
 
 
 class InitialValues:
@@ -83,10 +83,7 @@ class InitialValues:
         Raises:
             LaunchError: nothing sets the values of a parameter.
         """
-        names: dict[int, str] = {}  # the first name of a shared parameter
-        for name, tensor in canonical_state(self._model):
-            names.setdefault(id(tensor), name)
-
+        names = first_names(self._model)
         remaining = set(wanted)
         for modules in _initialized_together("", self._model):
             own = [p for module in modules.values() for p in module.parameters(recurse=False)]

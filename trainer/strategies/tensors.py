@@ -143,6 +143,12 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
                 yield ".".join([*names, key]), tensor
 
 
+def first_names(model: nn.Module) -> dict[int, str]:
+    """Return the first name of each parameter and persistent buffer, by the id of the tensor."""
+    named = reversed(list(canonical_state(model)))
+    return {id(tensor): name for name, tensor in named}
+
+
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype in files of each tensor of a model that is not prepared yet.
 
