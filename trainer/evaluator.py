@@ -106,11 +106,13 @@ class Evaluator:
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
+        states = rng.read()
         self.strategy.sync_buffers()
         self.strategy.model.eval()
         with self.average.applied(), at(moment), torch.no_grad():
             yield
         self.train_mode()
+        rng.write(states)  # otherwise an evaluation that draws numbers would change the training
         self.strategy.settle()
 
     def try_out(self) -> dict[str, float]:

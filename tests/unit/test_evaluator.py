@@ -330,6 +330,15 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
 
 
 @fresh
+def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> None:
+    curves = []
+    for every in (1, 4):
+        Trainer(Restless(), four_steps(tmp_path / f"{every}", eval_every=every)).fit()
+        curves.append([row["loss"] for row in rows(tmp_path / f"{every}") if "loss" in row])
+    assert len(curves[0]) == 4 and curves[0] == curves[1]
+
+
+@fresh
 def test_modes_streams_and_loaders_are_afterwards_as_before(
     tmp_path: Path,
 ) -> None:
