@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..config.plain import plain
 from ..config.train_config import DEFAULTS
@@ -18,8 +18,6 @@ from ..text import listed
 from .returned import returned
 
 if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
     from ..config.train_config import TrainConfig
     from ..plan import Plan
 
@@ -132,10 +130,12 @@ def build_schedule(
 
     Raises:
         ConfigError: the task builds a schedule, and config or launch file names another.
-        LaunchError: the task's schedule follows a metric.
+        LaunchError: the task's schedule is none of torch's, or follows a metric.
     """
     schedule = task.build_schedule(optimizer, plan, total_steps)
     built_by = own_schedule(task) if schedule is not None else None
+    if schedule is not None:
+        returned(schedule, LRScheduler, task, "build_schedule")
     if isinstance(schedule, ReduceLROnPlateau):
         raise LaunchError(
             f"{built_by}: ReduceLROnPlateau follows a metric; set group['lr'] in each on_step of a "

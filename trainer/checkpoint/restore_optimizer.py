@@ -16,6 +16,7 @@ from ..strategies.tensors import local
 from .decode import decode
 from .optimizer_state import PREFIX, OptimizerForm, settings
 from .ranges import Ranges
+from .schedule_state import merged
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
@@ -138,7 +139,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
     elif (state["kind"], len(rates)) != (type(schedule).__name__, len(groups)):
         return [f"the schedule was {state['kind']} of {len(rates)} groups: it starts fresh"]
     else:
-        schedule.load_state_dict({**schedule.state_dict(), **state["own"]})
+        schedule.load_state_dict(merged(schedule.state_dict(), state["own"]))
 
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,14 +62,21 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
         build_schedule(Mine(), named, plan(schedule="cosine"), optimizer, 4)
 
 
-def test_a_schedule_that_follows_a_metric_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau follows a metric"),
+        (SimpleNamespace, "must return: LRScheduler. It returned a SimpleNamespace"),
+    ],
+)
+def test_what_is_no_schedule_of_steps_is_refused(kind: Any, told: str) -> None:
     class Mine(Task):
         def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
-            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return kind() if kind is SimpleNamespace else kind(optimizer)
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     config = TrainConfig(task="m:T", max_steps=4)
-    with pytest.raises(LaunchError, match=r"build_schedule: ReduceLROnPlateau follows a metric"):
+    with pytest.raises(LaunchError, match=rf"build_schedule:? {told}"):
         build_schedule(Mine(), config, plan(schedule=None), optimizer, 4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 from one_process import checkpoint, fit, rows
 from resuming import Odd
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR, LRScheduler
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+)
 
 from trainer import Plan, Run
 
@@ -53,6 +61,57 @@ def test_a_chained_schedule_resumes_at_its_step(
     goes_on(Chained())
     rates = [0.05 * (0.1 + 0.9 * min(step, 5) / 5) * 0.9**step for step in range(8)]
     assert [row["lr"] for row in rows(tmp_path / "run")] == pytest.approx(rates)
+
+
+class Falling(LRScheduler):
+    """Keeps its memory in a dictionary."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.memory = {"rate": {"factor": 1.0}}
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        self.memory["rate"]["factor"] *= 0.8
+        return [rate * self.memory["rate"]["factor"] for rate in self.base_lrs]
+
+
+class Before(LRScheduler):
+    """Is constant for three steps, and then takes the rates of an inner schedule."""
+
+    def __init__(self, optimizer: Optimizer, inner: LRScheduler) -> None:
+        self.inner = inner
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch < 4:
+            return list(self.base_lrs)
+        self.inner.step()
+        return self.inner.get_last_lr()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Odd):
+    """Has a schedule of its own."""
+
+    kind: str
+
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
+        match self.kind:
+            case "dictionary":
+                return Falling(optimizer)
+            case "inner function":
+                return Before(optimizer, LambdaLR(optimizer, lambda step: 0.5**step))
+            case _:
+                return Before(optimizer, CosineAnnealingLR(optimizer, 9))
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "inner function", "inner cosine"])
+def test_a_schedule_of_ones_own_resumes_with_its_memory(
+    kind: str, goes_on: Callable[..., tuple[Run, Run]], tmp_path: Path
+) -> None:
+    goes_on(Own(kind=kind))
+    rates = [row["lr"] for row in rows(tmp_path / "run")]
+    assert len({*rates}) > 3, "a constant rate shows nothing"
 
 
 def test_another_schedule_takes_its_own_rate_at_that_step(tmp_path: Path) -> None:
