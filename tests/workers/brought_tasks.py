@@ -253,6 +253,20 @@ class PenaltyInBlocks(Plain):
     evaluation_step = Penalty.evaluation_step
 
 
+class Reads(Plain):
+    """Scales the loss by the norm of a frozen layer, and reports the size of another layer."""
+
+    def build_model(self) -> nn.Module:
+        model = Layers()
+        next(model.parameters()).requires_grad_(False)
+        return model
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        frozen, *_, last = model.parameters()
+        return loss * (1 + frozen.norm().item()), {"size": float(last.detach().abs().sum())}
+
+
 class Graph(Plain):
     """A graph's edges in a sparse buffer, through which each sample passes."""
 

@@ -58,6 +58,15 @@ def is_sharded(parameter: Any) -> bool:
     return hasattr(parameter, "ds_id")
 
 
+def is_taken_away(parameter: Any) -> bool:
+    """Return whether a tensor is a parameter of ZeRO-3 whose values this rank does not hold now.
+
+    ``ds_status`` (deepspeed 0.19). The public names tell the whole shape alone.
+    """
+    status = getattr(parameter, "ds_status", None)
+    return status is not None and status.name == "NOT_AVAILABLE"
+
+
 def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
     """Shard a parameter over the ranks. Collective: call on every rank.
 

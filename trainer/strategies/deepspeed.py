@@ -32,6 +32,7 @@ from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
+from .outside_reads import NoOutsideReads
 from .tensors import (
     DTYPES,
     canonical_state,
@@ -65,6 +66,9 @@ class ZeRO(Strategy):
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
         self._order: GradientOrder | None = None  # a single process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
+        # How many steps are watched for reads outside of layers. The first may find what a trial of
+        # the loss has gathered.
+        self._watched_steps = 2 if self._stage == 3 else 0
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -226,8 +230,11 @@ class ZeRO(Strategy):
         # strategy tells the engine when a window ends.
         delays = self.plan.find_unused_parameters
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
+        watch = NoOutsideReads() if self._watched_steps else contextlib.nullcontext()
+        self._watched_steps -= boundary and self._watched_steps > 0
         if not delays:
-            yield
+            with watch:
+                yield
             return
 
         if self._stage == 3:
@@ -236,7 +243,8 @@ class ZeRO(Strategy):
         # at the end of the window.
         if not self.engine.inside_no_sync_ctxt:
             self._delayed_reduction.enter_context(self.engine.coalesce_grad_reduction())
-        yield
+        with watch:
+            yield
         if boundary:
             self._add_missing_gradients()
             self._delayed_reduction.close()

@@ -30,7 +30,13 @@ from torch.distributed.fsdp import (
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
-from ..private.fsdp import complete_sums, gathered_by, holds_gradients, recomputed
+from ..private.fsdp import (
+    complete_sums,
+    gathered_by,
+    holds_gradients,
+    read_whole_numbers,
+    recomputed,
+)
 from ..private.torch import gradient_hooks, local_of
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
@@ -122,6 +128,7 @@ class FSDP2(Strategy):
         that are not called.
         """
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
+        read_whole_numbers()
 
         # ``fully_shard`` replaces the parameters: names and hooks are read before.
         names = first_names(model)

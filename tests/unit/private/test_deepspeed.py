@@ -41,6 +41,7 @@ LINKAGE = "deepspeed.utils.mixed_precision_linkage"
         (INIT, "ds_active_sub_modules"),
         (INIT, "ds_id"),
         (INIT, "ds_numel"),
+        (INIT, "ds_status"),
         (INIT, "ds_tensor"),
         (LINKAGE, "_hp_mapping"),
         (OFFLOAD, "get_param_coordinator"),
