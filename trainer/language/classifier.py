@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,8 @@ class SequenceClassifier(LanguageTask):
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder or a name on the Hub. By default the model's.
         text_column, label_column: of a row. A label is a text or a whole number (1.0 is 1). The
-            labels of ``data`` are the classes, at least two.
+            labels of ``data`` are the classes, at least two, in the order of a model that is
+            trained on these classes already.
         sequence_length: most tokens of a text. Longer texts are cut off.
         adapter: low-rank adapters, trained beside the last layer. All other weights are frozen. {}
             for the defaults.
@@ -80,10 +82,22 @@ class SequenceClassifier(LanguageTask):
                 examples.append((text, str(label)))
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
-        labels = sorted(sorted({label for _, label in examples}), key=len)
-        if len(self.memory.setdefault("labels", labels)) < 2:
+        if "labels" not in self.memory:
+            labels = sorted(sorted({label for _, label in examples}), key=len)
+            self.memory["labels"] = self._as_the_model_has(labels)
+        if len(self.memory["labels"]) < 2:
             raise setting_error(key, names, "has a single class; a classifier needs two")
         return examples
+
+    def _as_the_model_has(self, labels: list[str]) -> list[str]:
+        """Return labels in the order of the model's classes, if the model is trained on these."""
+        from transformers import AutoConfig
+
+        numbers: Mapping[str, int] = {}
+        with suppress(OSError, ValueError):  # a missing model is told when its tokenizer is loaded
+            numbers = AutoConfig.from_pretrained(self.model).label2id
+        is_same = set(numbers) == set(labels)
+        return sorted(labels, key=numbers.__getitem__) if is_same else labels
 
     def _collate(self, examples: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest text, with the number of each label."""

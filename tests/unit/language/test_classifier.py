@@ -79,6 +79,19 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
 
 
+def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
+    folder: Path, tmp_path: Path
+) -> None:
+    first = task(folder, "bert")
+    model: Any = first.build_model()
+    model.config.id2label = {0: "1", 1: "2", 2: "0"}
+    model.config.label2id = {"1": 0, "2": 1, "0": 2}
+    model.config.save_pretrained(tmp_path)
+    again = task(tmp_path, "", tokenizer=str(folder / "bert"), data=str(folder / "rows.jsonl"))
+    batch = again.build_data().collate([("a", "0"), ("a", "1"), ("a", "2")])
+    assert batch["labels"].tolist() == [2, 0, 1]
+
+
 def test_predictions_are_labels_and_logits(folder: Path) -> None:
     classifier = task(folder, "bert", evaluation=0.2)
     data, model = classifier.build_data(), build_whole(classifier).eval()
