@@ -36,7 +36,7 @@ from .config.interval import checked_interval
 from .config.naming import as_literal, resolve_names
 from .config.plain import plain
 from .config.train_config import TrainConfig
-from .data.batches import Layout
+from .data.batches import Layout, is_stream
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .distributed.heartbeat import BUILDING, watched
@@ -269,6 +269,8 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
     )
     pin_memory = plan.device == "cuda"
     data, train_data = build_data(setup.task, config, layout, setup.origins, pin_memory=pin_memory)
+    if hasattr(data.train, "set_epoch") and not is_stream(data.train):
+        setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
     eval_every, save_every, stop_at = (
         checked_interval(
             getattr(config, key), train_data.steps_per_epoch, origin_of(setup.origins, key)

@@ -140,6 +140,24 @@ class Several(Plain):
         return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
 
 
+class Counted(Numbers):
+    """Is told the epoch by other trainers."""
+
+    def set_epoch(self, epoch: int) -> None:
+        raise AssertionError
+
+
+class Curriculum(Plain):
+    def build_data(self) -> Data:
+        return Data(train=Counted(64))
+
+
+def test_a_data_set_that_waits_for_its_epoch_is_told_of(tmp_path: Path) -> None:
+    run = build(Curriculum(), config_in(tmp_path / "run"))
+    [note] = [line for line in run.facts["notices"] if "set_epoch" in line]
+    assert note.endswith("is never called: trainer.now().epoch tells the epoch")
+
+
 def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(Plain(), config_in(tmp_path / "one", eval_every=3))
     plan = json_in(tmp_path / "one" / "plan.json")
