@@ -1,4 +1,4 @@
-"""State that a task keeps in its attributes, which no checkpoint holds."""
+"""State and parameters that a task keeps in its attributes: no checkpoint and no step has them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
 from ..private.torch import edit_count
 from ..run import Run
@@ -20,12 +21,31 @@ class TaskState(Callback):
     """Tells which attributes of a task change while the task trains, if it has no ``state_dict``.
 
     Compares after the second step, and before each checkpoint, with the end of the first step,
-    which may fill caches.
+    which may fill caches. Refuses parameters that only the task holds, and that have gradients.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, Any] | None = None
         self._looks = True
+
+    def before_update(self, run: Run) -> None:
+        """Raise ``LaunchError`` in the first step if a parameter of the task gets a gradient."""
+        if self._before is not None:
+            return
+        of_model = {id(parameter) for parameter in run.model.parameters()}
+        for name, value in vars(run.task).items():
+            own = value.parameters() if isinstance(value, nn.Module) else [value]
+            if any(
+                isinstance(parameter, nn.Parameter)
+                and parameter.grad is not None
+                and id(parameter) not in of_model
+                for parameter in own
+            ):
+                raise LaunchError(
+                    f"{type(run.task).__qualname__}.{name} gets gradients, and nothing trains its "
+                    "parameters: make them a part of the module that build_model returns, or "
+                    "freeze them (requires_grad_(False))"
+                )
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if self._looks:

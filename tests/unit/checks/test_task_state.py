@@ -14,6 +14,7 @@ from from_launcher import configured
 from one_process import log_of
 
 from trainer import Trainer
+from trainer.errors import LaunchError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -97,3 +98,28 @@ def test_a_change_between_two_checkpoints_is_told_at_the_second(tmp_path: Path) 
 def test_a_cache_and_a_task_with_state_are_not_told(tmp_path: Path) -> None:
     assert told(tmp_path / "cache", Keeping(change=cache)) == []
     assert told(tmp_path / "state", Saving(change=count)) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centered(Plain):
+    """Computes the loss with a parameter of its own, alone or in a module."""
+
+    held: Any
+
+    def training_step(self, model: Any, batch: Any) -> Any:
+        centre = self.held.weight if isinstance(self.held, torch.nn.Module) else self.held
+        return super().training_step(model, batch) + centre.square().mean()
+
+
+@pytest.mark.parametrize("kind", ["module", "parameter"])
+def test_a_parameter_that_only_the_task_holds_is_refused_or_frozen(
+    kind: str, tmp_path: Path
+) -> None:
+    module = torch.nn.Linear(2, 2)
+    task = Centered(held=module if kind == "module" else module.weight)
+    config = replace(configured(tmp_path / "refused"), max_steps=1)
+    with pytest.raises(LaunchError, match=r"Centered\.held gets gradients, and nothing trains its"):
+        Trainer(task, config).fit()
+    module.zero_grad()
+    module.requires_grad_(False)
+    Trainer(task, replace(config, output_dir=str(tmp_path / "frozen"))).fit()
