@@ -57,11 +57,3 @@ def logged_rates(rates: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> d
             if name != "0":
                 logged[f"lr/{name}"] = value
     return logged
-
-
-def group_texts(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe each group for people. Switches that are off are left out."""
-    return [
-        ", ".join(f"{key} {value}" for key, value in group.items() if value not in (None, False))
-        for group in groups
-    ]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..launching.details import details
-from ..optim.groups import group_texts
 from ..text import listed, size, table
 from .machine import machine_text
 
@@ -20,18 +19,13 @@ def banner(facts: Mapping[str, Any]) -> str:
     Args:
         facts: the content of plan.json.
     """
-    rows = [("run", "{run_name}, in {output_dir}".format_map(facts)), *plan_rows(facts)]
-
-    # Two groups with the same rate are with weight decay and without.
-    groups = facts["optimizer_groups"]
-    if len(groups) > 2 or len({group.get("lr") for group in groups}) > 1:
-        rows += [("", text) for text in group_texts(groups)]
-
     model = "{parameters:,} parameters"
     if facts["trainable_parameters"] < facts["parameters"]:
         model += " ({trainable_parameters:,} trainable)"
     model = f"{model.format_map(facts)}; {size(facts['state_bytes_per_rank'])} of states per rank"
-    rows += [
+    rows = [
+        ("run", "{run_name}, in {output_dir}".format_map(facts)),
+        *plan_rows(facts),
         ("data", f"{_data(facts)}; {_steps(facts)}"),
         ("model", model),
         ("machine", machine_text(facts["machine"])),
