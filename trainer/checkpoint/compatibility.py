@@ -7,20 +7,28 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from ..config.plain import dotted
 from ..text import hidden
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line ``key: before -> now`` for each difference. Of lists, what came or went."""
-    before, now = dict(dotted(before)), dict(dotted(now))
+    """Return a line ``key: before -> now`` for each difference.
+
+    Of nested values only the parts that differ are shown. Of lists, the items that came or went.
+    """
     lines = []
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if old != new:
-            if isinstance(old, list) and isinstance(new, list):
+        old: Any = before.get(key)
+        new: Any = now.get(key)
+        are_lists = isinstance(old, list) and isinstance(new, list)
+        if are_lists and len(old) == len(new):
+            if all(isinstance(item, Mapping) for item in (*old, *new)):
+                old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += [f"{key}.{line}" for line in differences(old, new)]
+        elif old != new:
+            if are_lists:
                 old, new = _without(old, new), _without(new, old)
             lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
     return lines
