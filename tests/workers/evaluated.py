@@ -82,6 +82,8 @@ class Sign(Task):
             predicted["mean"] = logits.mean()
         if self.wrong == "too few":
             predicted["name"] = predicted["name"][1:]
+        if self.wrong == "index":
+            predicted["index"] = batch[1]
         if self.wrong == "no names":
             return logits
         if self.wrong == "other names" and len(batch[1]) < 8:
