@@ -15,15 +15,16 @@ from ..distributed.signals import STANDARD_LIBRARY
 
 _PACKAGES = f"{Path(torch.__file__).parents[1]}/"
 _EXCHANGES = (f"{_PACKAGES}torch/distributed/fsdp/", f"{_PACKAGES}deepspeed/")
+_TRAINER = f"{Path(__file__).parents[1]}/"
 _TORCH = (
     f"{_PACKAGES}torch/",
     f"{_PACKAGES}deepspeed/accelerator/",
     f"{_PACKAGES}typing_extensions.py",
-    f"{Path(__file__).parent}/",
+    f"{_TRAINER}rehearsal/",
+    f"{_TRAINER}strategies/outside_reads.py",  # stands between a call of torch and torch
     "<",
 )
 _ENGINES = (f"{_PACKAGES}accelerate/", f"{_PACKAGES}deepspeed/")
-_TRAINER = f"{Path(__file__).parents[1]}/"
 
 
 def place_of_code(
