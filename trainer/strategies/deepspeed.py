@@ -69,6 +69,7 @@ class ZeRO(Strategy):
         # How many steps are watched for reads outside of layers. The first may find what a trial of
         # the loss has gathered.
         self._watched_steps = 2 if self._stage == 3 else 0
+        self._watch = contextlib.ExitStack()  # open in the forward pass of a step that is watched
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -230,10 +231,11 @@ class ZeRO(Strategy):
         # strategy tells the engine when a window ends.
         delays = self.plan.find_unused_parameters
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
-        watch = NoOutsideReads() if self._watched_steps else contextlib.nullcontext()
-        self._watched_steps -= boundary and self._watched_steps > 0
+        if self._watched_steps:
+            self._watch.enter_context(NoOutsideReads())
+            self._watched_steps -= boundary
         if not delays:
-            with watch:
+            with self._watch:
                 yield
             return
 
@@ -243,7 +245,7 @@ class ZeRO(Strategy):
         # at the end of the window.
         if not self.engine.inside_no_sync_ctxt:
             self._delayed_reduction.enter_context(self.engine.coalesce_grad_reduction())
-        with watch:
+        with self._watch:
             yield
         if boundary:
             self._add_missing_gradients()
@@ -266,6 +268,7 @@ class ZeRO(Strategy):
 
     def backward(self, loss: Tensor) -> None:
         self.refuse_own_backward()
+        self._watch.close()
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.
         self.zero.clear_backward_seen_flag()
