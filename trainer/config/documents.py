@@ -70,7 +70,7 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         rule = not_local(name) or f"the {what} cannot be read: {str(reason).splitlines()[0]}"
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) and Path(name).parent.is_dir():
             rule += f"; {did_you_mean(name, map(str, Path(name).parent.glob('*.*')))}"
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
