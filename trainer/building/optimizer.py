@@ -130,7 +130,7 @@ def build_schedule(
 
     Raises:
         ConfigError: the task builds a schedule, and config or launch file names another.
-        LaunchError: the task's schedule is none of torch's, or follows a metric.
+        LaunchError: the task's schedule is no ``LRScheduler``, or follows a metric.
     """
     schedule = task.build_schedule(optimizer, plan, total_steps)
     built_by = own_schedule(task) if schedule is not None else None

@@ -59,10 +59,10 @@ def complete_sums(unit: nn.Module) -> None:
 
 
 def read_whole_numbers() -> None:
-    """Let ``.item()`` and ``float()`` of a DTensor read the number of all ranks. Then collective.
+    """Let ``.item()`` and ``float()`` of a DTensor read the number of all ranks.
 
-    torch 2.13 reads the number of this rank's part: the norm of a shard, and a part of a sum.
-    ``DTensor._op_dispatcher`` has no public name.
+    Such a read is collective. torch 2.13 reads the number of this rank's part: the norm of a shard,
+    and a part of a sum. ``DTensor._op_dispatcher`` has no public name.
     """
     dispatcher: Any = DTensor._op_dispatcher
     read = torch.ops.aten._local_scalar_dense.default

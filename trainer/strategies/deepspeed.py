@@ -66,8 +66,8 @@ class ZeRO(Strategy):
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
         self._order: GradientOrder | None = None  # a single process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
-        # How many steps are watched for reads outside of layers. The first may find what a trial of
-        # the loss has gathered.
+        # How many steps are watched for reads outside of layers. In the first step the parameters
+        # that the trial of the loss has gathered may still be there.
         self._watched_steps = 2 if self._stage == 3 else 0
         self._watch = contextlib.ExitStack()  # open in the forward pass of a step that is watched
 

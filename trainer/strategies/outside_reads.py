@@ -35,7 +35,7 @@ class NoOutsideReads(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, whose result is no tensor if only a size or a dtype is read."""
+        """Call a function of torch. A result that is no tensor is a size, a dtype or the like."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         is_taken = isinstance(result, Tensor) and any(map(is_taken_away, leaves_of((args, kwargs))))
