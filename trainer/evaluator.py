@@ -109,11 +109,13 @@ class Evaluator:
         states = rng.read()
         self.strategy.sync_buffers()
         self.strategy.model.eval()
-        with self.average.applied(), at(moment), torch.no_grad():
-            yield
-        self.train_mode()
-        rng.write(states)  # otherwise an evaluation that draws numbers would change the training
-        self.strategy.settle()
+        try:
+            with self.average.applied(), at(moment), torch.no_grad():
+                yield
+        finally:  # also of an error, which a callback may catch
+            self.train_mode()
+            rng.write(states)  # otherwise drawing numbers would change the training
+            self.strategy.settle()
 
     def try_out(self) -> dict[str, float]:
         """Evaluate the first batch of each set, and change nothing.

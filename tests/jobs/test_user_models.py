@@ -106,6 +106,8 @@ GRADIENTS = (
     "replaced",
     "replaced_whole",
     "backward_inside",
+    "caught",
+    "caught_whole",
     "empty_layer",
     "lazy",
     "experts",

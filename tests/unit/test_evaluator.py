@@ -159,6 +159,11 @@ def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path)
     assert modes == [(False, False)] * 3
     assert [module.training for module in run.model.modules()] == [True, True, False]
     assert run.last_evaluation == {"eval/at": 4.5}
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="mat1"), run.evaluating():
+        run.model(torch.rand(2, 3))
+    assert [module.training for module in run.model.modules()] == [True, True, False]
+    assert torch.equal(torch.get_rng_state(), before), "a callback that catches the error trains on"
 
 
 @fresh

@@ -21,6 +21,7 @@ from brought_tasks import (
     BackwardInside,
     Bent,
     Buffers,
+    Caught,
     ChangedInForward,
     ChangedInPlace,
     Dropped,
@@ -78,6 +79,8 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "changed_in_forward": (ChangedInForward, {}),
     "penalty": (Penalty, {"find_unused_parameters": True, "micro_batch_size": 2}),
     "penalty_in_blocks": (PenaltyInBlocks, {"find_unused_parameters": True}),
+    "caught": (Caught, {"ema_decay": 0.5}),
+    "caught_whole": (Caught, {"ema_decay": 0.5}),
     "reads": (Reads, {}),
     "reads_said": (Reads, {"find_unused_parameters": True}),
     "graph": (Graph, {}),
@@ -141,7 +144,13 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 # A launch file in the place of another, for what it takes that is no key of the training config.
 FILES = {
     (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"
-    for name in ("penalty", "penalty_in_blocks", "plain_output_whole", "replaced_whole")
+    for name in (
+        "penalty",
+        "penalty_in_blocks",
+        "caught_whole",
+        "plain_output_whole",
+        "replaced_whole",
+    )
 }
 for stage, folder in ((1, "tests/workers"), (2, "tests/workers"), (3, "accel_configs")):
     FILES["dropped_accumulated_offloaded", f"accel_configs/zero{stage}.yaml"] = (

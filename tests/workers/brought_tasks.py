@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable, Mapping
@@ -251,6 +252,36 @@ class PenaltyInBlocks(Plain):
 
     training_step = Penalty.training_step
     evaluation_step = Penalty.evaluation_step
+
+
+class Caught(Plain):
+    """Goes on after errors within a layer: of a step, of a trial, and of evaluations."""
+
+    class Model(nn.Sequential):
+        _no_split_modules = ("Sequential",)
+
+        def forward(self, x: Tensor, fails: bool = False) -> Any:
+            x = self[0](x)
+            return self[1](x[:, :1] if fails else x)
+
+    class Evaluates(Callback):
+        def on_step(self, run: Run, info: StepInfo) -> None:
+            with contextlib.suppress(RuntimeError):
+                run.evaluate()
+
+    def build_model(self) -> nn.Module:
+        return self.Model(nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 1))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        with contextlib.suppress(RuntimeError):
+            model(batch["x"], fails=True)
+        return F.mse_loss(model(batch["x"], fails=not model.training), batch["y"])
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"loss": model(batch["x"], trainer.now().step in (1, 2))[:, 0]}
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Evaluates()]
 
 
 class Reads(Plain):

@@ -40,6 +40,18 @@ def holds_gradients(unit: nn.Module) -> bool:
     )
 
 
+def end_pass(unit: Any) -> None:
+    """End the pass of an FSDP2 unit. ``reshard`` passes over units within a forward pass.
+
+    ``_training_state``, and ``iter_forward_root`` of all units. The public ``reset_iter_state``
+    (torch 2.13) fails before the first forward pass.
+    """
+    state = unit._get_fsdp_state()
+    state._state_ctx.iter_forward_root = None
+    for part in (state, *_parameter_groups(unit)):
+        part._training_state = part._training_state.IDLE
+
+
 def complete_sums(unit: nn.Module) -> None:
     """Give parameters of an FSDP2 unit that earlier micro-batches left out a sum of zeros.
 

@@ -32,6 +32,7 @@ from ..errors import ConfigError, LaunchError, Problem
 from ..private.accelerate import register_model
 from ..private.fsdp import (
     complete_sums,
+    end_pass,
     gathered_by,
     holds_gradients,
     read_whole_numbers,
@@ -185,6 +186,7 @@ class FSDP2(Strategy):
             if hasattr(unit, "set_reduce_scatter_unused_params"):
                 unit.set_reduce_scatter_unused_params(True)
 
+        model.register_forward_hook(self._settle_after_error, always_call=True)
         for number, unit in enumerate(self._sharded):
             if unit is not model:
                 note = disable(partial(self._note_call, number))  # type: ignore[no-untyped-call]
@@ -307,6 +309,11 @@ class FSDP2(Strategy):
         if unit.training:
             self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
 
+    def _settle_after_error(self, model: nn.Module, args: Any, output: Any) -> None:
+        # Behind an error in a forward pass, which a task may catch, there is no output.
+        if output is None:
+            self.settle()
+
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
         # A gathered parameter stays the same object, so a list without None stays right.
         if self._gathered is None:
@@ -375,10 +382,11 @@ class FSDP2(Strategy):
         self.settle()
 
     def settle(self) -> None:
-        # After a forward pass without a backward pass (evaluation) the root is still gathered. The
-        # gathered values would be read as the parameters, and used again in the next forward pass,
-        # instead of the shards.
+        # After a forward pass without a backward pass (evaluation), or that has failed, units are
+        # still gathered. The gathered values would be read as the parameters, and used again in the
+        # next forward pass, instead of the shards.
         for unit in self._sharded:
+            end_pass(unit)
             unit.reshard()
 
     def full_tensor(self, name: str, parameter: Any) -> Tensor:

@@ -38,6 +38,19 @@ def test_a_unit_lists_the_parameters_that_it_gathers(process_group: None) -> Non
     assert weight.shape == (3, 2)
 
 
+def test_a_pass_ends_where_it_has_failed(process_group: None) -> None:
+    model: Any = nn.Linear(2, 3)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(RuntimeError, match="mat1"):
+        model(torch.ones(1, 5))
+    model.reshard()
+    assert not hasattr(model.weight, "placements"), f"{TORCH}: reshard alone divides it by now"
+    private_fsdp.end_pass(model)
+    model.reshard()
+    assert hasattr(model.weight, "placements"), f"{TORCH} has no _training_state"
+    assert model._get_fsdp_state()._state_ctx.iter_forward_root is None
+
+
 def test_a_sum_of_zeros_joins_the_sums_of_a_unit(process_group: None) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
