@@ -58,6 +58,23 @@ class Model(nn.Module):
         return self.head(self.back(self.middle(hidden).tanh()) * self.scale)
 
 
+class Mixed(SGD):
+    """Keeps more state for the parameters of some groups than for the others."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter]
+                kept["step"] = kept.get("step", 0) + 1
+                if not group["nesterov"]:
+                    continue
+                square = kept.setdefault("square", torch.zeros_like(parameter))
+                square.addcmul_(parameter.grad, parameter.grad)
+                parameter.grad.div_(square.sqrt() + 0.1 * kept["step"])
+        return super().step(closure)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Odd(Task):
     """Predicts the next of a few numbers."""
@@ -80,7 +97,7 @@ class Odd(Task):
             {"params": learning[:2], "momentum": 0.8},
             {"params": learning[2:], "nesterov": True},
         ]
-        return SGD(groups, lr=plan.lr, momentum=0.9)
+        return Mixed(groups, lr=plan.lr, momentum=0.9)
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         self.seen["steps"] = self.seen.get("steps", 0) + 1

@@ -73,10 +73,16 @@ def restore_optimizer(
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
             values = _read_values(strategy, state_key, names, form, ranges, notices)
+            found = {
+                key for key in form.ranges if any(ranges.holds(PREFIX + key, n) for n in names)
+            }
+            found |= values.keys()
+            # Parameters of another sort have other keys.
+            own = min((sort for sort in form.together if sort >= found), key=len, default=found)
             kept = {
                 key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
                 for key, dtype in form.ranges.items()
-                if values or any(ranges.holds(PREFIX + key, name) for name in names)
+                if found and key in own
             }
             states[state_key] = kept | values
 
