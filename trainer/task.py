@@ -185,8 +185,9 @@ class Task:
             def held_in_evaluation(self, model):
                 return [model.backbone]
 
-        Their submodules stay as well. All other modules train in training mode, whatever mode
-        ``build_model`` left them in: ``from_pretrained`` leaves a model in evaluation mode.
+        Their submodules stay as well. All other modules train in training mode, also those of
+        ``from_pretrained``, which leaves a model in evaluation mode. If only some layers are in
+        evaluation mode, the task must have this method. ``[]`` trains all in training mode.
         """
         return ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -173,27 +174,36 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
     """Put the model into training mode, except for the modules that the task names.
 
     Returns:
-        The modules of ``Task.held_in_evaluation``, and notices of modes that may surprise.
+        The modules of ``Task.held_in_evaluation``, and a notice of modes that may surprise.
+
+    Raises:
+        LaunchError: some layers are in evaluation mode, and the task does not say whether they
+            stay.
     """
-    # from_pretrained leaves all modules in evaluation mode. Here the mode makes a difference.
-    left = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, BatchNormBase | DropoutBase) and not module.training
-    ]
+    # from_pretrained leaves all modules in evaluation mode, to which peft adds layers. Here the
+    # mode makes a difference.
+    kinds = BatchNormBase | DropoutBase
+    still = {name: m for name, m in model.named_modules() if not m.training}
+    left = [name for name, module in still.items() if isinstance(module, kinds)]
+    parts = [name for name in still if name.rpartition(".")[0] not in still] or left
+    is_mixed = any(m.training for m in model.modules() if m is model or isinstance(m, kinds))
+
     held = list(task.held_in_evaluation(model))
     model.train()
     for module in held:
         module.eval()
 
-    notices = []
-    stay = {name or "the whole model": m for name, m in model.named_modules() if not m.training}
-    if stay:
-        notices.append(f"in evaluation mode while the model trains: {listed([*stay])}")
-    released = [name for name in left if name not in stay]
-    if released:
-        notices.append(
-            f"build_model left {listed(released)} in evaluation mode: they train in training mode; "
-            "Task.held_in_evaluation names modules that stay"
+    is_told = type(task).held_in_evaluation is not Task.held_in_evaluation
+    if not left or is_told or hasattr(model, "peft_config"):
+        return held, []
+    if is_mixed:
+        line = re.sub(r"\.(\d+)", r"[\1]", ", ".join(f"model.{part}" for part in parts))
+        raise LaunchError(
+            f"build_model leaves some layers in evaluation mode ({listed(left)}): say in the task "
+            "which modules stay in evaluation mode while the model trains: "
+            f"`def held_in_evaluation(self, model): return [{line}]`, or `return []` for none"
         )
-    return held, notices
+    return held, [
+        f"build_model left {listed(left)} in evaluation mode: they train in training mode; "
+        "Task.held_in_evaluation names modules that stay"
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -119,47 +119,54 @@ def small() -> nn.Module:
     )
 
 
-def modes(model: nn.Module, *names: str) -> tuple[str, list[str]]:
+def modes(model: nn.Module, task: Task | None = None) -> tuple[str, list[str]]:
     """Return the modules that stay in evaluation mode, and the notices."""
-    held, notices = enter_training_mode(Holds(lambda: model, *names), model)
-    assert held == [model.get_submodule(name) for name in names]
+    _, notices = enter_training_mode(task or Builds(lambda: model), model)
     stay = [name for name, module in model.named_modules() if not module.training]
     return " ".join(stay), notices
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_the_mode_of_a_pretrained_model_does_not_depend_on_its_place(wrapped: bool) -> None:
-    model = small().eval()  # as from_pretrained leaves it
-    if wrapped:
-        model = nn.Sequential(model, nn.Linear(1, 1))
-    stay, notices = modes(model)
-    assert stay == ""
-    names = "0.0.1, 0.0.2" if wrapped else "0.1, 0.2"
-    released = f"build_model left {names} in evaluation mode: they train in training mode"
-    assert [notice.split(";")[0] for notice in notices] == [released]
+class Adapted(nn.Sequential):
+    """As peft leaves a pretrained model."""
+
+    peft_config: ClassVar = {}
 
 
-def test_modules_that_the_task_names_stay_in_evaluation_mode_and_the_banner_says_so() -> None:
-    for model in (small(), small().eval()):
-        stay, notices = modes(model, "0")
-        assert stay == "0 0.0 0.1 0.2"
-        assert notices == ["in evaluation mode while the model trains: 0, 0.0, 0.1 (and 1 more)"]
-
-    assert modes(small(), "")[1] == [
-        "in evaluation mode while the model trains: the whole model, 0, 0.0 (and 3 more)"
-    ]
+def test_a_pretrained_model_trains_in_training_mode() -> None:
+    for build in (small, lambda: Adapted(small().eval(), nn.Dropout(0.1))):
+        assert modes(build().eval())[0] == ""
+    released = "build_model left 0.1, 0.2 in evaluation mode: they train in training mode"
+    assert modes(small().eval())[1][0].split(";")[0] == released
+    assert modes(Adapted(small().eval(), nn.Dropout(0.1))) == ("", [])
 
 
-def test_a_model_that_keeps_its_own_modes_is_told() -> None:
-    class Keeps(nn.Sequential):
-        def train(self, mode: bool = True) -> Any:
-            super().train(mode)
-            self[1].eval()
-            return self
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        (lambda: nn.Sequential(small(), small().eval()), "model[1]"),  # a teacher
+        (lambda: nn.ModuleDict({"body": small().eval(), "head": nn.Linear(1, 1)}), "model.body"),
+        (lambda: nn.Sequential(small(), nn.Sequential(small(), small().eval())), "model[1][1]"),
+        (lambda: nn.Sequential(small().eval(), nn.Dropout(0.1).eval(), small()), "model[0], model[1]"),
+        (lambda: nn.Sequential(small(), nn.Dropout(0.1)).eval().append(small()), "model[0][0][1], model[0][0][2], model[1]"),
+    ],
+)  # fmt: skip
+def test_a_model_with_parts_in_evaluation_mode_asks_which_stay(
+    build: Callable[[], nn.Module], parts: str
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        modes(build())
+    line = f"`def held_in_evaluation(self, model): return [{parts}]`, or `return []` for none"
+    assert str(caught.value).endswith(line)
+    model = build()
+    assert modes(model, Holds(lambda: model)) == ("", [])
+    name = next(iter(dict(model.named_children())))
+    stay, notices = modes(model, Holds(lambda: model, name))
+    assert stay.startswith(name) and notices == []
 
-    stay, [notice] = modes(Keeps(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    assert stay == "1"
-    assert notice.endswith(": 1")
+
+def test_modes_that_make_no_difference_are_not_asked_for() -> None:
+    teacher = nn.Sequential(nn.Linear(2, 2), nn.Tanh()).eval().requires_grad_(False)
+    assert modes(nn.Sequential(small(), teacher)) == ("", [])
 
 
 def test_operations_of_a_token_leave_out_embeddings_that_multiply_nothing() -> None:
