@@ -188,7 +188,8 @@ class Evaluator:
                 if chosen.counts_examples:
                     # The loader knows the number of examples. The default weight would take the
                     # first dimension of the first tensor, which may be another number.
-                    values = weighted(self.task.training_step(model, batch), float(examples))
+                    result = self.task.training_step(model, batch)
+                    values = weighted(result, {"loss": float(examples)})
                 else:
                     values = chosen.evaluation_step(model, batch)
                 sums.add(values, counts=examples > 0)

@@ -22,7 +22,7 @@ from .distributed.heartbeat import watched
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .losses import StepLosses, explained, refuse_independent, split_loss
+from .losses import StepLosses, explained, refuse_independent, share_of
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
@@ -95,7 +95,7 @@ class Trainer:
             return
 
         for window in run.meter.waiting("data", run.windows()):
-            total_weight = self._begin_total_weight(window)
+            total_weights = self._begin_total_weights(window)
             self.hooks.call("on_window", run, window)
 
             # Forward and backward: each loss has a share of the mean over the global batch.
@@ -103,10 +103,9 @@ class Trainer:
             for micro in window.micros:
                 is_last = micro is window.micros[-1]
                 with self._micro_step(micro, is_last):  # averages over ranks at the last
-                    loss, values = self._forward(micro)
-                    share = micro.weight / total_weight()
+                    loss, share, sums = self._forward(micro, total_weights)
                     strategy.backward(_times(loss, share * run.plan.world_size))
-                losses.add(loss, share, values, micro.weight)
+                losses.add(loss, share, sums, counts=micro.weight > 0)
 
             # Clip, step, zero. Then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
@@ -130,8 +129,8 @@ class Trainer:
 
     # -- parts of a step --------------------------------------------------------------------------
 
-    def _begin_total_weight(self, window: Window) -> Callable[[], float]:
-        """Return a function that waits for the weight of the step over all ranks. Collective.
+    def _begin_total_weights(self, window: Window) -> Callable[[], Mapping[str, float]]:
+        """Return a function that waits for the weights of the step over all ranks. Collective.
 
         The tokens for the speed are summed in the same message. The sum over ranks runs during the
         first forward pass. Examples are counted by the plan of the data. A rank knows only the
@@ -139,24 +138,26 @@ class Trainer:
         """
         run = self.run
         if run.train_data.weight_is_planned:
-            return lambda: float(window.samples)
+            planned = {"loss": float(window.samples)}
+            return lambda: planned
+        weights = window.weights
         counted = [micro.batch for micro in window.micros if micro.weight]
-        of_rank = [window.weight, computed_tokens(run.task, counted)]
+        of_rank = [computed_tokens(run.task, counted), *weights.values()]
         sums_of_ranks = run.agreement.begin_sums(of_rank)
 
         @cache
-        def total_weight() -> float:
-            total, tokens = sums_of_ranks()
-            if total <= 0:
+        def total_weights() -> Mapping[str, float]:
+            tokens, *totals = sums_of_ranks()
+            if sum(totals) <= 0:
                 raise DataError(
                     f"step {run.step + 1}: no item of the global batch has a weight. "
                     "Check Task.weight"
                 )
             if run.task.counts_tokens:
-                run.meter.count(tokens, trained=total)
-            return total
+                run.meter.count(tokens, trained=totals[0])
+            return dict(zip(weights, totals, strict=True))
 
-        return total_weight
+        return total_weights
 
     def _micro_step(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[object]:
         """Surround forward and backward of a micro-batch."""
@@ -169,14 +170,17 @@ class Trainer:
         both.enter_context(exchange)
         return both
 
-    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return the loss of a micro-batch, and the other values that the task reports."""
+    def _forward(
+        self, micro: MicroBatch, total_weights: Callable[[], Mapping[str, float]]
+    ) -> tuple[Tensor, float, Mapping[str, Any]]:
+        """Return the loss of a micro-batch, its share of the global mean, and sums to report."""
         run = self.run
         batch = run.strategy.to_device(micro.batch)
-        loss, values = split_loss(run.task.training_step(run.model, batch))
+        result = run.task.training_step(run.model, batch)
+        loss, share, sums = share_of(result, micro.weights, total_weights())
         if run.step == self._first_step:
             refuse_independent(loss)
-        return loss, values
+        return loss, share, sums
 
     def _info(self, losses: StepLosses, update: StepResult) -> StepInfo:
         run = self.run

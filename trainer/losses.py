@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from .data.batches import by_part
 from .errors import DataError
 from .metrics import WeightedSums
 
@@ -28,22 +29,20 @@ class StepLosses:
         self.reported = WeightedSums()
         self._counted: list[Tensor] = []
 
-    def add(self, loss: Tensor, share: float, values: Mapping[str, Any], weight: float) -> None:
+    def add(self, loss: Tensor, share: float, sums: Mapping[str, Any], *, counts: bool) -> None:
         """Add a micro-batch.
 
         Args:
-            loss: a mean over the micro-batch.
-            share: the micro-batch's part of the weight of the step, over all ranks.
-            values: reported beside the loss.
-            weight: of the micro-batch. 0 for a padding batch, which does not count.
+            loss, share, sums: as ``share_of`` gives them.
+            counts: False for a padding batch.
         """
         # A separate tensor, because a compiled step on a GPU may write over the loss.
         part = loss.detach() * share
         self.shares.append(part)
-        if weight:
+        if counts:
             self._counted.append(part)
-        if values:
-            self.reported.add(weighted((loss, values), weight), counts=weight != 0)
+        if sums:
+            self.reported.add(sums, counts=counts)
 
     def total(self, device: torch.device) -> Tensor:
         """Return this rank's part of the global mean. Summed over ranks it is the loss."""
@@ -52,28 +51,58 @@ class StepLosses:
         return reduce(torch.add, self._counted)
 
 
-def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Return the loss of ``training_step`` as a scalar, and the values reported beside it.
+def share_of(
+    result: Any, weights: Mapping[str, float], totals: Mapping[str, float]
+) -> tuple[Tensor, float, Mapping[str, Any]]:
+    """Return the loss of a micro-batch, its share of the global mean, and the sums to report.
+
+    The parts of a loss are added up, each by its own share. Their sum has the share 1.
+
+    Args:
+        result: of ``training_step``.
+        weights: of the micro-batch, as ``by_part`` gives them.
+        totals: the weights of the step over all ranks. A part may have no item in a step.
+    """
+    if "loss" in weights:
+        losses, values = split_loss(result)
+        sums = weighted(result, weights) if values else {}
+        return losses["loss"], weights["loss"] / totals["loss"], sums
+
+    sums = weighted(result, weights)
+    parts = [sums[name][0] / (totals[name] or 1.0) for name in weights]
+    return reduce(torch.add, parts), 1.0, sums
+
+
+def split_loss(
+    result: Any, names: Collection[str] = ("loss",)
+) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """Return the parts of the loss of ``training_step``, and the values reported beside the loss.
+
+    Args:
+        names: of the parts that ``Task.weight`` counts, as ``by_part`` gives them.
 
     Raises:
         DataError: the result is no loss, or nothing could be trained by it.
     """
     is_pair = isinstance(result, tuple) and len(result) == 2
     loss, values = result if is_pair else (result, {})
-    size = loss.numel() if hasattr(loss, "numel") else 0
-    if size != 1 or not isinstance(values, Mapping):
+    losses = by_part(loss, lambda part: part)
+    are_counted = losses.keys() == set(names)
+    are_numbers = all(hasattr(part, "numel") and part.numel() == 1 for part in losses.values())
+    if not are_counted or not are_numbers or not isinstance(values, Mapping):
         shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
+        counted = "" if are_counted else f" with {[*losses]}. Task.weight counts {[*names]}"
         raise DataError(
             "training_step must return the loss, a single number, or (loss, {name: value}). "
-            f"It returned a {type(result).__name__}{shape}"
+            f"It returned a {type(result).__name__}{shape}{counted}"
         )
 
-    if torch.is_grad_enabled() and not loss.requires_grad:
+    if torch.is_grad_enabled() and not any(part.requires_grad for part in losses.values()):
         raise DataError(
             "training_step returned a loss that no parameter has a part in: it was detached, or "
             "computed under no_grad. Return the loss with its graph. The trainer calls backward"
         )
-    return (loss if loss.ndim == 0 else loss.reshape(())), values
+    return {name: part.reshape(()) if part.ndim else part for name, part in losses.items()}, values
 
 
 def refuse_independent(loss: Tensor) -> None:
@@ -123,11 +152,19 @@ def explained(known: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def weighted(result: Any, weight: float) -> dict[str, Any]:
-    """Return loss and values of a training step, each single number as ``(sum, weight)``."""
-    loss, values = split_loss(result)
-    found: dict[str, Any] = {}
-    for name, value in {"loss": loss, **values}.items():
+def weighted(result: Any, weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return loss and values of a training step, each single number as ``(sum, weight)``.
+
+    A single number beside the parts of a loss has no known weight, and stays as it is.
+    """
+    losses, values = split_loss(result, weights)
+    found = dict(values)
+    for name, value in {**losses, **values}.items():
+        weight = weights.get(name, weights.get("loss"))
         is_number = getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple)
-        found[name] = (value * weight, weight) if is_number else value
+        if weight is None or not is_number:
+            continue
+        # The mean over no items may be NaN. The graph stays, since engines want all gradients.
+        known = value if weight else torch.as_tensor(value).nan_to_num()
+        found[name] = (known * weight, weight)
     return found

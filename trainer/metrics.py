@@ -7,6 +7,7 @@ a sum of weights is not.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -123,6 +124,9 @@ class WeightedSums:
         if layout is None:
             layout = self.layout()
         values = self._reduce_sums(accelerator, layout) if layout else {}
+        parts = [values[name] for name, _ in layout if name.startswith("loss/")]
+        if parts:  # a part without items in the whole set is NaN
+            values.setdefault("loss", sum(part for part in parts if not math.isnan(part)))
         for name in sorted(self._objects):
             values |= _computed(name, self._objects[name])
         return values

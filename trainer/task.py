@@ -205,10 +205,12 @@ class Task:
 
     def training_step(
         self, model: nn.Module, batch: Any
-    ) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+    ) -> Tensor | Mapping[str, Tensor] | tuple[Tensor | Mapping[str, Tensor], Mapping[str, Any]]:
         """Return the mean loss over the items of a micro-batch, as a scalar tensor.
 
-        ``weight`` returns the number of these items.
+        ``weight`` returns the number of these items. A loss of parts with items of their own
+        returns the mean of each part by name. The sum of the parts is trained and logged as
+        ``loss``, and each part is logged as ``loss/<name>``.
 
         ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D
         tensors and ``(sum, weight)`` have the meaning of ``evaluation_step``. Logged steps show the
@@ -216,12 +218,18 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
-    def weight(self, batch: Any) -> Tensor | float:
+    def weight(self, batch: Any) -> Tensor | float | Mapping[str, Tensor | float]:
         """Count the items of a batch that the mean of ``training_step`` is over.
 
         By default the number of examples. A language model returns the number of unmasked target
         tokens, and sets ``counts_tokens``. For a loss with class weights, which torch divides by
         their sum: ``class_weights[labels].sum()``. The batch is still on the CPU.
+
+        A mapping counts the items of each part of a loss. A detector has a mean over all queries,
+        and a mean over all boxes (in a micro-batch a sum over ``max(boxes, 1)``)::
+
+            def weight(self, batch):
+                return {"classes": 100 * len(batch["image"]), "boxes": len(batch["boxes"])}
         """
         return batch_size(batch)
 
@@ -233,7 +241,8 @@ class Task:
         """
         if isinstance(batch, Mapping) and "input_ids" in batch:
             return int(batch["input_ids"].numel())
-        return int(self.weight(batch))
+        weight: Any = self.weight(batch)
+        return int(weight)
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return the metrics of a batch by name: 1-D per-example values, or ``(sum, weight)``.
@@ -241,11 +250,12 @@ class Task:
         Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
         Sums may have a shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a
         sum, and a name of ``build_metrics`` takes the arguments of ``update``: ``{"auroc": (scores,
-        labels)}``.
+        labels)}``. Values ``loss/<name>`` add up to ``loss``.
         """
+        from .data.batches import by_part
         from .losses import weighted
 
-        return weighted(self.training_step(model, batch), float(self.weight(batch)))
+        return weighted(self.training_step(model, batch), by_part(self.weight(batch)))
 
     def prediction_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return the columns to write of each example of a batch, by name.

@@ -3,6 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | A batch that is masked whole adds nothing | all on 2 | test_masked_batches_add_nothing_though_their_loss_is_no_number |
+| The parts of a loss are means over their own items | all on 2 | test_parts_of_a_loss_are_means_over_their_own_items |
 | Buffers are the same on all ranks before they are used or exported | all on 2, float32 and bf16 | test_buffers_are_agreed_before_they_are_used, test_the_exported_model_evaluates_alike |
 | Batch normalisation has one curve, and so has half precision | all on 2 against DDP | test_curves_are_those_of_ddp_in_every_precision |
 | A step that the scaler skips does not move the schedule | DDP, FSDP2 on 2 | test_a_step_that_the_scaler_skips_does_not_move_the_schedule |
@@ -26,7 +27,7 @@ from typing import Any
 import pytest
 import torch
 from launchers import json_in, some_quick, worked
-from rank_numbers import CASES, Images, Masked, Scored, masked_items
+from rank_numbers import CASES, Images, Masked, Parts, Scored, masked_items
 from torch.utils.data import default_collate
 
 from trainer import Task, load_export
@@ -65,6 +66,7 @@ def in_one_process(
     losses = []
     for step, batch in enumerate(batches):
         loss = task.training_step(model, default_collate([items[index] for index in batch]))
+        loss = sum(loss.values()) if isinstance(loss, dict) else loss
         optimizer.zero_grad()
         loss.backward()
         if step != skipped:
@@ -95,6 +97,22 @@ def test_masked_batches_add_nothing_though_their_loss_is_no_number(
         assert results(strategy, folder)[case][0]["losses"] == pytest.approx(
             masked_reference(), rel=1e-5
         )
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_parts_of_a_loss_are_means_over_their_own_items(strategy: str, folder: Path) -> None:
+    items, order = masked_items(), epoch_order(22, 0, 0)
+    batches = [[int(i) for i in order[at : at + 4]] for at in range(0, 22, 4)]
+    said = results(strategy, folder)["parts"][0]
+    assert said["losses"] == pytest.approx(in_one_process(Parts(), items, batches), rel=1e-6)
+
+    model = Parts().build_model()
+    load_export(model, Path(said["folder"]) / "model")
+    with torch.no_grad():
+        whole = Parts().training_step(model, default_collate(items[:7]))
+    means = {f"eval/loss/{name}": float(loss) for name, loss in whole.items()}
+    expected = {"eval/loss": sum(means.values()), **means}
+    assert said["evaluation"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("case", ["batch_norm", "batch_norm_bf16"])

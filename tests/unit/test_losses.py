@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
-from trainer.losses import explained, refuse_independent, split_loss
+from trainer.losses import explained, refuse_independent, share_of, split_loss
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from trainer.losses import explained, refuse_independent, split_loss
         (None, "a NoneType"),
         ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "a tuple"),
         (torch.ones(4, requires_grad=True), "a Tensor of shape (4,)"),
-        ({"loss": torch.ones(())}, "a dict"),
+        ({"loss": torch.ones(())}, "a dict with ['loss/loss']. Task.weight counts ['loss']"),
     ],
 )
 def test_a_step_returns_the_loss(result: Any, said: str) -> None:
@@ -68,3 +68,38 @@ def test_an_error_of_the_engine_is_told_in_words_of_the_task() -> None:
         raise RuntimeError("aten.mm: a DTensor")
     with pytest.raises(RuntimeError, match="mine"), explained({"DT": "call model(...)"}):
         raise RuntimeError("mine")
+
+
+def test_parts_have_shares_of_their_own() -> None:
+    parameter = nn.Parameter(torch.tensor(1.0))
+    result = (
+        {"classes": 2 * parameter, "boxes": 3 * parameter},
+        {"accuracy": (torch.tensor(1.0), 4)},
+    )
+    weights = {"loss/classes": 4.0, "loss/boxes": 1.0}
+    loss, share, sums = share_of(result, weights, {"loss/classes": 8.0, "loss/boxes": 4.0})
+    assert (loss.item(), share) == (2 * 4 / 8 + 3 * 1 / 4, 1.0)
+    assert {name: (total.item(), weight) for name, (total, weight) in sums.items()} == {
+        "loss/classes": (8.0, 4.0),
+        "loss/boxes": (3.0, 1.0),
+        "accuracy": (1.0, 4),
+    }
+
+
+def test_a_part_without_items_adds_nothing_and_keeps_its_graph() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    result = {"classes": parameter.sum(), "boxes": parameter[:0].mean()}
+    weights = {"loss/classes": 2.0, "loss/boxes": 0.0}
+    loss, _, _ = share_of(result, weights, weights)
+    loss.backward()
+    assert loss.item() == 2.0 and parameter.grad is not None
+    assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "result", [{"classes": torch.ones(())}, torch.ones(()), {"classes": 1, "boxes": 2}]
+)
+def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
+    weights = {"loss/classes": 2.0, "loss/boxes": 1.0}
+    with torch.no_grad(), pytest.raises(DataError, match="training_step must return the loss"):
+        share_of(result, weights, weights)

@@ -61,6 +61,25 @@ class LeftOut(Masked):
         return Data(train=masked_items(), collate=without_masked)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts(Masked):
+    """A mean over unmasked targets and a mean over all numbers: a loss of two parts."""
+
+    def build_data(self) -> Data:
+        return Data(train=masked_items(), evaluation=masked_items()[:7])
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        outputs = model(batch["x"])
+        errors = (outputs - batch["y"]).square().sum(-1) * batch["mask"]
+        return {
+            "errors": errors.sum() / batch["mask"].sum().clamp(min=1),
+            "sizes": outputs.abs().mean(),
+        }
+
+    def weight(self, batch: Any) -> Any:
+        return {"errors": batch["mask"].sum(), "sizes": batch["y"].numel()}
+
+
 def without_masked(items: Any) -> dict[str, Tensor]:
     kept = [item for item in items if item["mask"]]
     first = items[0]
@@ -197,6 +216,11 @@ def masked(accel: str, folder: Path) -> dict[str, Any]:
 
 def left_out(accel: str, folder: Path) -> dict[str, Any]:
     return result(train(LeftOut(), accel, folder))
+
+
+def parts(accel: str, folder: Path) -> dict[str, Any]:
+    settings = {"accumulation_steps": 2, "micro_batch_size": 1, "evaluation_batch_size": 1}
+    return result(train(Parts(), accel, folder, **settings))
 
 
 def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
@@ -419,6 +443,7 @@ CASES: dict[str, Case] = {
     for case in (
         masked,
         left_out,
+        parts,
         batch_norm,
         batch_norm_bf16,
         curve_bf16,

@@ -1,30 +1,35 @@
-"""Losses that are sums over the micro-batch, which train another model on another layout."""
+"""Losses that are no mean over the items of a micro-batch, which train another model elsewhere."""
 
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import recursively_apply
+from accelerate.utils import honor_type
 from torch import Tensor
 
-from ..data.batches import Window
+from ..data.batches import Window, by_part
 from ..errors import LaunchError
 from ..hooks import Callback
-from ..losses import split_loss
+from ..losses import weighted
 from ..run import Run
 from ..strategies.tensors import local
-from ..task import batch_size
+from .finite import samples_of
+
+_ROWS = 16  # of a micro-batch at most, since they travel to all ranks
 
 
 class MeanLoss(Callback):
-    """Refuses a loss that triples if its batch is a row three times instead of once.
+    """Refuses a loss that is a sum: of the losses of a batch's halves, and triple for a row thrice.
 
-    A mean stays as it is. The first row of the first micro-batch must show a sum on every rank, and
-    beside a second loss of the row, since noise and counters of a task change losses too. The model
-    is in evaluation mode, and the run stays as it was. A batch that has not a row for each example,
-    or a task that fails in evaluation mode, is passed over.
+    A loss that is no mean of its halves' either (over items that ``Task.weight`` does not count, or
+    with negatives in the batch) is told. All ranks try the batch of rank 0: if the task fails with
+    some rows of a batch, all ranks fail at the same place of a divided model. The model is in
+    evaluation mode, and the run stays as it was. Passed over: noise in the loss, a batch without a
+    row for each sample, a task that fails with these batches.
     """
 
     def __init__(self) -> None:
@@ -35,42 +40,92 @@ class MeanLoss(Callback):
         if self._is_done:
             return
         self._is_done = True
-        batches = _rows(window.micros[0].batch)
-        if not all(run.agreement.gather(len(batches))):  # ranks compute equally often
+        [samples, *_] = samples_of(run.train_data, run.samples, window.end)
+        pickled = run.agreement.of_main(_pickled(window.micros[0].batch, len(samples)))
+        if not pickled:
             return
 
         with run.meter.paused("evaluation"):
-            once, thrice, again = _losses(run, batches)
-        is_sum = all(abs(thrice - 3 * one) < 0.5 * abs(thrice - one) for one in (once, again))
-        if all(run.agreement.gather(is_sum)):
+            tried = _losses(run, pickled)
+        rounding = 1e-4 if run.plan.precision["compute"] == "fp32" else 2e-2
+        verdict = run.agreement.of_main(_verdict(tried, rounding) if tried else "")
+        if verdict == "a sum":
             raise LaunchError(
                 f"{type(run.task).__qualname__}.training_step returns a sum over the micro-batch: "
-                "the loss of an example three times is three times its loss. Return the mean over "
+                "the loss of a batch is the sum of the losses of its halves. Return the mean over "
                 "the items that Task.weight counts, or another layout trains another model "
                 "(sanity_evaluation: false skips this trial)"
             )
+        if verdict:
+            run.say(
+                "note: the loss of a batch is not the mean of the losses of its halves: the curve "
+                "depends on micro_batch_size, and with micro_batch_size: null on the number of "
+                "processes (docs/numbers.md)"
+            )
 
 
-def _rows(batch: Any) -> list[Any]:
-    """Return the first row of a batch once, three times, and once. [] without two rows."""
+def _pickled(batch: Any, size: int) -> bytes:
+    """Return rows of a batch, both their halves, the first row once and thrice, and all again.
 
-    def repeated(value: Any, times: int) -> Any:
-        if not isinstance(value, Tensor) or not value.ndim:
-            return value
-        if len(value) != size:
-            raise ValueError("not a row for each example")
-        return value[[0] * times]
-
+    Empty without two rows, or if a part of the batch has no row for each of its ``size`` samples.
+    """
+    half = min(size, _ROWS) // 2
+    if not half:
+        return b""
+    both = range(2 * half)
     try:
-        size = batch_size(batch)
-        counts = (1, 3, 1) if size > 1 else ()
-        return [recursively_apply(repeated, batch, n, test_type=lambda value: True) for n in counts]
+        chosen = [both, both[:half], both[half:], [0], [0] * 3, [0], both]
+        return pickle.dumps([_cut(batch, size, rows) for rows in chosen])
     except Exception:  # a batch of the task's own kind
-        return []
+        return b""
 
 
-def _losses(run: Run, batches: list[Any]) -> list[float]:
-    """Return the losses of some batches. NaN if the task fails on a batch. Collective."""
+def _cut(value: Any, size: int, rows: Sequence[int]) -> Any:
+    if isinstance(value, Mapping):
+        cut = {key: _cut(part, size, rows) for key, part in value.items()}
+        return type(value)(cut)  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        # Inputs and targets may be as many as the samples.
+        are_parts = all(getattr(part, "shape", ())[:1] == (size,) for part in value)
+        if len(value) != size or are_parts:
+            return honor_type(value, (_cut(part, size, rows) for part in value))
+    if value is None or isinstance(value, str):
+        return value
+    if len(value) != size:
+        raise ValueError("not a row for each sample")
+    if isinstance(value, list | tuple):
+        return type(value)(value[row] for row in rows)
+    return value[[*rows]]
+
+
+def _verdict(tried: list[dict[str, tuple[float, ...]]], rounding: float) -> str:
+    """Return what the loss is: ``a sum``, ``another`` than a mean, or a mean (empty).
+
+    Args:
+        tried: sums and weights of ``_losses``, by the part of the loss.
+        rounding: relative to the losses.
+    """
+    verdict = ""
+    for name in tried[0]:
+        sums, weights = zip(*(losses[name] for losses in tried), strict=True)
+        means = [total / (weight or 1) for total, weight in zip(sums, weights, strict=True)]
+        whole, first, second, row, thrice, row_again, again = means
+        off = abs(whole - (sums[1] + sums[2]) / (weights[1] + weights[2] or 1))
+        is_sum = abs(whole - first - second) < off / 2
+        if is_sum and all(
+            abs(thrice - 3 * once) < abs(thrice - once) / 2 for once in (row, row_again)
+        ):
+            return "a sum"
+        if abs(whole - again) < rounding * (abs(first) + abs(second)) < off:
+            verdict = "another"
+    return verdict
+
+
+def _losses(run: Run, pickled: bytes) -> list[dict[str, tuple[float, ...]]]:
+    """Return sums and weights of the losses of some batches, by the part of the loss. Collective.
+
+    Empty if the task fails with a batch: the training will show whether the task is at fault.
+    """
     task = copy.copy(run.task)
     containers = {k: v for k, v in vars(task).items() if isinstance(v, dict | list | set)}
     vars(task).update({key: copy.copy(value) for key, value in containers.items()})
@@ -83,16 +138,17 @@ def _losses(run: Run, batches: list[Any]) -> list[float]:
         values = []
     before = [value.clone() for value in values]
 
+    weight_of = run.train_data.weight_of or (lambda batch: 1.0)
     losses = []
     with run.evaluator.unnoticed():
         try:
-            for batch in batches:
-                loss, _ = split_loss(task.training_step(run.model, run.strategy.to_device(batch)))
-                losses.append(float(loss))
+            for batch in pickle.loads(pickled):
+                weights = by_part(weight_of(batch))
+                result = task.training_step(run.model, run.strategy.to_device(batch))
+                sums = weighted(result, weights)
+                losses.append({name: tuple(map(float, sums[name])) for name in weights})
         except Exception:
-            if losses:  # the row alone was no problem
-                raise
-            losses = [float("nan")] * len(batches)
+            losses = []
         for value, kept in zip(values, before, strict=True):
             if not torch.equal(value, kept):
                 value.copy_(kept)

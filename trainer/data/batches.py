@@ -67,13 +67,21 @@ class MicroBatch(NamedTuple):
 
     Args:
         batch: of ``collate``.
-        weight: the number of examples, or the number that ``Task.weight`` counted. 0 marks a
-            padding batch, which adds nothing to the loss or to sums over ranks. With a padding
-            batch the rank takes part in the collectives.
+        weights: the number of items (the examples, or the count of ``Task.weight``) by the part of
+            the loss, as ``by_part`` gives them.
     """
 
     batch: Any
-    weight: float
+    weights: Mapping[str, float]
+
+    @property
+    def weight(self) -> float:
+        """Return the number of items of all parts.
+
+        0 marks a padding batch, which adds nothing to the loss or to sums over ranks. With a
+        padding batch the rank takes part in the collectives.
+        """
+        return sum(self.weights.values())
 
 
 class Window(NamedTuple):
@@ -97,7 +105,20 @@ class Window(NamedTuple):
     @property
     def weight(self) -> float:
         """Return the part of this rank in the weight of the step, a sum over all ranks."""
-        return sum(micro.weight for micro in self.micros)
+        return sum(self.weights.values())
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the part of this rank in the weight of each part of the loss."""
+        names = self.micros[0].weights
+        return {name: sum(micro.weights[name] for micro in self.micros) for name in names}
+
+
+def by_part(given: Any, convert: Callable[[Any], Any] = float) -> dict[str, Any]:
+    """Return weights or losses by name: ``loss``, or ``loss/<name>`` of each part of a mapping."""
+    if isinstance(given, Mapping):
+        return {f"loss/{name}": convert(part) for name, part in given.items()}
+    return {"loss": convert(given)}
 
 
 def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
@@ -123,7 +144,7 @@ class TrainData(ABC):
         seed: of the order, of augmentations, and of loading processes.
         collate: makes a batch of a list of items. By default torch's ``default_collate``.
         augment: changes an item by the randomness of its (seed, epoch, sample).
-        weight_of: returns the weight of a batch (tokens). By default the number of examples.
+        weight_of: as ``Task.weight``. By default the number of examples.
         drop_last: leave out the short last step of each epoch.
         workers: loading processes of this rank.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
@@ -160,6 +181,7 @@ class TrainData(ABC):
         self.workers = workers
         self.pin_memory = pin_memory
         self._padding_item: Any = None
+        self._parts: list[str] = []  # of the loss
 
     def loader(self, dataset: Any, position: int, **settings: Any) -> DataLoader[Any]:
         """Make torch's loader of the samples after ``position``.
@@ -187,12 +209,13 @@ class TrainData(ABC):
             examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
-        weight = self._weigh(batch, examples) if examples else 0.0
-        if weight == 0:
+        micro = MicroBatch(batch, self._weigh(batch, examples) if examples else {})
+        if micro.weight == 0:
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
             batch = self.collate([copied(self._padding_item) for _ in range(count)])
-        return MicroBatch(batch, weight)
+            micro = MicroBatch(batch, dict.fromkeys(self._weigh(batch, count), 0.0))
+        return micro
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
         """Keep the first item that has weight for padding batches, unless an item is kept already.
@@ -206,14 +229,22 @@ class TrainData(ABC):
             if self.weight_is_planned:
                 return
             with contextlib.suppress(Exception):  # some collates cannot leave all items out
-                if self._weigh(self.collate([copied(item)]), 1) > 0:
+                if sum(self._weigh(self.collate([copied(item)]), 1).values()) > 0:
                     return
 
-    def _weigh(self, batch: Any, samples: int) -> float:
-        """Return the weight of a batch that was collated of so many samples."""
-        if self.weight_of is not None:
-            return float(self.weight_of(batch))
-        return samples if self.weight_is_planned else examples_in(batch, samples)
+    def _weigh(self, batch: Any, samples: int) -> dict[str, float]:
+        """Return the weights of a batch that was collated of so many samples."""
+        if self.weight_of is None:
+            return {"loss": samples if self.weight_is_planned else examples_in(batch, samples)}
+
+        weights = by_part(self.weight_of(batch))
+        self._parts = self._parts or [*weights]
+        if self._parts != [*weights]:
+            raise DataError(
+                f"Task.weight returns {weights}, and returned {self._parts} before: return all "
+                "parts of the loss in the same order, those without an item as 0"
+            )
+        return weights
 
     @abstractmethod
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:

@@ -186,22 +186,28 @@ class Agreement:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def of_main(self, value: Any) -> Any:
+        """Return the value of the main process. Collective: call on every rank."""
+        values = [value]
+        if self.distributed:
+            dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
     def run_on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process. All ranks wait, and raise the same error.
 
         Collective: call on every rank.
         """
-        failure: list[Any] = [None]
+        failure = None
         if self.rank == 0:
             try:
                 work()
-            except (TrainerError, OSError) as error:
-                failure = [error]
+            except (TrainerError, OSError) as caught:
+                failure = caught
 
-        if self.distributed:
-            dist.broadcast_object_list(failure, src=0, group=self.group)
-        if failure[0] is not None:
-            raise failure[0]
+        error = self.of_main(failure)
+        if error is not None:
+            raise error
 
     # -- groups -----------------------------------------------------------------------------------
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from brought_tasks import Plain
 from from_launcher import configured
 from one_process import rows
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer import LaunchError, TrainConfig, Trainer
+from trainer.checks.mean_loss import _pickled
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -142,15 +145,101 @@ def test_a_task_that_fails_in_evaluation_mode_is_passed_over(tmp_path: Path) -> 
     train(tmp_path, Losing(loss=only_in_training))
 
 
-def test_an_error_behind_the_first_loss_of_the_trial_ends_the_run(tmp_path: Path) -> None:
-    """It would be lost: a task may fail once."""
-    calls: list[int] = []
+def wants_all_rows(model: Any, batch: Any) -> Tensor:
+    if len(batch["x"]) != 4:
+        raise KeyError("a half")
+    return errors(model, batch).mean()
 
-    def once(model: Any, batch: Any) -> Tensor:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyError("lost connection")
-        return errors(model, batch).mean()
 
-    with pytest.raises(KeyError, match="lost connection"):
-        train(tmp_path, Losing(loss=once))
+def test_a_task_that_takes_no_half_is_passed_over(tmp_path: Path) -> None:
+    sizes = {"micro_batch_size": 4, "global_batch_size": 4, "accumulation_steps": None}
+    train(tmp_path, Losing(loss=wants_all_rows), **sizes)
+
+
+NOTE = "note: the loss of a batch is not the mean of the losses of its halves"
+
+
+class TwoCounts(Weighted):
+    """Divides by a count that ``weight`` does not return."""
+
+    def weight(self, batch: Any) -> float:
+        return len(batch["x"])
+
+
+@pytest.mark.parametrize(
+    ("task", "is_told"),
+    [
+        (Losing(loss=contrastive), True),
+        (TwoCounts(loss=mean_by_weight), True),
+        (Weighted(loss=mean_by_weight), False),
+        (Losing(loss=lambda model, batch: errors(model, batch).mean()), False),
+        (Losing(loss=lambda model, batch: noisy(model, batch).mean()), False),
+    ],
+    ids=["contrastive", "two counts", "weighted", "mean", "noise"],
+)
+def test_a_loss_that_is_no_mean_of_halves_is_told(
+    task: Losing, is_told: bool, tmp_path: Path, capsys: Any
+) -> None:
+    train(tmp_path, task)
+    assert (NOTE in capsys.readouterr().out) == is_told
+
+
+class Sums(Losing):
+    """Two parts of a loss, of which a part is a sum."""
+
+    def training_step(self, model: Any, batch: Any) -> Any:
+        losses = errors(model, batch)
+        return {"mean": losses.mean(), "sum": losses.sum()}
+
+    def weight(self, batch: Any) -> Any:
+        return {"mean": len(batch["x"]), "sum": len(batch["x"])}
+
+
+def test_a_part_that_is_a_sum_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="returns a sum over the micro-batch"):
+        train(tmp_path, Sums(loss=errors))
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    rest: dict[str, Any]
+
+
+def rows_of(batch: Any) -> list[Any]:
+    """Return the batches that the trial makes of a batch of four samples."""
+    pickled = _pickled(batch, 4)
+    return pickle.loads(pickled) if pickled else []
+
+
+def test_all_parts_of_a_batch_are_cut() -> None:
+    texts = ["a", "b", "c", "d"]
+    boxes = [torch.ones(count, 4) for count in range(4)]
+    image = Image.new("L", (2, 2))
+    rest = {"text": texts, "boxes": boxes, "none": [None] * 4, "image": [image] * 4, "name": "all"}
+    whole, first, second, row, thrice, again, last = rows_of(Batch(torch.arange(4), rest))
+    assert [len(batch.x) for batch in (whole, first, second, row, thrice, again, last)] == [
+        *(4, 2, 2, 1, 3, 1, 4)
+    ]
+    assert second.rest["text"] == ["c", "d"] and thrice.rest["text"] == ["a"] * 3
+    assert [len(part) for part in second.rest["boxes"]] == [2, 3]
+    assert second.rest["none"] == [None] * 2 and len(second.rest["image"]) == 2
+    assert second.rest["name"] == "all"
+
+
+def test_inputs_and_targets_as_many_as_the_samples_are_no_rows() -> None:
+    [_, first, *_] = rows_of([torch.arange(4)] * 4)
+    assert [part.tolist() for part in first] == [[0, 1]] * 4
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.ones(4), "flat boxes": torch.ones(5, 4)},
+        {"x": torch.ones(4), "count": 4},
+        {"x": torch.ones(4), "graph": object()},
+        [lambda: None] * 4,
+        torch.ones(1),
+    ],
+)
+def test_other_batches_are_passed_over(batch: Any) -> None:
+    assert rows_of(batch) == []
