@@ -41,7 +41,7 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         # Gradients are exchanged if the last call of a step was told to.
-        self.called |= self.training and self.require_backward_grad_sync
+        self.called |= torch.is_grad_enabled() and self.require_backward_grad_sync
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:

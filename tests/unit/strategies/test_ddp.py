@@ -64,10 +64,12 @@ def test_a_step_that_did_not_call_the_wrapper_exchanged_nothing(
     wrapped.module(torch.ones(1, 2))
     reason = "training_step did not call the model that it was given, so no gradient was averaged"
     assert ddp.missed_exchange().startswith(reason)
-    wrapped.eval()(torch.ones(1, 2))
+    with torch.no_grad():
+        wrapped.eval()(torch.ones(1, 2))
     assert ddp.missed_exchange().startswith(reason), "an evaluation exchanges nothing"
-    wrapped.train()(torch.ones(1, 2)).sum().backward()
-    assert ddp.missed_exchange() == ""
+    for mode in (True, False):
+        wrapped.train(mode)(torch.ones(1, 2)).sum().backward()
+        assert ddp.missed_exchange() == ""
     assert ddp.missed_exchange().startswith(reason), "each step is looked at"
 
 

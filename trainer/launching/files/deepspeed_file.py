@@ -40,6 +40,11 @@ _OWN_FIELDS = {
     "global_batch_size": "train_batch_size",
     "max_grad_norm": "gradient_clipping",
 }
+# DeepSpeed ignores these in other stages than 3, without a word.
+_OF_STAGE_3 = (
+    "offload_param", "zero_hpz_partition_size", "zero_quantized_gradients",
+    "zero_quantized_nontrainable_weights", "zero_quantized_weights",
+)  # fmt: skip
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
@@ -101,6 +106,12 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
+    for key in _OF_STAGE_3:
+        asked = data.get(ZERO, {}).get(key)
+        asked = asked.get("device") if isinstance(asked, dict) else asked
+        if stage < 3 and str(asked).lower() not in ("none", "false", "1"):
+            rule = f"has no effect in stage {stage}; remove it, or set stage 3"
+            check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
     precision = _precision(data, read, doc, check)
     engine = _engine_config(data) if stage else {}
     _try_values(engine, doc, check)

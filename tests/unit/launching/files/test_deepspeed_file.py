@@ -140,6 +140,9 @@ def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
             "_note": 1,
             "overlap_comm": "auto",
             "mics_shard_size": -1,
+            "offload_param": {"device": "none"},
+            "zero_quantized_weights": False,
+            "zero_hpz_partition_size": 1,
         },
         "autotuning": {"enabled": False},
         "amp": {"enabled": False},
@@ -151,7 +154,12 @@ def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
     }
     request = read_deepspeed_file(write("ds.json", json.dumps(content)))
     assert request.deepspeed == {
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {
+            "stage": 2,
+            "offload_param": {"device": "none"},
+            "zero_quantized_weights": False,
+            "zero_hpz_partition_size": 1,
+        },
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "gradient_predivide_factor": 1.0,
     }
@@ -182,6 +190,13 @@ JSON_MISTAKES: list[tuple[str, Any, str]] = [
     ("zero_optimization.offload_optimizer.ratio", 0.3, "must be 1"),
     ("zero_optimization.compute_grad_norm", False, "must be True"),
     ("zero_optimization.mics_shard_size", 8, ABSENT),
+    (
+        "zero_optimization.offload_param",
+        {"device": "cpu"},
+        "'cpu': has no effect in stage 2; remove it, or set stage 3",
+    ),
+    ("zero_optimization.zero_quantized_weights", True, "true: has no effect in stage 2"),
+    ("zero_optimization.zero_hpz_partition_size", 2, "has no effect in stage 2"),
     ("torch_autocast", {"enabled": True}, ABSENT),
     ("amp", {"enabled": "auto"}, ABSENT),
     ("compile.deepcompile", True, "must be False"),
@@ -240,6 +255,10 @@ INLINE_MISTAKES = [
     (
         "zero_stage: 2\n  offload_optimizer_device: nvme",
         "a.yaml:5: deepspeed_config.offload_optimizer_device: 'nvme': must be 'none' or 'cpu'",
+    ),
+    (
+        "zero_stage: 1\n  offload_param_device: cpu",
+        "a.yaml:5: deepspeed_config.offload_param_device: 'cpu': has no effect in stage 1; remove it, or set stage 3",
     ),
 ]
 
