@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import xxhash
 from accelerate import PartialState
 from accelerate.utils import reduce
 from pydantic import Field
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 Reference = Literal["without_adapter", "frozen", "computed_once"]
 BLOCK = 4  # pairs whose log-probabilities are computed at once
-DIGITS = 4  # of a log-probability, which do not depend on the order of sums
 
 
 class PolicyAndReference(nn.Module):
@@ -76,7 +73,7 @@ class DPO(PreferenceTask):
         long_documents: longer sides are ``cut`` off, or ``refuse``d.
         reference: ``without_adapter`` (the default with an adapter), a ``frozen`` copy (the default
             without an adapter), or log-probabilities that are ``computed_once``, before the first
-            step, and kept in ``cache_dir`` and in checkpoints.
+            step, and kept in checkpoints.
         reference_model: the files of a ``frozen`` reference. By default ``model``.
         beta: how much a distance from the reference costs.
         objective: ``sigmoid``, ``robust`` to flipped preferences (Chowdhury et al. 2024), or
@@ -237,7 +234,7 @@ class DPO(PreferenceTask):
     # -- the reference, computed once -------------------------------------------------------------
 
     def _compute_once(self, model: nn.Module, device: torch.device) -> Tensor:
-        """Return the reference's log-probabilities of all pairs, from a file if there is a file.
+        """Return the reference's log-probabilities of all pairs.
 
         Collective: all ranks come here in the same micro-batch.
 
@@ -252,36 +249,17 @@ class DPO(PreferenceTask):
             )
         pairs: Any = ConcatDataset(self.memory["sets"])
         every = range(len(pairs))
-
-        def computed(block: range) -> Tensor:
-            batch = self.collate([pairs[number] for number in block])
-            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-            return self.log_probs(model, on_device, from_reference=True)
-
-        # The first pairs tell these weights and this precision from others.
-        digits = [f"{value:.{DIGITS}g}" for value in computed(every[:BLOCK]).flatten().tolist()]
-        name = xxhash.xxh3_128_hexdigest(" ".join([self._version(), *digits]).encode())
-        file = Path(self.cache_dir).expanduser() / f"reference-{name}.npy"
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
         state = PartialState()
-        if state.is_main_process and file.is_file():
-            table += torch.from_numpy(np.load(file)).to(device)
-        table = reduce(table, "sum")
-        if table.any():
-            say(f"reference: the log-probabilities of {len(pairs):,} pairs are read from {file}")
-            return table  # type: ignore[no-any-return]
-
         say(f"reference: the log-probabilities of {len(pairs):,} pairs are computed")
         for start in range(0, len(pairs), BLOCK * state.num_processes):
             block = every[start + BLOCK * state.process_index :][:BLOCK]
-            values = computed(block or every[:1])  # every rank calls the model as often
+            # Every rank calls the model as often.
+            batch = self.collate([pairs[number] for number in block or every[:1]])
+            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+            values = self.log_probs(model, on_device, from_reference=True)
             table[block.start : block.stop] = values[: len(block)]
-        table = reduce(table, "sum")
-        if state.is_main_process:
-            part = file.with_suffix(f".{os.getpid()}.npy")
-            np.save(part, table.cpu().numpy())
-            os.replace(part, file)
-        return table  # type: ignore[no-any-return]
+        return reduce(table, "sum")  # type: ignore[no-any-return]
 
     def _version(self) -> str:
         """Return a hash of all pairs."""
