@@ -4,6 +4,7 @@
 |---|---|---|
 | parity finds the same numbers the same, within bounds of the precision | one process, FSDP2 on 2; under the launcher, bf16 (nightly) | test_the_same_numbers_as_in_one_process, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
 | It finds a task out that depends on the layout | one process, DDP on 2 (nightly) | test_a_task_that_depends_on_the_layout_differs |
+| Its page draws each run and hides it, without a request | one process, DDP and FSDP2 on 2 (make browser) | test_the_page_in_a_browser |
 | It tells rounding from a difference | one process, DDP on 2 (nightly) | test_a_network_with_kinks_goes_where_rounding_leads |
 | Live bytes are those that plan computes | all on 2, ZeRO-3 with offload (nightly) | test_live_bytes_are_those_of_the_formula |
 | Setting up holds one whole parameter at a time | ZeRO-3 on 2 (nightly) | test_setting_up_holds_one_whole_parameter_at_a_time |
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from browser import in_chromium
 from launchers import BIN, ROOT, completed, launch_file, ranks, some_quick, worked
 
 from trainer.commands import cli, trials
@@ -83,6 +85,41 @@ def test_the_same_numbers_as_in_one_process(
     assert [(run.name, run.plan["world_size"]) for run in runs] == [(names[0], 1), (names[1], 2)]
     logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
     assert logs == [f"{name}.txt" for name in names]
+
+
+# Hides the first run by a click on the legend, and tries a request.
+PROBE = """<script>
+addEventListener("load", async () => {
+  const second = () => new Promise((done) => setTimeout(done, 1000));
+  const drawn = (panel) => document.querySelectorAll(`.${panel} .scatterlayer .trace`).length;
+  await second();
+  const seen = {shown: [drawn("xy"), drawn("x3y3")]};
+  for (const kind of ["mousedown", "mouseup"])
+    document.querySelector(".legendtoggle").dispatchEvent(new MouseEvent(kind, {bubbles: true}));
+  await second();
+  seen.left = [drawn("xy"), drawn("x3y3")];
+  seen.requests = performance.getEntriesByType("resource").length;
+  await fetch("https://example.org/").catch(() => {});
+  document.title = JSON.stringify(seen);
+});
+</script>"""
+
+
+@pytest.mark.browser
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """The console has the refused request of the probe, and would have errors of the page."""
+    files = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml"]
+    done = parity(*files, *DIGITS, "--to", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = tmp_path / "kept" / "compare.html"
+    assert f"curves: {page}" in done.stdout
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.read_text() + PROBE)
+    shown = in_chromium(probed.as_uri(), tmp_path / "chromium")
+    title = shown.stdout.partition("<title>")[2].partition("</title>")[0]
+    assert json.loads(title) == {"shown": [3, 3], "left": [2, 2], "requests": 0}
+    told = [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
+    assert told and all("Content Security Policy" in line for line in told), told
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from browser import in_chromium
 from launchers import BIN, clean_environment, command, json_in, run
 from trackers import inspect, quiet
 
@@ -85,14 +85,7 @@ def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
                 for line in server.stdout
                 if (found := re.search(r"http://127[^ \x1b]+", line))
             )
-            program = os.environ.get("CHROMIUM", "chromium")
-            words = [program, "--headless", "--no-sandbox", "--disable-gpu"]
-            words += ["--disable-background-networking", "--window-size=1300,4000"]
-            words += [f"--user-data-dir={tmp_path / 'chromium'}", "--virtual-time-budget=20000"]
-            words += ["--dump-dom", address]
-            shown = subprocess.run(
-                words, capture_output=True, text=True, timeout=90, check=True
-            ).stdout
+            shown = in_chromium(address, tmp_path / "chromium").stdout
         finally:
             server.terminate()
     assert "seen-ddp-2" in shown and "train/grad_norm" in shown and "samples_per_second" in shown

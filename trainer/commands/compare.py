@@ -19,6 +19,7 @@ from ..reporting.directory import json_text
 from ..reporting.speed import steady_speed
 from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
+from .page import write_page
 from .runs import Run, read_run
 from .usage import command_parser, local_path, local_text
 
@@ -32,12 +33,19 @@ def run(argv: Sequence[str]) -> int:
     parser = command_parser("compare", __doc__)
     parser.add_argument("runs", nargs="+", type=local_text, metavar="RUN", help="output folders")
     parser.add_argument("--json", type=local_path, metavar="FILE", help="write the same as JSON")
+    parser.add_argument("--page", type=local_path, metavar="FILE", help="draw the curves, as HTML")
     args = parser.parse_args(argv)
 
-    report = make_report([read_run(path) for path in args.runs])
+    runs = [read_run(path) for path in args.runs]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [replace(run, name=run.path) for run in runs]
+    report = make_report(runs)
     if args.json:
         args.json.write_text(json_text(report), encoding="utf-8")
-    print(as_table(report))
+    text = as_table(report)
+    if args.page:
+        write_page(args.page, text, runs)
+    print(text)
     return 0
 
 
@@ -50,8 +58,6 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     Raises:
         ConfigError: no run has logged a step.
     """
-    if len({run.name for run in runs}) < len(runs):
-        runs = [replace(run, name=run.path) for run in runs]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.curve("loss"):

@@ -12,7 +12,7 @@ If a run leaves the strict bound after the first step, the reference is run agai
 are nudged in the last place: a network that chooses (ReLU, max pooling) takes another way after a
 rounding. Dropout draws other numbers on each rank: compare with p at 0.
 
-With --to the runs are kept: trainer compare DIR/runs/* shows their curves.
+With --to the runs are kept, and DIR/compare.html shows their curves.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..config.train_config import TrainConfig
-from ..errors import usage_error
+from ..errors import ConfigError, usage_error
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
+from .page import write_page
 from .runs import Run
 from .trials import train
 from .usage import command_parser, local_text
@@ -110,7 +111,7 @@ def run(argv: Sequence[str]) -> int:
 
         verdicts |= {name: ("nudged", "") for name in nudged}
         verdicts[reference.name] = "reference", ""
-        return _report(runs, gaps | nudged, verdicts, bounds)
+        return _report(runs, gaps | nudged, verdicts, bounds, args.to)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,6 +152,7 @@ def _report(
     gaps: Mapping[str, Gaps],
     verdicts: Mapping[str, tuple[str, str]],
     bounds: Bounds,
+    to: str | None = None,
 ) -> int:
     """Print the table of the runs and the verdict, and return the exit code.
 
@@ -159,6 +161,7 @@ def _report(
         gaps: the differences of each run that ended from the reference, by name.
         verdicts: word and text on each run that ended, by name.
         bounds: the differences up to which runs are the same.
+        to: the folder for the page of the runs.
     """
     rows = [["run", "batch", "loss", "norm", "weights", "verdict"]]
     wrong = []
@@ -172,13 +175,20 @@ def _report(
         rows.append([run.name, batch, *numbers, word])
         if word in ("unknown", "differs"):
             wrong.append(f"{run.name}: {word}: {text}")
-    print("\n".join(columns(rows)))
-    print("largest relative differences; weights: relative to how far they moved")
 
     within = f"within {bounds.step:g} of loss and norm, {bounds.weights:g} of the weights"
     if any("rounding" in row for row in rows):
         within = f"within what rounding does to this model, not {within}"
-    print("\n".join([f"{'NOT ' if wrong else ''}the same {within}", *wrong]))
+    head = "largest relative differences; weights: relative to how far they moved"
+    text = "\n".join([*columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
+    print(text)
+    if to:
+        page = Path(to, "compare.html")
+        try:
+            write_page(page, text, runs)
+            print(f"curves: {page}")
+        except ConfigError as error:
+            print(error)
     return int(bool(wrong))
 
 

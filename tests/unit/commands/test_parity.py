@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from origins import origin, sourced
 
 from trainer import TrainConfig
 from trainer.commands import parity
+from trainer.commands.curves import EXACT
 from trainer.commands.parity import run
 from trainer.commands.runs import Run
 from trainer.launching.request import Request
@@ -70,6 +72,7 @@ def test_kept_runs_and_their_verdicts(
 ) -> None:
     """Kept runs have names of the layouts. A nudged run starts only as long as a verdict is open."""
     kept = tmp_path / "kept"
+    kept.mkdir()
     nudged = [f"nudged-{number}" for number, _ in enumerate(nudged_gaps, 1)]
     gaps = {"0-one-process": 0.0, "1-ddp": 1e-3, "2-fsdp": 0.0}
     gaps |= dict(zip(nudged, nudged_gaps, strict=True))
@@ -102,3 +105,16 @@ def test_kept_runs_and_their_verdicts(
     printed = capsys.readouterr().out
     assert ("NOT the same within 1e-05 of loss and norm, 0.01 of the weights" in printed) == code
     assert verdict in printed
+    page = kept / "compare.html"
+    assert printed.endswith(f"curves: {page}\n") and verdict in page.read_text()
+
+
+def test_the_verdict_does_not_need_plotly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2}
+    alone = replace(curve("a", 0.0), plan=plan)
+    gaps = {"a": {"loss": {1: 0.0}, "grad_norm": {1: 0.0}, "weights": {1: 0.0}}}
+    assert parity._report([alone], gaps, {"a": ("reference", "")}, EXACT, str(tmp_path)) == 0
+    assert "compare.html': needs plotly: pip install" in capsys.readouterr().out
