@@ -20,7 +20,7 @@ from ..strategies.base import compute_in
 from ..strategies.tensors import is_on_meta
 from ..task import Task, new_names, sources_of
 from ..text import listed
-from .normalize import make_contiguous, refuse_compiled
+from .normalize import make_contiguous, refuse_compiled, refuse_shared_memory
 from .returned import returned
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
 
+    refuse_shared_memory(model)  # before each tensor may get a memory of its own
     notices = _widen(model, plan)
     make_contiguous(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -19,6 +21,29 @@ def refuse_compiled(model: nn.Module) -> None:
             raise LaunchError(
                 f"{name or 'the model'} is compiled already: build it without torch.compile, "
                 "and set compile: true"
+            )
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Raise ``LaunchError`` for a parameter that shares memory with another or with a buffer.
+
+    A cast or a new layout gives each tensor a memory of its own, and so does a strategy that
+    divides parameters. Columns of a matrix lie between each other: only their first element counts.
+    """
+    spans = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_meta and tensor.layout == torch.strided and tensor.numel():
+            has_no_gaps = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+            # A buffer may be a view of a constant: of another buffer, or a frozen parameter.
+            kind = isinstance(tensor, nn.Parameter) + tensor.requires_grad
+            spans.append((tensor.data_ptr(), tensor.nbytes if has_no_gaps else 1, name, kind))
+
+    for (begin, size, name, kind), (next_begin, _, other, other_kind) in pairwise(sorted(spans)):
+        if next_begin < begin + size and kind + other_kind > 1:
+            raise LaunchError(
+                f"{name} and {other} share a memory, which stays so only if nothing is cast or "
+                "divided: use one parameter in both places (transposed in forward), or give each "
+                "its own (clone)"
             )
 
 

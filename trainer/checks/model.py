@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from torch import nn
 
 from ..errors import LaunchError
@@ -57,7 +55,6 @@ class SupportedModel(Callback):
                     "which would run before the gradient is averaged over micro-batches and ranks; "
                     "build an optimizer that does it in its step"
                 )
-        refuse_shared_memory(model)
 
 
 def _follows_batches(module: nn.Module) -> bool:
@@ -72,21 +69,3 @@ def has_extra_state(module: nn.Module) -> bool:
         return False
     state = module.get_extra_state()
     return state is not None and not (hasattr(state, "numel") and state.numel() == 0)
-
-
-def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise ``LaunchError`` for two parameters in the same memory.
-
-    Replicas keep a single tensor. A strategy that divides parameters makes two.
-    """
-    ranges = []
-    for name, parameter in model.named_parameters():
-        if not parameter.is_meta and parameter.numel() and parameter.is_contiguous():
-            ranges.append((parameter.data_ptr(), parameter.nbytes, name))
-
-    for (begin, size, name), (next_begin, _, other) in pairwise(sorted(ranges)):
-        if next_begin < begin + size:
-            raise LaunchError(
-                f"{name} and {other} are two parameters in one memory, which stays one only if "
-                "nothing is divided: use one parameter in both places, or give each its own (clone)"
-            )

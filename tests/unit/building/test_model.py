@@ -88,6 +88,64 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         built(lambda: nn.Linear(2, 1).requires_grad_(False))
 
 
+def transposed(model: Any) -> None:
+    model[1].weight = nn.Parameter(model[0].weight.t())
+
+
+def plain(model: Any) -> None:
+    model[1].weight = nn.Parameter(model[0].weight.data)
+
+
+def rows(model: Any) -> None:
+    model[1].weight = nn.Parameter(model[0].weight.data[5:])
+
+
+def buffer(model: Any) -> None:
+    model.register_buffer("seen", model[0].weight.detach()[:, 3:])
+
+
+def columns(model: Any) -> None:
+    both = torch.randn(8, 16).to(model[0].weight)
+    model[0].weight, model[1].weight = nn.Parameter(both[:, :8]), nn.Parameter(both[:, 8:])
+
+
+def constants(model: Any) -> None:
+    shared = torch.ones(4, dtype=model[0].weight.dtype)
+    model.register_buffer("one", shared)
+    model.register_buffer("other", shared[:2])
+    model.frozen = nn.Parameter(shared, requires_grad=False)
+    model[1].weight = model[0].weight
+    model.register_buffer("meta", torch.empty(2, device="meta"))
+    model.register_buffer("meta_too", torch.empty(2, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("tie", "names"),
+    [
+        (transposed, "0.weight and 1.weight"),
+        (plain, "0.weight and 1.weight"),
+        (rows, "0.weight and 1.weight"),
+        (buffer, "0.weight and seen"),
+        (columns, None),
+        (constants, None),
+    ],
+)
+def test_a_memory_of_two_is_refused_before_the_cast_cuts_it(
+    tie: Callable[[Any], None], names: str | None, dtype: torch.dtype
+) -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(dtype)
+        tie(model)
+        return model
+
+    if names is None:
+        built(build)
+        return
+    with pytest.raises(LaunchError, match=f"^{names} share a memory, which stays so only if"):
+        built(build)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_batch_norms_are_made_synchronous_where_the_config_asks(asked: bool) -> None:
     model, _ = built(lambda: nn.Sequential(nn.BatchNorm1d(2)), sync_batchnorm=asked)

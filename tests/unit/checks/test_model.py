@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trainer.checks.model import SupportedModel, refuse_shared_memory
+from trainer.checks.model import SupportedModel
 from trainer.errors import LaunchError
 
 
@@ -37,12 +37,6 @@ def notes_of(model: nn.Module, world_size: int = 2) -> list[str]:
     )
     SupportedModel().on_model(run, model)
     return notes
-
-
-def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model[1].weight = nn.Parameter(view(model[0].weight.data))
-    return model
 
 
 def ranked() -> nn.Module:
@@ -75,14 +69,6 @@ def with_hook_behind() -> nn.Module:
             with_hook_behind,
             "weight has a hook behind its gradient (register_post_accumulate_grad_hook)",
         ),
-        (
-            lambda: tied(lambda weight: weight),
-            "0.weight and 1.weight are two parameters in one memory",
-        ),
-        (
-            lambda: tied(lambda weight: weight[5:]),
-            "0.weight and 1.weight are two parameters in one memory",
-        ),
     ],
 )
 def test_what_strategies_would_lose_is_refused(build: Callable[[], nn.Module], line: str) -> None:
@@ -98,17 +84,6 @@ def test_one_process_may_scale_the_rows_of_an_embedding() -> None:
 def test_extra_state_that_no_checkpoint_holds_is_a_notice() -> None:
     [note] = notes_of(nn.Sequential(Counting(2, 2), Nothing(2, 2)))
     assert note == "0 has extra state, which no checkpoint holds: keep it in buffers"
-
-
-def test_a_shared_parameter_and_parts_that_do_not_meet_are_taken() -> None:
-    whole = torch.randn(6, 8)
-    model = nn.ParameterDict()
-    model["above"] = nn.Parameter(whole[:4])
-    model["below"] = nn.Parameter(whole[4:])
-    model["shared"] = model["above"]
-    model["meta"] = nn.Parameter(torch.empty(2, 2, device="meta"))
-    model["meta_too"] = nn.Parameter(torch.empty(2, 2, device="meta"))
-    refuse_shared_memory(model)
 
 
 @pytest.mark.parametrize(
