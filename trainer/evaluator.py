@@ -107,7 +107,7 @@ class Evaluator:
         """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
         states = rng.read()
-        self.strategy.sync_buffers()
+        self.strategy.sync_copies(self.agreement.gather)
         self.strategy.model.eval()
         try:
             with self.average.applied(), at(moment), torch.no_grad():

@@ -7,6 +7,7 @@
 | use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2; under accelerate launch (nightly) | test_use_cpu_runs_the_strategy_that_was_asked_for |
 | An optimizer in two places is named, and a class to wrap that the model lacks | ZeRO-1 on one process; FSDP2 on 2 | test_an_optimizer_in_the_json_and_in_code, test_a_wrap_class_that_the_model_does_not_have |
 | Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
+| Copies of a parameter that drift apart are neither measured nor written | DDP on 2; others (nightly) | test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written |
 | One run at a time writes to a folder, and a finished run stays as it is | one process, DDP, FSDP2 on 2 | test_a_second_run_is_refused_until_the_first_is_gone, test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it |
 """
 
@@ -151,6 +152,10 @@ REFUSED = {
     "rate of a group": f"LaunchError: rank 1: optimizer group 1: lr is 0.002, rank 0: 0.001{SAME_MODEL}",
 }
 NO_DIFFERENCE = ("noise of its own",)
+# Under DDP and ZeRO-1 and ZeRO-2 each process has the frozen parameter whole.
+DRIFTED = {
+    "codebook": r"LaunchError: rank 1: the checksum of centre is [0-9a-f]{16}, rank 0: [0-9a-f]{16}: code has changed",
+}
 
 
 @cache
@@ -169,12 +174,25 @@ def answers_of(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("how", some_quick("ddp"))
 def test_the_first_difference_is_told_before_the_first_step(how: str, folder: Path) -> None:
     found = answers_of(how, folder)
-    assert REFUSED.keys() | set(NO_DIFFERENCE) == CASES.keys()
+    assert REFUSED.keys() | DRIFTED.keys() | set(NO_DIFFERENCE) == CASES.keys()
     for name, line in REFUSED.items():
         zero, one = found[name]
         assert zero == one and zero["step"] == 0, (name, zero, one)
         assert re.match(line, zero["error"]), (name, zero["error"])
         assert "\n" not in zero["error"]
+
+
+@pytest.mark.parametrize("how", some_quick("ddp"))
+def test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written(
+    how: str, folder: Path
+) -> None:
+    found = answers_of(how, folder)
+    for name, line in DRIFTED.items():
+        zero, one = found[name]
+        edited = how in ("fsdp", "zero3")
+        assert zero == one and zero["step"] == (0 if edited else 2), (name, zero, one)
+        assert re.match("LaunchError: centre: changed in place" if edited else line, zero["error"])
+        assert not list((folder / how / name).glob("model/*")), "nothing is exported"
 
 
 @pytest.mark.parametrize("how", some_quick("ddp"))

@@ -186,6 +186,27 @@ class NoisyData(Plain):
         return Data(train=Noisy(), evaluation=Rows(6))
 
 
+class Drifting(nn.Module):
+    """A frozen parameter follows the batches of each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 1)
+        self.centre = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            with torch.no_grad():
+                self.centre.lerp_(x.mean(0), 0.5)
+        return self.last(x - self.centre)
+
+
+@case("codebook")
+class Codebook(Plain):
+    def build_model(self) -> nn.Module:
+        return Drifting()
+
+
 CASES["lr"] = (Plain, {"lr": 0.1})
 CASES["task settings"] = (Plain, {})
 

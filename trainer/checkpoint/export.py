@@ -106,7 +106,7 @@ def export_model(
             folder of before stays.
     """
     _raise_first(agreement.gather(changed_buffer(strategy)))
-    strategy.sync_buffers()
+    strategy.sync_copies(agreement.gather)
 
     entries = []
     sources = []

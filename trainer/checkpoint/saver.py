@@ -138,7 +138,7 @@ class Saver:
             self._fail(problems)
             return
 
-        parts.strategy.sync_buffers()
+        parts.strategy.sync_copies(self.agreement.gather)
         self._snapshot = take(
             parts, pieces, files, user_tensors, copied=self.config.save_in_background
         )

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ..distributed.restarts import connect_attempt
 from ..errors import DataError
 from ..private.torch import local_of
-from .buffers import sync
+from .buffers import refuse_drift, sync
 from .first_step import is_elementwise
 from .tensors import (
     canonical_names,
@@ -356,11 +356,18 @@ class Strategy(ABC):
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def sync_buffers(self) -> None:
+    def sync_copies(self, gather: Callable[[Any], list[Any]]) -> None:
         """Make buffers the same on every rank. Collective: call on every rank.
 
-        Called before buffers are used in an evaluation or written: ``buffers.sync``.
+        Called before an evaluation, and before a file is written.
+
+        Args:
+            gather: returns the values of all ranks.
+
+        Raises:
+            LaunchError: ranks have other values of a parameter that each has whole.
         """
+        refuse_drift(self.shards(trainable=None), self.plan.world_size, gather)
         sync(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027 (most engines have nothing to do)

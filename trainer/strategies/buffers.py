@@ -1,19 +1,25 @@
-"""Buffers: tensors of a model that no optimizer steps, such as BatchNorm's running statistics.
+"""Tensors of which each rank has a copy: buffers, and under some strategies parameters.
 
-No strategy shards buffers or exchanges them in a step: each rank updates a copy. ``sync`` makes the
-copies the same before an evaluation and before a file is written.
+Buffers are tensors of a model that no optimizer steps, such as BatchNorm's running statistics. No
+strategy shards buffers or exchanges them in a step: each rank updates a copy. ``sync`` makes the
+copies the same before an evaluation and before a file is written. Copies of parameters must be the
+same at any time: ``refuse_drift`` compares them at the same moments.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+import xxhash
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
+from ..data.digest import bytes_of
+from ..distributed.same import same_on_all_ranks
+from ..errors import LaunchError
 from ..private.torch import own_buffers, set_buffer
 
 if TYPE_CHECKING:
@@ -91,3 +97,21 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
         parts = mean.split([buffer.numel() for buffer in averaged])
         for buffer, part in zip(averaged, parts, strict=True):
             buffer.copy_(part.view(buffer.shape))
+
+
+def refuse_drift(shards: Iterable[Any], world: int, gather: Callable[[Any], list[Any]]) -> None:
+    """Raise ``LaunchError`` if ranks have other values of a parameter that each rank has whole.
+
+    Collective: call on every rank. 100 million float32 parameters take 22 ms of a CPU core.
+    """
+    facts = {
+        f"the checksum of {shard.name}": xxhash.xxh3_64_hexdigest(bytes_of(shard.tensor))
+        for shard in shards
+        if shard.copies == world > 1
+    }
+    difference = same_on_all_ranks(facts, gather)
+    if difference:
+        raise LaunchError(
+            f"{difference}: code has changed a parameter by numbers of a process alone (its "
+            "batch): keep such values in buffers, or average the numbers over all processes"
+        )
