@@ -19,6 +19,7 @@ from .config.train_config import TrainConfig
 from .data.batches import MicroBatch, Window
 from .distributed.exit import Stopped, meet_at_the_end
 from .distributed.heartbeat import watched
+from .distributed.same import same_on_all_ranks
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
@@ -141,6 +142,11 @@ class Trainer:
             planned = {"loss": float(window.samples)}
             return lambda: planned
         weights = window.weights
+        if run.step == self._first_step:  # other names on a rank would never be answered
+            parts = {"the result of Task.weight": ", ".join(weights)}
+            difference = same_on_all_ranks(parts, run.agreement.gather)
+            if difference:
+                raise DataError(difference)
         counted = [micro.batch for micro in window.micros if micro.weight]
         of_rank = [computed_tokens(run.task, counted), *weights.values()]
         sums_of_ranks = run.agreement.begin_sums(of_rank)

@@ -48,6 +48,11 @@ REFUSED = {
 ZERO = ("zero1", "zero2", "zero3")
 # What some strategies refuse: cases, strategies, and the line.
 UNSAID = [
+    (
+        ["parts_of_rank"],
+        ["ddp", "fsdp", *ZERO],
+        "DataError: rank 1: the result of Task.weight is loss/part 0, loss/part 1, rank 0: loss/part 0",
+    ),
     (["changed_in_place"], ZERO, "LaunchError: 0.bias: changed in place, while"),
     (
         ["hooked_later"],

@@ -45,6 +45,7 @@ from brought_tasks import (
     Names,
     Narrow,
     OnSomeRanks,
+    PartsOfRank,
     PastTheWrapper,
     Patience,
     Penalty,
@@ -85,6 +86,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "reads_said": (Reads, {"find_unused_parameters": True}),
     "graph": (Graph, {}),
     "masked_rows": (MaskedRows, {"micro_batch_size": 2, "weight_decay": 0.0}),
+    "parts_of_rank": (PartsOfRank, {}),
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
     # With one, DeepSpeed's stage 3 ends it in its own words: it compares the modules that each
     # rank's first forward pass went through.

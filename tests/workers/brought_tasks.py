@@ -327,6 +327,17 @@ class MaskedRows(Plain):
         return model
 
 
+class PartsOfRank(Plain):
+    """A loss that has a part on a single rank of two."""
+
+    def weight(self, batch: Any) -> Any:
+        names = {f"part {os.environ.get('RANK', '0')}", "part 0"}
+        return dict.fromkeys(sorted(names), len(batch["x"]))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return dict.fromkeys(self.weight(batch), super().training_step(model, batch))
+
+
 class OnSomeRanks(Plain):
     """Two heads of one shape: a few samples go through the second, the others through the first."""
 
