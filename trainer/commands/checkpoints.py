@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
-from .usage import command_parser, local_path
+from .usage import read_folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    verify: Annotated[bool, Field(description="read every byte")] = False
 
 
 def run(argv: Sequence[str]) -> int:
@@ -16,19 +28,15 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the folder holds no checkpoint.
     """
-    parser = command_parser("checkpoints", __doc__)
-    parser.add_argument("folder", type=local_path, help="of the run, or of its checkpoints")
-    parser.add_argument("--verify", action="store_true", help="read every byte")
-    args = parser.parse_args(argv)
-
-    inside = args.folder / "checkpoints"
-    checkpoints = listing(inside if inside.is_dir() else args.folder)
+    options, (folder,) = read_folders(__doc__, Options, argv)
+    inside = Path(folder, "checkpoints")
+    checkpoints = listing(inside if inside.is_dir() else Path(folder))
     if not checkpoints:
-        raise usage_error("", str(args.folder), "holds no checkpoints; give RUN or RUN/checkpoints")
+        raise usage_error("", folder, "holds no checkpoints; give RUN or RUN/checkpoints")
 
     rows = [["checkpoint", "strategy", "world", "size", "created", "state"]]
     for checkpoint in checkpoints:
-        if args.verify:
+        if options.verify:
             verify(checkpoint)
         fact = checkpoint.manifest.get  # of a manifest that is empty if the file cannot be read
         state = checkpoint.problem or "complete"

@@ -5,14 +5,13 @@ Each command is a module with ``run(argv) -> exit code``. A call imports only th
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import TrainerError
-from ..text import versions
+from ..errors import TrainerError, usage_error
+from ..text import columns, did_you_mean, versions
 
 COMMANDS = {
     "new": "a folder with a task that trains, a config, launch files and a test",
@@ -34,26 +33,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 means done, 1 a failure, and 2 a mistake in the command line or in a file.
     """
-    parser = argparse.ArgumentParser(
-        prog="trainer",
-        usage="%(prog)s COMMAND ... | --version; %(prog)s COMMAND --help tells more",
-        description="\n".join(f"{name:12} {about}" for name, about in COMMANDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="store_true", help="of this and other packages")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from the deepspeed launcher
-    parser.add_argument("command", choices=COMMANDS, nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0].startswith("--local_rank="):  # from the deepspeed launcher
+        words = words[1:]
+    command, *rest = words or ["--help"]
     try:
-        args = parser.parse_args(argv)
         code = 0
-        if args.version:
+        if command == "--version":
             print("\n".join(map(" ".join, versions().items())))
-        elif args.command is None:
-            parser.print_help()
+        elif command in ("--help", "-h"):
+            print("usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more\n")
+            print("\n".join(columns([*COMMANDS.items()])))
+        elif command in COMMANDS:
+            module = importlib.import_module(f".{command}", __package__)
+            code = int(module.run(rest))
         else:
-            module = importlib.import_module(f".{args.command}", __package__)
-            code = int(module.run(args.words))
+            rule = f"unknown command; {did_you_mean(command, COMMANDS)}"
+            raise usage_error("", command, rule)
         sys.stdout.flush()  # raises BrokenPipeError if the reader has closed the pipe
         return code
     except TrainerError as error:

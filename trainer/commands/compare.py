@@ -7,13 +7,18 @@ first run. The settings of the other groups are compared with those of the first
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ..checkpoint.compatibility import differences
 from ..config.fingerprint import fingerprint
+from ..config.paths import LocalPath
 from ..errors import usage_error
 from ..reporting.directory import json_text
 from ..reporting.speed import steady_speed
@@ -21,7 +26,15 @@ from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
 from .page import write_page
 from .runs import Run, read_run
-from .usage import command_parser, local_path, local_text
+from .usage import read_folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    json: Annotated[LocalPath | None, Field(description="FILE with the same as JSON")] = None
+    page: Annotated[LocalPath | None, Field(description="FILE with the curves, as HTML")] = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,21 +43,16 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a run cannot be read, or no run has logged a step.
     """
-    parser = command_parser("compare", __doc__)
-    parser.add_argument("runs", nargs="+", type=local_text, metavar="RUN", help="output folders")
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the same as JSON")
-    parser.add_argument("--page", type=local_path, metavar="FILE", help="draw the curves, as HTML")
-    args = parser.parse_args(argv)
-
-    runs = [read_run(path) for path in args.runs]
+    options, folders = read_folders(__doc__, Options, argv, most=sys.maxsize)
+    runs = [read_run(path) for path in folders]
     if len({run.name for run in runs}) < len(runs):
         runs = [replace(run, name=run.path) for run in runs]
     report = make_report(runs)
-    if args.json:
-        args.json.write_text(json_text(report), encoding="utf-8")
+    if options.json:
+        Path(options.json).write_text(json_text(report), encoding="utf-8")
     text = as_table(report)
-    if args.page:
-        write_page(args.page, text, runs)
+    if options.page:
+        write_page(Path(options.page), text, runs)
     print(text)
     return 0
 

@@ -3,13 +3,12 @@ r"""``trainer evaluate RUN | MODEL``: measure a model on evaluation sets, withou
     trainer evaluate runs/digits
     trainer evaluate runs/digits/best --predictions predictions.jsonl
     trainer evaluate runs/digits/checkpoints/step-00000040
-    trainer evaluate path/to/model --config digits.yaml --evaluation_batch_size 64
+    trainer evaluate path/to/model digits.yaml --evaluation_batch_size 64
     accelerate launch --config_file accel_configs/fsdp.yaml -m trainer evaluate runs/digits
-    torchrun --nproc_per_node 2 -m trainer evaluate runs/digits \
-        --accel_config accel_configs/fsdp.yaml
+    torchrun --nproc_per_node 2 -m trainer evaluate runs/digits accel_configs/fsdp.yaml
 
 RUN is the folder of a run: the exported model is measured with the run's task and settings. A
-folder of safetensors needs a --config. The values are printed, and written to
+folder of safetensors needs a config. The values are printed, and written to
 RUN/evaluations/NAME.json. NAME is the measured folder (model, best, step-00000040). No other file
 of the run is touched, so the run may be training.
 """
@@ -17,14 +16,20 @@ of the run is touched, so the run may be training.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+from pydantic import Field
 
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import MANIFEST
 from ..checkpoint.untrusted import read_json
+from ..config.arguments import sort_files
+from ..config.paths import LocalPath
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.directory import json_text
@@ -33,10 +38,22 @@ from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
 from .runs import Run as Training
 from .runs import read_run
-from .usage import command_parser, local_path
+from .usage import read_words
 
 if TYPE_CHECKING:
     from ..run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    sets: Annotated[str | None, Field(description="such as clean,noisy; else all")] = None
+    out: Annotated[LocalPath | None, Field(description="JSON file of the values")] = None
+    predictions: Annotated[
+        LocalPath | None,
+        Field(description="FILE.jsonl of Task.prediction_step; FILE.NAME.jsonl of a named set"),
+    ] = None
 
 
 def run(argv: Sequence[str]) -> NoReturn:
@@ -54,40 +71,29 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     """
     from .predictions import write_predictions
 
-    parser = command_parser(
-        "evaluate",
-        __doc__,
-        epilog="all other words are those of a training: --config FILE, --task_settings.split test",
-    )
-    add = parser.add_argument
-    add("target", type=local_path, metavar="RUN|MODEL")
-    add("--sets", help="names such as clean,noisy; by default all")
-    add("--out", type=local_path, metavar="FILE", help="JSON file of the values")
-    add(
-        "--predictions",
-        type=local_path,
-        metavar="FILE.jsonl",
-        help="write the results of Task.prediction_step; FILE.NAME.jsonl for a set with a name",
-    )
-    args, words = parser.parse_known_args(argv)
-
-    weights, training = find_model(args.target)
-    run = _build(words, weights, training)
+    options, settings, words = read_words(__doc__, Options, argv)
+    target, *files = sorted(words, key=os.path.isfile) or ["."]
+    weights, training = find_model(Path(target))
+    if training.path and not sort_files(files)[0]:
+        files.append(f"{training.path}/config.yaml")
+    run = _build([*files, *settings], weights, training)
     run.say(f"evaluates {weights} (step {run.step:,})")
     for notice in run.notices:
         run.say(f"note: {notice}")
 
-    sets = run.evaluator.chosen(None if args.sets is None else args.sets.split(","))
-    predicted = write_predictions(run, sets, args.predictions) if args.predictions else {}
+    sets = run.evaluator.chosen(None if options.sets is None else options.sets.split(","))
+    predicted = {}
+    if options.predictions:
+        predicted = write_predictions(run, sets, Path(options.predictions))
     values = run.evaluate(sets)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
     run.say(metrics_text(values))
 
-    out = args.out
-    if training.path and not out:
+    out = Path(options.out or "")
+    if training.path and not options.out:
         out = Path(training.path, "evaluations", f"{weights.resolve().name}.json")
-    if out and run.is_main:
+    if out.name and run.is_main:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(
             json_text(
@@ -142,16 +148,14 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     """Build a run that evaluates a model with the config of its training.
 
     Args:
-        words: of the command line: other settings.
+        words: of the command line: files and settings.
 
     Raises:
         ConfigError: the config is missing or wrong.
     """
     from ..builder import build_for_evaluation
 
-    if training.path:
-        words = ["--config", f"{training.path}/config.yaml", *words]  # the last --config counts
-    elif not words:
+    if not words:
         raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
     code = training.plan.get("task_folder")  # of the script that trained the run

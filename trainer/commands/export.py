@@ -8,26 +8,33 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..checkpoint.contents import Contents
 from ..checkpoint.discover import inspect, verify
 from ..checkpoint.export import write_model
+from ..config.paths import LocalPath
 from ..errors import usage_error
-from .usage import command_parser, local_path
+from .usage import read_folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    to: Annotated[LocalPath, Field(description="the new folder of the model")]
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the model, print the file, and return 0. Raises as ``export_checkpoint`` does."""
-    parser = command_parser("export", __doc__)
-    parser.add_argument("checkpoint", type=local_path, help="such as RUN/checkpoints/step-00000120")
-    parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
-    args = parser.parse_args(argv)
-
-    path = export_checkpoint(args.checkpoint, args.to)
+    options, (checkpoint,) = read_folders(__doc__, Options, argv)
+    path = export_checkpoint(Path(checkpoint), Path(options.to))
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import usage_error
-from .usage import command_parser, local_path
+from .usage import Options, read_folders
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
@@ -22,9 +22,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the folder exists, or cannot be written.
     """
-    parser = command_parser("new", __doc__)
-    parser.add_argument("name", type=local_path, help="the new folder")
-    folder = parser.parse_args(argv).name
+    _, (name,) = read_folders(__doc__, Options, argv)
+    folder = Path(name)
     # Work on the template itself leaves such files.
     leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")
     try:

@@ -1,8 +1,6 @@
-"""``trainer parity FILES...``: train the same steps under each accelerate YAML and compare the
-numbers.
+"""``trainer parity FILE ...``: train the same steps under each launch file and compare the numbers.
 
-    trainer parity accel_configs/ddp.yaml accel_configs/fsdp.yaml \\
-        --config train.yaml --steps 10 --lr 3e-4
+    trainer parity accel_configs/*.yaml train.yaml --steps 10 --lr 3e-4
 
 Every run has the same seed and the same global batch (--global_batch_size): accumulation makes up
 for the number of processes. The reference is a single process without a launcher. The first file is
@@ -17,22 +15,26 @@ With --to the runs are kept, and DIR/compare.html shows their curves.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from ..config.paths import LocalPath
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
-from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
+from ..launching.start import read_launch_file
 from ..script import load_config
 from ..text import columns
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .page import write_page
 from .runs import Run
 from .trials import train
-from .usage import command_parser, local_text
+from .usage import read_training, read_words
 
 # Every run trains all steps, without evaluations and checkpoints, which are not compared.
 _OFF = (
@@ -47,6 +49,17 @@ _OFF = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    steps: Annotated[int, Field(description="optimizer steps of each run", ge=1)] = 10
+    nudges: Annotated[int, Field(description="nudged runs at most", ge=0)] = 3
+    to: Annotated[
+        LocalPath | None, Field(description="keep the runs in DIR/runs, a new folder")
+    ] = None
+
+
 def run(argv: Sequence[str]) -> int:
     """Train under each launch file, and print how far the runs are from the reference.
 
@@ -56,30 +69,25 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a file or a setting is wrong. Nothing was started then.
     """
-    args, settings = _parser().parse_known_args(argv)
-    requests = {path: read_accelerate_file(path) for path in args.files}
-    words = [f"--config={args.config}"] if args.config else []
-    words += settings
-    config = load_config(words).config
+    options, settings, words = read_words(__doc__, Options, argv)
+    training, launch_files = read_training(words, settings)
+    config = load_config(training).config
+    requests = _requests([file.path for file in launch_files])
     if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
-    for path, request in requests.items():
-        if request.num_machines > 1:
-            raise usage_error("", path, "has num_machines above 1; runs start on this machine")
-
-    warmup_steps = min(config.warmup_steps, args.steps)
-    words += [*_OFF, f"--max_steps={args.steps}", f"--warmup_steps={warmup_steps}"]
+    warmup_steps = min(config.warmup_steps, options.steps)
+    training += [*_OFF, f"--max_steps={options.steps}", f"--warmup_steps={warmup_steps}"]
     alone = _one_process(requests.values(), config)
     files: list[str | None] = [*requests] if alone is None else [None, *requests]
     # Numbered, because two files may have the same name.
     names = [f"{number}-{Path(file or 'one-process').stem}" for number, file in enumerate(files)]
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(args.to or temporary)
+        folder = Path(options.to or temporary)
 
         def start(name: str, file: str | None, seed: int = 0) -> Run:
             own = [] if file else alone or []
-            return train(name, file, seed, [*words, *own], folder)
+            return train(name, file, seed, [*training, *own], folder)
 
         runs = [*map(start, names, files)]
         ended = [run for run in runs if not run.error]
@@ -90,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
 
         def gaps_from_reference(run: Run) -> Gaps:
             gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
-            return {**gaps, "weights": {args.steps: _weights_gap(run, reference)}}
+            return {**gaps, "weights": {options.steps: _weights_gap(run, reference)}}
 
         bounds = max(bounds_of(run.plan) for run in ended)
         gaps = {run.name: gaps_from_reference(run) for run in ended}
@@ -98,7 +106,7 @@ def run(argv: Sequence[str]) -> int:
         while True:
             verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
             unsettled = "differs" if nudged else "unknown"
-            if len(nudged) >= args.nudges or all(
+            if len(nudged) >= options.nudges or all(
                 word != unsettled for word, _ in verdicts.values()
             ):
                 break
@@ -111,22 +119,18 @@ def run(argv: Sequence[str]) -> int:
 
         verdicts |= {name: ("nudged", "") for name in nudged}
         verdicts[reference.name] = "reference", ""
-        return _report(runs, gaps | nudged, verdicts, bounds, args.to)
+        return _report(runs, gaps | nudged, verdicts, bounds, options.to)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "parity",
-        __doc__,
-        epilog="everything else is a setting of the training config, as in --lr 3e-4",
-    )
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="accelerate YAMLs, before the settings")
-    add("--config", help="the training config")
-    add("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
-    add("--nudges", type=int, default=3, metavar="N", help="nudged runs at most; default 3")
-    add("--to", type=local_text, metavar="DIR", help="keep the runs in DIR/runs, a new folder")
-    return parser
+def _requests(paths: Sequence[str]) -> dict[str, Request]:
+    """Read the launch files, of which there must be some. Return the requests by path."""
+    if not paths:
+        raise usage_error("", None, "name launch files, as in accel_configs/")
+    requests = {path: read_launch_file(path) for path in paths}
+    for path, request in requests.items():
+        if request.num_machines > 1:
+            raise usage_error("", path, "has num_machines above 1; runs start on this machine")
+    return requests
 
 
 def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] | None:

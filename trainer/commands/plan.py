@@ -1,34 +1,49 @@
-"""``trainer plan COUNT | CONFIG``: which launch files fit the memory of a GPU.
+"""``trainer plan COUNT | FILE ...``: which launch files fit the memory of a GPU.
 
     trainer plan 7.5B --gpus 64 --gpu A100-80
     trainer plan train.yaml --gpus 2 --gpu 24GiB --micro_batch_size 2
+    trainer plan my_fsdp.yaml my_zero3.json train.yaml --gpus 8
 
-Each launch file of a training config is rehearsed (``trainer rehearse``). For a number of
-parameters formulas give the bytes of parameters, gradients and optimizer: docs/strategies.md.
+A training config is rehearsed (``trainer rehearse``) under each launch file, by default those that
+``trainer new`` writes. For a number of parameters formulas give the bytes of parameters, gradients
+and optimizer: docs/strategies.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
-from ..config.documents import read_document
-from ..errors import usage_error
+from pydantic import Field
+
+from ..config.documents import Document, read_document
+from ..config.train_config import Precision
+from ..errors import LaunchError, usage_error
 from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
-from .usage import command_parser, local_text, positive_number
+from .usage import read_training, read_words
 
 _LAUNCH_FILES = Path(__file__).parent / "templates" / "classifier" / "accel_configs"
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)", re.IGNORECASE)
 _LAYERS = 32  # of a number of parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    gpu: Annotated[
+        str | None, Field(description="a name such as H100, or memory such as 24GiB")
+    ] = None
+    gpus: Annotated[int, Field(description="number of all GPUs", ge=1, le=1_000_000)] = 1
+    precision: Annotated[Precision, Field(description="of a number of parameters")] = "bf16"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,29 +55,37 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the model or the GPU is not known.
     """
-    args, settings = _parser().parse_known_args(argv)
-    usable = usable_bytes(memory_of(args.gpu)) if args.gpu else math.inf
-    layouts = LAYOUTS if args.gpus > 1 else ALONE
-    count = _COUNT.fullmatch(args.what)
+    options, settings, words = read_words(__doc__, Options, argv)
+    usable = usable_bytes(memory_of(options.gpu)) if options.gpu else math.inf
+    layouts = LAYOUTS if options.gpus > 1 else ALONE
+    count = _COUNT.fullmatch(words[0]) if words else None
+    launch_files: list[Document] = []
     if count:
-        if settings:
-            raise usage_error("", settings[0], "is a setting, and a number of parameters has none")
-        trainable = round(float(count[1]) * 1000 ** " kMBT".index(count[2]))
-        rows = [_row(name, layout, trainable, args) for name, layout in layouts.items()]
-        how = f"{args.precision}, AdamW; buffers are an upper bound, without activations"
-    elif args.what.endswith((".yaml", ".yml")):
-        rows = [_rehearsed(name, args, settings) for name in layouts]
-        how = "rehearsed, at the peak of a step"
+        others = [*words[1:], *settings]
+        if others:
+            raise usage_error("", others[0], "a number of parameters takes no file and no setting")
+        trainable = round(float(count[1]) * 1000 ** " kmbt".index(count[2].lower() or " "))
+        rows = [_row(name, layout, trainable, options) for name, layout in layouts.items()]
+        how = f"{options.precision}, AdamW; buffers are an upper bound, without activations"
     else:
-        raise usage_error("", args.what, "no parameter count such as 7B, no training config")
+        training, launch_files = read_training(words, settings)
+        files = {file.path: file.data for file in launch_files} or {
+            f"accel_configs/{name}.yaml": read_document(_LAUNCH_FILES / f"{name}.yaml").data
+            for name in layouts
+        }
+        rows = _rehearsed(files, options, training)
+        how = "rehearsed, at the peak of a step"
     fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
 
-    print(f"each of {args.gpus} GPUs under the files of accel_configs/\n({how}):")
-    print("\n".join(columns([[name, *(_cell(row[name]) for row in rows)] for name in rows[0]])))
+    print(f"each of {options.gpus} GPUs under each launch file\n({how}):")
+    for first in range(0, len(rows), len(LAYOUTS)):  # more columns are no line of a terminal
+        part = rows[first : first + len(LAYOUTS)]
+        print("\n".join(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]])))
     if not fitting:
-        print(f"{args.gpu}: nothing fits; take more GPUs or a smaller batch")
-    elif args.gpu:
-        print(f"{args.gpu}: take {fitting[0]}, the fastest that fits")
+        print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
+    elif options.gpu:
+        kind = "first" if launch_files else "fastest"
+        print(f"{options.gpu}: take {fitting[0]}, the {kind} that fits")
     return int(not fitting)
 
 
@@ -71,9 +94,9 @@ def _cell(value: str | int) -> str:
     return PurePath(value).stem if isinstance(value, str) else size(value)
 
 
-def _row(name: str, layout: Layout, trainable: int, args: argparse.Namespace) -> dict[str, Any]:
+def _row(name: str, layout: Layout, trainable: int, options: Options) -> dict[str, Any]:
     """Return the bytes of a GPU under a launch file, by formulas."""
-    states = states_of(layout, trainable, args.gpus, precision=args.precision, layers=_LAYERS)
+    states = states_of(layout, trainable, options.gpus, precision=options.precision, layers=_LAYERS)
     host = states.total if layout.offloads else 0
     return {
         "launch file": f"accel_configs/{name}.yaml",
@@ -83,32 +106,30 @@ def _row(name: str, layout: Layout, trainable: int, args: argparse.Namespace) ->
     }
 
 
-def _rehearsed(name: str, args: argparse.Namespace, settings: Sequence[str]) -> dict[str, Any]:
-    """Return the bytes of a GPU at the peak of a step under a launch file."""
-    file = f"accel_configs/{name}.yaml"
-    job = Job(
-        launch_file=dict(read_document(str(_LAUNCH_FILES / f"{name}.yaml")).data),
-        file=file,
-        words=[f"--config={args.what}", *settings],
-        gpus=args.gpus,
-        gpu=args.gpu or "H100",
-    )
-    (found,) = job.rehearse()
-    peak = max(found["phases"].values(), key=lambda phase: phase["most"])
-    kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
-    return {"launch file": file, **kinds, "on the GPU": peak["most"]}
+def _rehearsed(
+    files: Mapping[str, Any], options: Options, words: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the bytes of a GPU at the peak of a step under each launch file that can run.
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "plan",
-        __doc__,
-        epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
-    )
-    add = parser.add_argument
-    add("what", type=local_text, metavar="COUNT|CONFIG")
-    add("--gpu", help="a name such as H100 or A100-80, or memory such as 24GiB")
-    add("--gpus", type=positive_number, default=1, help="number of all GPUs; default 1")
-    help_of_precision = "of a number of parameters; default bf16"
-    add("--precision", choices=["no", "bf16", "fp16"], default="bf16", help=help_of_precision)
-    return parser
+    Raises:
+        LaunchError: no launch file can run.
+    """
+    rows = []
+    problems = []
+    for file, data in files.items():
+        gpu = options.gpu or "H100"
+        job = Job(launch_file=data, file=file, words=words, gpus=options.gpus, gpu=gpu)
+        try:
+            (found,) = job.rehearse()
+        except LaunchError as error:
+            problems.append(str(error))
+            continue
+        peak = max(found["phases"].values(), key=lambda phase: phase["most"])
+        kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
+        rows.append({"launch file": file, **kinds, "on the GPU": peak["most"]})
+    told = "\n".join(dict.fromkeys(problems))
+    if not rows:
+        raise LaunchError(told)
+    if told:
+        print(f"left out:\n{told}")
+    return rows

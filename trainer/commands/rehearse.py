@@ -1,4 +1,4 @@
-"""``trainer rehearse LAUNCH_FILE CONFIG --gpus N``: the memory and the exchanges of a large job, on
+"""``trainer rehearse FILE ... --gpus N``: the memory and the exchanges of a large job, on
 a machine without a GPU.
 
     trainer rehearse accel_configs/fsdp.yaml train.yaml --gpus 64 --gpu H100
@@ -11,16 +11,17 @@ from the links of the GPU, without overlap. Nothing is compiled.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ..config.arguments import launch_option
-from ..config.documents import read_document
+from pydantic import Field
+
+from ..config.paths import LocalPath
 from ..errors import LaunchError, usage_error
 from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
@@ -28,7 +29,20 @@ from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..text import columns, size
-from .usage import command_parser, local_path, positive_number
+from .usage import read_training, read_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command."""
+
+    gpus: Annotated[int, Field(description="all GPUs of the job", ge=1, le=1_000_000)]
+    gpu: Annotated[str, Field(description="a name, or memory such as 24GiB")] = "H100"
+    gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
+    ranks: Annotated[Literal["two", "all"], Field(description="whose collectives are compared")] = (
+        "two"
+    )
+    to: Annotated[LocalPath, Field(description="the JSON")] = "rehearsal.json"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,56 +54,39 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, LaunchError: the job would not start, or cannot be rehearsed.
     """
-    args, settings = _parser().parse_known_args(argv)
-    launch_file = dict(read_document(args.launch_file).data)
-    if not launch_option(launch_file):
-        raise usage_error("", args.launch_file, "must be a launch file, as in accel_configs/")
+    options, settings, words = read_words(__doc__, Options, argv)
+    training, launch_files = read_training(words, settings, launch_files=1)
+    if not launch_files:
+        raise usage_error("", None, "name a launch file, as in accel_configs/")
     job = Job(
-        launch_file=launch_file,
-        file=args.launch_file,
-        words=[f"--config={args.config}", *settings] if args.config else settings,
-        gpus=args.gpus,
-        gpu=args.gpu,
-        per_machine=args.gpus_per_machine,
+        launch_file=launch_files[0].data,
+        file=launch_files[0].path,
+        words=training,
+        gpus=options.gpus,
+        gpu=options.gpu,
+        per_machine=options.gpus_per_machine,
     )
-    usable = usable_bytes(memory_of(args.gpu))
+    usable = usable_bytes(memory_of(options.gpu))
 
-    ranks = range(args.gpus) if args.ranks == "all" else sorted({0, args.gpus - 1})
+    ranks = range(options.gpus) if options.ranks == "all" else sorted({0, options.gpus - 1})
     results = list(job.rehearse(ranks))
     fullest = max(results, key=most)
     report = {
         **fullest,
-        "collectives": _summed(fullest, args.gpu),
-        "gpu": args.gpu,
+        "collectives": _summed(fullest, options.gpu),
+        "gpu": options.gpu,
         "difference": first_difference(results, ranks),
     }
     peak = most(report)
     print(table_of(report))
     verdict = "fits" if peak <= usable else "DOES NOT FIT"
-    print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {args.gpu}")
+    print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {options.gpu}")
 
     report["change"] = None
     if peak > usable:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
-    args.to.write_text(json.dumps(report, indent=1) + "\n")
+    Path(options.to).write_text(json.dumps(report, indent=1) + "\n")
     return int(peak > usable or bool(report["difference"]))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "rehearse",
-        __doc__,
-        epilog="everything else is a setting of the training config, as in --micro_batch_size 2",
-    )
-    add = parser.add_argument
-    add("launch_file", metavar="LAUNCH_FILE", help="as in accel_configs")
-    add("config", nargs="?", metavar="CONFIG", help="the training config")
-    add("--gpus", type=positive_number, required=True, help="all GPUs of the job")
-    add("--gpu", default="H100", help="a name, or memory such as 24GiB; default H100")
-    add("--gpus_per_machine", type=positive_number, default=8, metavar="N", help="default 8")
-    add("--ranks", choices=["two", "all"], default="two", help="whose collectives are compared")
-    add("--to", type=local_path, default=Path("rehearsal.json"), metavar="FILE", help="the JSON")
-    return parser
 
 
 def most(report: Mapping[str, Any]) -> int:

@@ -77,7 +77,7 @@ def read_run(path: str | Path) -> Run:
     summary = {}
     try:
         plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
-        config = read_document(folder / "config.yaml", what="config of a run").data
+        config = read_document(folder / "config.yaml").data
         file = folder / "metrics.jsonl"
         rows = _read_rows(file)
         file = folder / "summary.json"

@@ -1,4 +1,4 @@
-"""``trainer show FILE``: print the first batch of a language task as the model sees it.
+"""``trainer show CONFIG``: print the first batch of a language task as the model sees it.
 
 Tokens that are trained on stand between « and », in colour on a terminal. The hidden token of
 ``MaskedLM`` stands behind the mask, the label of ``SequenceClassifier`` above the text, and both
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import usage_error
 from ..script import load_config, load_task
-from .usage import command_parser
+from .usage import Options, read_training, read_words
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,9 +26,9 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
         DataError: there is nothing to train on.
     """
-    parser = command_parser("show", __doc__, usage="trainer show FILE [--KEY VALUE ...]")
-    _, words = parser.parse_known_args(argv)
-    loaded = load_config(words)
+    _, settings, words = read_words(__doc__, Options, argv)
+    training, _ = read_training(words, settings, launch_files=0)
+    loaded = load_config(training)
 
     from ..building.data import build_data
     from ..data.batches import Layout

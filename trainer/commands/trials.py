@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..config.arguments import kind_of
+from ..config.documents import read_document
 from ..config.naming import as_literal
+from ..launching.request import visible_gpus
 from .runs import Run, read_run
 
 # The last line of a traceback, or a line in which a rank names an error. The launcher's own error
@@ -31,7 +34,7 @@ def train(
     Args:
         name: of the run, whose folder is runs/NAME. logs/NAME.txt has the command and the output
             of the processes.
-        launch_file: an accelerate YAML. None trains in a single process.
+        launch_file: None trains in a single process.
         seed: of ``Weights``.
         arguments: the config and the settings of the training.
         folder: the folder of all runs.
@@ -41,9 +44,13 @@ def train(
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]
-    if launch_file is not None:
+    if launch_file is not None and kind_of(read_document(launch_file).data) == "accel_config":
         words += ["-m", "accelerate.commands.launch", "--config_file", launch_file]
         words += ["--main_process_port", "0"]  # a free port
+    elif launch_file is not None:  # does not say how many processes
+        words += ["-m", "torch.distributed.run", "--standalone"]
+        words += ["--nproc_per_node", str(visible_gpus() or 2)]
+        arguments = [launch_file, *arguments]
     output = folder / "runs" / name
     words += ["-m", "trainer.commands.nudged", str(seed), *arguments]
     words += [f"--output_dir={as_literal(str(output))}"]

@@ -1,53 +1,97 @@
-"""The parser of a command, and types of arguments: local paths and positive numbers."""
+"""The command line of a command: its options, the settings of a training, and files or folders."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
 
+from ..config.annotations import annotations_of
+from ..config.arguments import sort_files, split_command_line
+from ..config.documents import Document
 from ..config.paths import not_local
+from ..config.train_config import TrainConfig
+from ..config.validate import Validator
+from ..errors import COMMAND_LINE, ConfigError, Origin, usage_error
+from ..script import load_config
+
+T = TypeVar("T")
 
 
-def command_parser(name: str, description: str | None, **more: Any) -> argparse.ArgumentParser:
-    """Return the parser of ``trainer name``. The help keeps the lines of the description.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a command without options."""
+
+
+def read_words(
+    about: str | None, cls: Callable[..., T], argv: Sequence[str]
+) -> tuple[T, list[str], list[str]]:
+    """Return the options of a command, the settings of a training, and the other words.
 
     Args:
-        more: ``epilog``, ``usage``.
-    """
-    return argparse.ArgumentParser(
-        prog=f"trainer {name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # --micro is a setting of the training config with a typo, not short for an option.
-        allow_abbrev=False,
-        **more,
-    )
-
-
-def local_text(text: str) -> str:
-    """Return a local path as text.
+        about: the text of ``--help`` above the options.
+        cls: a dataclass of the options.
 
     Raises:
-        ArgumentTypeError: the text is an address such as ``s3://bucket/run``.
+        ConfigError: an option is wrong, or a word is an address such as ``s3://bucket/run``.
+        SystemExit: with 0, after ``--help``.
     """
-    rule = not_local(text)
-    if rule:
-        raise argparse.ArgumentTypeError(f"{text!r}: {rule}")
-    return text
+    texts, words = split_command_line(argv, cls)
+    if "help" in texts:
+        from ..config.help import print_help
+
+        print_help(about, cls)
+
+    for word in words:
+        rule = not_local(word)
+        if rule:
+            raise usage_error("", word, rule)
+
+    # A key that is nearly an option is no setting.
+    own = {
+        key: texts.pop(key)
+        for key in texts.keys() - annotations_of(TrainConfig)
+        if get_close_matches(key, annotations_of(cls), 1, 0.8)
+    }
+    check = Validator(Origin(COMMAND_LINE).named)
+    options = check.build(cls, {}, texts=own)
+    if options is None:
+        raise ConfigError(check.problems)
+    return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 
-def local_path(text: str) -> Path:
-    """Return a local path. Raises as ``local_text`` does."""
-    return Path(local_text(text))
+def read_training(
+    words: Sequence[str], settings: Sequence[str], *, launch_files: float = math.inf
+) -> tuple[list[str], list[Document]]:
+    """Return the command line of a training, which is checked, and the launch files.
 
-
-def positive_number(text: str) -> int:
-    """Return a number of at least 1.
+    Args:
+        words, settings: as from ``read_words``.
+        launch_files: the largest number of them.
 
     Raises:
-        ArgumentTypeError: another text.
+        ConfigError: a file or a setting is wrong, or there is no training config.
     """
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of at least 1")
-    return int(text)
+    configs, found = sort_files(words, launch_files=launch_files)
+    training = [*(file.path for file in configs), *settings]
+    load_config(training)
+    return training, found
+
+
+def read_folders(
+    about: str | None, cls: Callable[..., T], argv: Sequence[str], most: int = 1
+) -> tuple[T, list[str]]:
+    """Return the options of a command that takes no settings, and the folders, one at least.
+
+    Raises:
+        ConfigError, SystemExit: as ``read_words``. Or there are settings, or too many folders.
+    """
+    options, settings, words = read_words(about, cls, argv)
+    others = [*settings, *words[most:]]
+    if others:
+        raise usage_error("", others[0], "unknown word; --help shows the command")
+    if not words:
+        raise usage_error("", None, "name a folder; --help shows the command")
+    return options, words

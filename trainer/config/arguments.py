@@ -1,26 +1,36 @@
-"""The command line of a training script.
+"""The command line of a training and of the commands: files and settings, in any order.
 
-Settings are written ``--key value``, ``--key=value`` or ``key=value``, and nested keys
-``--task_settings.width 64``, which argparse cannot read. Their values stay text here, because the
-annotations of their keys decide later how they are read.
+Training configs and launch files are told apart by their keys. Settings are written ``--key
+value``, ``--key=value`` or ``key=value``, and nested keys ``--task_settings.width 64``, which
+argparse cannot read. Their values stay text here, because the annotations of their keys decide
+later how they are read.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import usage_error
-from .annotations import annotations_of
+from .annotations import annotations_of, defaults_of
+from .documents import Document, read_document
 from .train_config import DEFAULTS, TrainConfig
 
 _SWITCHES = ("help", "print_config")
-FILES = {
-    "config": "training config (YAML or JSON); FILE as the first word is the same",
-    "accel_config": "accelerate YAML, if the launcher is not `accelerate launch`",
-    "deepspeed": ("DeepSpeed JSON, under the `deepspeed` launcher (or --deepspeed_config)"),
-}
+FILES = ("config", "accel_config", "deepspeed")
+GRAMMAR = """
+Words stand in any order. A FILE is a training config or a launch file, told apart by
+the keys, and --config FILE is the same as FILE. Options and settings are written
+--key value, --key=value or key=value. Settings are those of the training config,
+such as --lr 3e-4, which trainer train --help lists.
+
+  --config FILE           training config (YAML or JSON)
+  --accel_config FILE     accelerate YAML, if the launcher is not `accelerate launch`
+  --deepspeed FILE        DeepSpeed JSON (or --deepspeed_config)
+  --print_config          print all values and their origins, then exit
+"""
 # Keys that only a launch file has. Few launch files have none of these keys.
 _OF_LAUNCH_FILES = {
     "accel_config": {
@@ -31,19 +41,32 @@ _OF_LAUNCH_FILES = {
         "num_processes",
         "use_cpu",
     },
-    "deepspeed": {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"},
+    "deepspeed": {
+        "bf16",
+        "fp16",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "zero_optimization",
+    },
 }
 _OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
 _DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
-_FLAGS = {key for key, default in DEFAULTS.items() if isinstance(default, bool)}
 
 
-def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options that were typed after a training script, by dotted key, and other words.
+def split_command_line(
+    argv: Sequence[str], options: Callable[..., Any] = TrainConfig
+) -> tuple[dict[str, str], list[str]]:
+    """Return the settings and options that were typed, as text by dotted key, and the other words.
 
-    A bool key without a value is true. The last value of a key counts. ``--local_rank``, which the
-    deepspeed launcher appends, is dropped: the environment has the same value.
+    ``--config FILE`` and FILE are the same. A bool key without a value is true. The last value of a
+    key counts. ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment
+    has the same value.
+
+    Args:
+        options: a dataclass of the command's own options.
 
     Raises:
         ConfigError: a key has no value.
@@ -51,6 +74,7 @@ def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     texts: dict[str, str] = {}
     words: list[str] = []
     rest = list(argv)
+    is_flag = dict.fromkeys(FILES, False) | _flags(TrainConfig) | _flags(options)
     while rest:
         word = rest.pop(0)
         if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
@@ -59,28 +83,71 @@ def split_command_line(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         name, equals, text = word.partition("=")
         typed = name.lstrip("-").replace("-", "_")
         key = _OTHER_SPELLINGS.get(typed, typed)
-        texts[key] = text if equals else _value_after(name, key, rest)
+        text = text if equals else _value_after(name, key, rest, is_flag.get(key))
+        if key in FILES:
+            words.append(text)
+        else:
+            texts[key] = text
     texts.pop("local_rank", None)
     return texts, words
 
 
-def launch_option(data: Mapping[str, Any]) -> str:
-    """Return the option that takes a launch file, such as ``accel_config``. "" for another file.
+def sort_files(
+    paths: Sequence[str], *, configs: float = 1, launch_files: float = 1
+) -> tuple[list[Document], list[Document]]:
+    """Return the training configs and the launch files among the files of a command line.
 
     Args:
-        data: the content of the file.
+        configs, launch_files: the largest numbers of files.
+
+    Raises:
+        ConfigError: a file cannot be read or is neither, or there are too many files.
     """
-    return next((key for key, own in _OF_LAUNCH_FILES.items() if data.keys() & own), "")
+    found: tuple[list[Document], list[Document]] = [], []
+    for path in paths:
+        if path.startswith("-"):
+            raise usage_error("", path, "settings are written --key value or key=value")
+        document = read_document(path)
+        kind = kind_of(document.data)
+        if not kind:
+            key = next(iter(document.data))
+            raise document.origin(key).error("no key of a training config, nor of a launch file")
+        found[kind != "config"].append(document)
+        if len(found[0]) > configs or len(found[1]) > launch_files:
+            name = "training config" if kind == "config" else "launch file"
+            raise usage_error("", path, f"is one {name} too many")
+    return found
 
 
-def _value_after(name: str, key: str, rest: list[str]) -> str:
-    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``."""
-    is_flag = key in _FLAGS
+def kind_of(data: Mapping[str, Any]) -> str:
+    """Return the option in ``FILES`` that takes a file with this content. "" for another file."""
+    if "task" in data:
+        return "config"
+    for kind, own in _OF_LAUNCH_FILES.items():
+        if data.keys() & own:
+            return kind
+    return "config" if 2 * len(data.keys() & DEFAULTS) >= len(data) else ""
+
+
+def _flags(cls: Callable[..., Any]) -> dict[str, bool]:
+    """Return whether each setting of a dataclass is true without a value."""
+    defaults = defaults_of(cls)
+    return {key: isinstance(defaults.get(key), bool) for key in annotations_of(cls)}
+
+
+def _value_after(name: str, key: str, rest: list[str], is_flag: bool | None) -> str:
+    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``.
+
+    Args:
+        is_flag: whether the key is true without a value. None for a key that is not known.
+    """
     follows = bool(rest) and not rest[0].startswith("--")
-    if key in _SWITCHES or (is_flag and follows and _ASSIGNMENT.match(rest[0])):
+    if key in _SWITCHES:
+        return "true"
+    if is_flag and follows and (_ASSIGNMENT.match(rest[0]) or os.path.exists(rest[0])):
         return "true"
     if follows:
         return rest.pop(0)
-    if key in FILES or (key in annotations_of(TrainConfig) and not is_flag):
+    if is_flag is False:
         raise usage_error(key, None, f"needs a value: {name} VALUE")
     return "true"

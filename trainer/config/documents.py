@@ -11,15 +11,16 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..errors import ConfigError, Origin, origin_of
-from ..text import did_you_mean
 from .paths import not_local
 
+_MOST_BYTES = 2**20  # of a file, for which YAML's parser takes 5 to 10 s
 _MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
@@ -48,18 +49,18 @@ class Document:
         return self.origins.get(key) or origin_of(self.origins, key, self.path)
 
 
-def read_document(path: str | Path, *, what: str = "file") -> Document:
+def read_document(path: str | Path) -> Document:
     """Read a ``.yaml``, ``.yml`` or ``.json`` file.
-
-    Args:
-        what: the role of the file, for errors.
 
     Raises:
         ConfigError: the file is missing, not parseable or no mapping, or a key is set twice.
     """
     name = str(path)
+    file = Path(os.path.expanduser(name))
     try:
-        text = Path(os.path.expanduser(name)).read_text(encoding="utf-8")
+        if file.stat().st_size > _MOST_BYTES or file.is_fifo() or file.is_char_device():
+            raise ValueError("is a pipe, a device, or larger than 1 MiB")
+        text = file.read_text(encoding="utf-8")
         if name.endswith(".json"):
             data = json.loads(text)
             _, origins = _parse(name, text.replace("\t", " "))  # YAML's marks have the lines
@@ -69,15 +70,16 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
-        rule = not_local(name) or f"the {what} cannot be read: {str(reason).splitlines()[0]}"
+        rule = not_local(name) or f"the file cannot be read: {str(reason).splitlines()[0]}"
         if isinstance(error, FileNotFoundError) and Path(name).parent.is_dir():
-            rule += f"; {did_you_mean(name, map(str, Path(name).parent.glob('*.*')))}"
+            near = get_close_matches(name, map(str, Path(name).parent.glob("*.*")), 1)
+            rule += "".join(f"; did you mean {other!r}?" for other in near)
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
         raise Origin(name, line).error(rule) from None
 
     if not isinstance(data, dict):
-        raise Origin(name).error(f"the {what} must be a mapping of keys to values")
+        raise Origin(name).error("the file must be a mapping of keys to values")
     return Document(path=name, data=data, origins=origins)
 
 

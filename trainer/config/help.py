@@ -1,30 +1,30 @@
-"""The help of a training script: a table of all keys of the training config."""
+"""The help of a training script and of the commands: a table of all keys."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-from .annotations import annotations_of
-from .arguments import FILES
-from .train_config import DEFAULTS, GROUPS, TrainConfig
+from .annotations import annotations_of, defaults_of
+from .arguments import GRAMMAR
+from .train_config import GROUPS
 
 
-def help_text() -> str:
-    """Return a table of all keys of the training config."""
-    lines = [
-        "usage: trainer train | SCRIPT.py [FILE] [--key value | --key=value | key=value] ...",
-        "",
-        "Files and switches",
-    ]
-    lines += [f"  --{name + ' FILE':37} {text}" for name, text in FILES.items()]
-    lines.append(f"  --{'print_config':37} print all values and their origins, then exit")
+def print_help(about: str | None, cls: Callable[..., Any]) -> NoReturn:
+    """Print a text, the grammar of command lines, and a line for each key of a dataclass. Exit."""
+    print(about, GRAMMAR, *_rows_of(cls), sep="\n")
+    raise SystemExit(0)
 
-    for key, annotation in annotations_of(TrainConfig).items():
+
+def _rows_of(cls: Callable[..., Any]) -> Iterator[str]:
+    """Yield a line for each setting of a dataclass, and the headlines of ``GROUPS``."""
+    defaults = defaults_of(cls)
+    for key, annotation in annotations_of(cls).items():
         if key in GROUPS:
-            lines += ["", GROUPS[key]]
-        default = json.dumps(DEFAULTS[key]) if key in DEFAULTS else "required"
+            yield f"\n{GROUPS[key]}"
+        default = json.dumps(defaults[key]) if key in defaults else "required"
         notes = [getattr(note, "description", None) for note in annotation.__metadata__]
         notes += re.findall(r"Literal(\[.*?\])", str(annotation))
-        lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes)]))
-    return "\n".join(lines)
+        yield " ".join([f"  --{key:22} {default:14}", *filter(None, notes)])

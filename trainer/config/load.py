@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of, usage_error
 from ..text import HIDDEN, hidden
-from .arguments import FILES, launch_option, split_command_line
-from .documents import Document, read_document, to_yaml
+from .arguments import kind_of, sort_files, split_command_line
+from .documents import Document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
 from .validate import Validator
@@ -58,31 +58,23 @@ def load_config(argv: Sequence[str]) -> Loaded:
     """
     texts, words = split_command_line(argv)
     if "help" in texts:
-        from .help import help_text
+        from .help import print_help
 
-        print(help_text())
-        raise SystemExit(0)
+        print_help("usage: trainer train | SCRIPT.py [FILE ...] [--key value ...]", TrainConfig)
 
-    files = {key: texts.pop(key) for key in FILES if key in texts}
-    path = files.pop("config", None)
-    if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
-        path = words.pop(0)
-    for word in words:
-        raise usage_error("", word, "settings are written --key value or key=value")
+    configs, launch_files = sort_files(words)
     is_printed = bool(texts.pop("print_config", ""))
     document = Document(path=COMMAND_LINE, data={})
-    if path is not None:
-        document = read_document(path, what="training config")
+    if configs:
+        document = configs[0]
+    elif "task" not in texts:
+        raise usage_error("config", None, "is missing: name a training config, or --task")
     # config.yaml of earlier runs has every key.
     data = {key: value for key, value in document.data.items() if _GONE.get(key, ...) != value}
     origins = _origins(document, texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
     config = check.build(TrainConfig, data, texts=texts)
     if config is None:
-        option = launch_option(document.data)
-        if option:
-            rule = f"is a launch file, and no training config: give --{option} {document.path}"
-            raise Origin(document.path).error(rule)
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):
         if HIDDEN in str(value):
@@ -91,10 +83,10 @@ def load_config(argv: Sequence[str]) -> Loaded:
     return Loaded(
         config=config,
         origins=origins,
-        config_file=path,
+        config_file=document.path if configs else None,
         texts=texts,
         is_printed=is_printed,
-        **files,
+        **{kind_of(file.data): file.path for file in launch_files},
     )
 
 

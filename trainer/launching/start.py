@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ..config.arguments import kind_of
+from ..config.documents import read_document
 from ..distributed import heartbeat
 from ..distributed.launcher import Launcher, detect
 from ..distributed.names import RANKS
-from ..errors import LaunchError, Origin, usage_error
+from ..errors import COMMAND_LINE, LaunchError, Origin, Sourced, usage_error
 from ..plan import Plan
 from ..private.accelerate import forget_states
 from ..strategies import Strategy, strategy_class
@@ -108,24 +110,39 @@ def read_request_of(
     file = accel_config or deepspeed
     if not file and launcher.name not in ("accelerate", "deepspeed"):
         return None  # such a training does not need to import the readers
-    from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
     if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
         key = "accel_config" if accel_config else "deepspeed"
         raise usage_error(key, file, "another file describes this job already; remove this one")
     if launcher.name == "accelerate":
+        from .files.accelerate_file import read_accelerate_file, read_launch_flags
+
         own_file, flags = read_launch_flags(launcher.arguments)
         return read_accelerate_file(own_file, overrides=flags)
-    if accel_config:
-        return read_accelerate_file(accel_config)
-    if deepspeed:
-        from .files.deepspeed_file import read_deepspeed_file
-
-        return read_deepspeed_file(deepspeed)
+    if file:
+        return read_launch_file(file)
     raise LaunchError(
         "started by the deepspeed launcher, but no configuration: add --deepspeed "
         "ds_configs/zero2.json"
     )
+
+
+def read_launch_file(path: str, processes: int | None = None) -> Request:
+    """Read the request of an accelerate file or a DeepSpeed JSON.
+
+    Args:
+        processes: the number on the command line, which replaces that of the file.
+    """
+    if kind_of(read_document(path).data) == "deepspeed":
+        from .files.deepspeed_file import read_deepspeed_file
+
+        return read_deepspeed_file(path)
+    from .files.accelerate_file import read_accelerate_file
+
+    flags = {}
+    if processes:
+        flags["num_processes"] = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    return read_accelerate_file(path, overrides=flags)
 
 
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:

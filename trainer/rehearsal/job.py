@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.arguments import launch_option
+from ..config.arguments import kind_of
 from ..errors import LaunchError
 
 _LAUNCH_FILE = "launch.json"  # an accelerate file may be JSON
@@ -110,7 +110,7 @@ class Job:
 
     def _launched(self, folder: Path) -> dict[str, Path]:
         """Write the launch file for this number of GPUs, and return the option that names it."""
-        option = launch_option(self.launch_file)
+        option = kind_of(self.launch_file)
         data = self.launch_file
         if option == "accel_config":
             processes = {"num_processes": self.gpus, "num_machines": self._machines}

@@ -31,18 +31,10 @@ def test_version_names_the_packages_and_imports_none_of_them() -> None:
 def test_a_command_that_is_none_ends_with_2_and_no_command_shows_the_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["chekc"])
-    assert ended.value.code == 2
-    assert "invalid choice: 'chekc'" in capsys.readouterr().err
+    assert main(["chekc"]) == 2
+    assert "'chekc': unknown command; did you mean 'check'?" in capsys.readouterr().err
     assert main([]) == 0
     assert "evaluate     measure a model" in capsys.readouterr().out
-
-
-def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    assert "usage: trainer plan" in capsys.readouterr().out
 
 
 def test_local_rank_before_the_command_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:

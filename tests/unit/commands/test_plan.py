@@ -75,9 +75,9 @@ def test_a_config_is_rehearsed_with_its_settings(
 
 def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "no/such/model"]) == 2
-    assert "'no/such/model': no parameter count such as 7B" in capsys.readouterr().err
+    assert "no/such/model: the file cannot be read" in capsys.readouterr().err
     assert main(["plan", "7B", "--micro_batch", "2"]) == 2
-    assert "'--micro_batch': is a setting, and a number of" in capsys.readouterr().err
+    assert "'--micro_batch=2': a number of parameters takes no" in capsys.readouterr().err
     assert main(["plan", "7B", "--gpu", "H1000"]) == 2
     assert "'H1000'" in capsys.readouterr().err
 

@@ -85,7 +85,6 @@ def test_what_is_typed_is_read_as_yaml_unless_that_would_change_text(text: str, 
         (["--lr", "2024-13-45"], "lr: '2024-13-45': must be a valid number"),
         (["--max_steps", "010"], "max_steps: '010': must be a valid integer"),
         (["-lr=3"], "'-lr=3': settings are written --key value or key=value"),
-        (["train.txt"], "'train.txt': settings are written --key value or key=value"),
     ],
 )
 def test_mistakes_of_the_command_line(argv: list[str], message: str) -> None:
@@ -110,14 +109,13 @@ def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
 def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     Path("train.yaml").write_text("task: a:B\nepochs: 1\noutput_dir: ~/runs\nweights: ~/model\n")
-    loaded = load_config(
-        ["~/train.yaml", "--resume=~/run", "--accel_config=~/a.yaml", "--deepspeed_config", "d"]
-    )
+    Path("a.yaml").write_text("distributed_type: FSDP\n")
+    loaded = load_config(["~/train.yaml", "--resume=~/run", "--accel_config=~/a.yaml"])
     config = loaded.config
     paths = [config.output_dir, config.weights, config.resume]
     assert paths == [f"{here}/runs", f"{here}/model", f"{here}/run"]
     files = (loaded.config_file, loaded.accel_config, loaded.deepspeed)
-    assert files == ("~/train.yaml", "~/a.yaml", "d")
+    assert files == ("~/train.yaml", "~/a.yaml", None)
     assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
 
 
@@ -154,7 +152,7 @@ def test_help_shows_every_key_even_beside_mistakes(
 def test_a_wrong_key_is_answered_without_torch() -> None:
     code = (
         "import sys; from trainer.config.load import load_config\n"
-        "try: load_config(['--lrr', '3'])\n"
+        "try: load_config(['--task', 'a:B', '--lrr', '3'])\n"
         "except ValueError as error: print(error)\n"
         "print(sorted({'torch', 'accelerate', 'transformers', 'deepspeed', 'numpy'} & set(sys.modules)))"
     )
@@ -162,7 +160,58 @@ def test_a_wrong_key_is_answered_without_torch() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.splitlines() == [
-        "command line: task: is required",
         "command line: lrr: 3: unknown key; did you mean 'lr'?",
         "[]",
     ]
+
+
+FILES = {
+    "train.yaml": "task: a:B\nepochs: 1\n",
+    "other.yml": "lr: 1\nepochs: 1\n",
+    "fsdp.yaml": "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n",
+    "zero.json": '{"bf16": {"enabled": true}, "gradient_clipping": 1.0, "optimizer": {}}',
+    "site.yml": "site_name: x\nnav: []\n",
+    "both.yaml": "task: a:B\nepochs: 1\nnum_processes: 2\n",
+}
+
+
+@pytest.fixture
+def files(here: Path) -> None:
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("fsdp.yaml train.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("--lr 1 train.yaml --overwrite fsdp.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("zero.json --config=train.yaml", ("train.yaml", None, "zero.json")),
+        ("--config fsdp.yaml --deepspeed train.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("--task a:B other.yml", ("other.yml", None, None)),
+        ("--task a:B --epochs 1 fsdp.yaml", (None, "fsdp.yaml", None)),
+    ],
+)
+def test_files_are_told_apart_by_their_keys(line: str, expected: Any) -> None:
+    loaded = load_config(line.split())
+    assert (loaded.config_file, loaded.accel_config, loaded.deepspeed) == expected
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("train.yaml other.yml", "command line: 'other.yml': is one training config too many"),
+        ("--config train.yaml --config other.yml", "'other.yml': is one training config too many"),
+        ("fsdp.yaml zero.json train.yaml", "'zero.json': is one launch file too many"),
+        ("fsdp.yaml", "command line: config: is missing: name a training config, or --task"),
+        ("", "command line: config: is missing: name a training config, or --task"),
+        ("site.yml", "site.yml:1: site_name: no key of a training config, nor of a launch file"),
+        ("trian.yaml", "trian.yaml: the file cannot be read: No such file or directory; did you"),
+        ("both.yaml", "both.yaml:3: num_processes: 2: unknown key"),
+    ],
+)
+def test_a_file_of_the_wrong_kind_is_one_line(line: str, told: str) -> None:
+    [problem] = problems(*line.split())
+    assert told in problem

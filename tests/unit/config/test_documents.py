@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 from config_loading import problems
-from launchers import ROOT
 
 from trainer.config.documents import read_document
 from trainer.config.load import load_config
@@ -39,14 +39,14 @@ def test_numbers_are_what_they_look_like_and_all_else_is_text(here: Path) -> Non
         ("lr: 1\nlr: 2", ":4: lr: is set twice, first on line 3; keep one"),
         ("task_settings: {1: 2}", ":3: task_settings.1: a key must be text; put it in quotes"),
         ("task_settings: {? [a, b] : 2}", ": task_settings.[ScalarNode"),
-        ("lr: !!python/name:os.system", ":3: the training config cannot be read: could not determine a constructor for the tag"),
-        ("lr: !!float x", ": the training config cannot be read: could not convert string to float"),
-        ("\tlr: 1", ":3: the training config cannot be read: found character '\\t' that cannot start any token"),
-        ("lr: [1", ":4: the training config cannot be read: expected ',' or ']'"),
-        ("--- {}\n", ":3: the training config cannot be read: but found another document"),
-        ("- 3", ":3: the training config cannot be read: expected <block end>"),
-        ("task_settings: &a {x: *a}", ": the training config cannot be read: maximum recursion depth"),
-        ("x\x7f: 1", ": the training config cannot be read: unacceptable character #x007f"),
+        ("lr: !!python/name:os.system", ":3: the file cannot be read: could not determine a constructor for the tag"),
+        ("lr: !!float x", ": the file cannot be read: could not convert string to float"),
+        ("\tlr: 1", ":3: the file cannot be read: found character '\\t' that cannot start any token"),
+        ("lr: [1", ":4: the file cannot be read: expected ',' or ']'"),
+        ("--- {}\n", ":3: the file cannot be read: but found another document"),
+        ("- 3", ":3: the file cannot be read: expected <block end>"),
+        ("task_settings: &a {x: *a}", ": the file cannot be read: maximum recursion depth"),
+        ("x\x7f: 1", ": the file cannot be read: unacceptable character #x007f"),
     ],
 )  # fmt: skip
 def test_what_yaml_makes_of_a_line(here: Path, line: str, message: str) -> None:
@@ -60,12 +60,12 @@ def test_what_yaml_makes_of_a_line(here: Path, line: str, message: str) -> None:
     ("text", "rule"),
     [
         ('{"seed": 1,\n"task_settings": {"a": 1,\n"seed": 2,\n"\\u0061": 3}}', ":4: task_settings.a: is set twice, first on line 2; keep one"),
-        ('{"seed": 1,\n}', ":2: the training config cannot be read: Expecting property name"),
-        ('{"seed": 1 // no\n}', ":1: the training config cannot be read: Expecting ','"),
-        ('{"seed": ' + "1" * 5000 + "}", ": the training config cannot be read: Exceeds the limit"),
-        ('{"seed": ' + "[" * 100_000 + "]" * 100_000 + "}", ": the training config cannot be read: "),
-        ("[1]", ": the training config must be a mapping of keys to values"),
-        ("", ":1: the training config cannot be read: Expecting value"),
+        ('{"seed": 1,\n}', ":2: the file cannot be read: Expecting property name"),
+        ('{"seed": 1 // no\n}', ":1: the file cannot be read: Expecting ','"),
+        ('{"seed": ' + "1" * 5000 + "}", ": the file cannot be read: Exceeds the limit"),
+        ('{"seed": ' + "[" * 100_000 + "]" * 100_000 + "}", ": the file cannot be read: "),
+        ("[1]", ": the file must be a mapping of keys to values"),
+        ("", ":1: the file cannot be read: Expecting value"),
     ],
     ids=["twice", "comma", "comment", "digits", "levels", "list", "empty"],
 )  # fmt: skip
@@ -92,15 +92,19 @@ def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path
 def test_a_file_of_almost_this_name_is_named(here: Path) -> None:
     Path("good.yaml").write_text("task: a:B\nepochs: 1\n")
     [line] = problems("--config=good.yml")
-    assert line.startswith("good.yml: the training config cannot be read: No such file")
+    assert line.startswith("good.yml: the file cannot be read: No such file")
     assert line.endswith("; did you mean 'good.yaml'?")
     [line] = problems("--config=elsewhere/good.yml")
     assert "did you mean" not in line
 
 
-@pytest.mark.parametrize("name", ["accel_configs/fsdp.yaml", "ds_configs/zero2.json"])
-def test_a_launch_file_in_the_place_of_a_training_config_is_one_line(name: str) -> None:
-    path = str(ROOT / name)
-    option = "deepspeed" if name.endswith(".json") else "accel_config"
-    rule = f"is a launch file, and no training config: give --{option} {path}"
-    assert problems(path) == [f"{path}: {rule}"]
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_one_line_at_once(tmp_path: Path) -> None:
+    rule = "the file cannot be read: is a pipe, a device, or larger than 1 MiB"
+    pipe, huge = tmp_path / "pipe", tmp_path / "huge.json"
+    os.mkfifo(pipe)
+    with huge.open("wb") as file:
+        file.truncate(2**40)
+    for path in (pipe, huge, "/dev/zero"):
+        assert problems(str(path)) == [f"{path}: {rule}"]
+    assert problems(str(tmp_path)) == [f"{tmp_path}: the file cannot be read: Is a directory"]

@@ -73,7 +73,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """
     check = Findings()
-    doc = None if path is None else read_document(path, what="accelerate config file")
+    doc = None if path is None else read_document(path)
     entries = read_entries(doc, overrides, check)
     kind = _distributed_type(doc, entries, check)
 

@@ -62,7 +62,7 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
 def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request:
     """Return the request of a JSON. Some problems are raised, and the others recorded."""
-    doc = read_document(path, what="DeepSpeed config file")
+    doc = read_document(path)
     return replace(_request(doc, check, use_cpu=use_cpu), files=(doc.path,))
 
 

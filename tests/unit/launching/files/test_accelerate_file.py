@@ -175,7 +175,7 @@ MISTAKES = [
     (f"{DDP}dynamo_config:\n  dynamo_mode: fastest", "dynamo_mode: 'fastest': must be 'default', "),
     (
         f"{ZERO}  deepspeed_config_file: missing.json",
-        "missing.json: the DeepSpeed config file ",
+        "missing.json: the file ",
     ),
     (
         f"{BY_FILE}  zero_stage: 3",
@@ -183,8 +183,8 @@ MISTAKES = [
         "(deepspeed_config.deepspeed_config_file), which must say it; remove it here",
     ),
     (f"{DDP}fp16: true", "a.yaml:3: fp16: true: unknown key"),
-    ("", "a.yaml: the accelerate config file must be a mapping"),
-    ("- 1\n", "a.yaml: the accelerate config file must be a mapping"),
+    ("", "a.yaml: the file must be a mapping"),
+    ("- 1\n", "a.yaml: the file must be a mapping"),
 ]
 
 

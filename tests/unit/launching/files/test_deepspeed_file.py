@@ -235,8 +235,8 @@ OTHER_MISTAKES = [
     ),
     ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be an object"),
     ('{"optimizer": {"params": {}}}', "optimizer.type: is required"),
-    ('{"train_batch_size": 1,}', "ds.json:1: the DeepSpeed config file cannot be read"),
-    ("", "ds.json:1: the DeepSpeed config file cannot be read"),
+    ('{"train_batch_size": 1,}', "ds.json:1: the file cannot be read"),
+    ("", "ds.json:1: the file cannot be read"),
 ]
 
 
