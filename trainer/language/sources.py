@@ -1,6 +1,7 @@
 """Rows of text from files, folders, patterns and the Hugging Face Hub, read by ``load_dataset``.
 
-    rows.jsonl, .ndjson, .json, .csv, .tsv, .parquet    rows, also packed as .gz
+    rows.jsonl, .ndjson, .json                          a row a line, or a list of rows
+    .csv, .tsv, .parquet                                rows. All of these also packed as .gz
     notes.txt and any other file                        a text, as a single row
     a/*.jsonl                                           the files of one kind that match
     folder                                              as datasets reads or has saved it
@@ -8,10 +9,15 @@
 
 ``@SPLIT`` behind a folder or a name of the Hub names a split: ``hf:NAME@train[:1000]``. By default
 the split is ``train``.
+
+JSON files are read by ``json``. ``load_dataset`` takes a type for each column from the first 10 MB,
+and for a list none: other values become JSON code, quotes included, and dates become times.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +32,34 @@ from .problems import first_line, setting_error
 Row = Mapping[str, Any]
 
 # By suffix: the builder of load_dataset, and its options.
+JSON: tuple[str, dict[str, Any]] = ("json", {})
 AS_TEXT = ("text", {"sample_by": "document"})
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("json", {"parse_agent_traces": False})),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON),
     ".csv": ("csv", {"keep_default_na": False}),  # the text "NA" is a text
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
 # A folder of ``save_to_disk`` has one of these files. load_dataset refuses such a folder.
 SAVED = ("dataset_dict.json", "state.json")
+
+
+@dataclass(frozen=True)
+class JsonRows:
+    """Rows of JSON files, as they are written."""
+
+    files: Sequence[str]
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            opened: Any = gzip.open if file.lower().endswith(".gz") else open
+            with opened(file, "rb") as content:
+                is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+                rows = (
+                    json.load(content) if is_list else map(json.loads, filter(bytes.strip, content))
+                )
+                for row in rows:
+                    yield row if isinstance(row, Mapping) else {"text": row}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +70,7 @@ class Source:
         name: of the file or the data set.
         key: of the setting, for messages.
         digest: text that changes with the content.
-        dataset: of the library ``datasets``.
+        dataset: of the library ``datasets``, or ``JsonRows``.
     """
 
     name: str
@@ -59,7 +84,8 @@ class Source:
         Raises:
             ConfigError: a file has another content than the suffix says.
         """
-        is_json = self.dataset.info.builder_name == "json"
+        is_json = isinstance(self.dataset, JsonRows) or self.dataset.info.builder_name == "json"
+        number = 0
         try:
             for number, row in enumerate(self.dataset, 1):
                 if "__index_level_0__" in row:  # pandas takes further columns for names of rows
@@ -68,7 +94,11 @@ class Source:
                     row = {column: _without_nulls(value) for column, value in row.items()}
                 yield f"{self.name} row {number}", row
         except Exception as error:  # pyarrow, pandas and datasets each raise their own
-            raise _unreadable(self.name, self.key, error) from None
+            raise _unreadable(
+                self.name, self.key, error, f", behind row {number}" if number else ""
+            ) from None
+        if not number:
+            raise _unreadable(self.name, self.key, StopIteration())
 
 
 def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
@@ -110,8 +140,10 @@ def _find(name: str, key: str) -> Source:
             )
 
     try:
-        if any((Path(path) / file).is_file() for file in SAVED):
-            dataset: Any = load_from_disk(path)
+        if JSON in kinds:
+            dataset: Any = JsonRows(files)
+        elif any((Path(path) / file).is_file() for file in SAVED):
+            dataset = load_from_disk(path)
             if isinstance(dataset, DatasetDict):
                 dataset = dataset[split]
         else:
@@ -127,11 +159,11 @@ def _find(name: str, key: str) -> Source:
     return Source(name=name, key=key, digest=digest, dataset=dataset)
 
 
-def _unreadable(name: str, key: str, error: Exception) -> Exception:
+def _unreadable(name: str, key: str, error: Exception, place: str = "") -> Exception:
     cause = error.__cause__ or error
     # datasets raises StopIteration if a file has no first row.
     reason = "it has no row" if isinstance(cause, StopIteration) else first_line(cause)
-    return setting_error(key, name, f"cannot be read: {reason}")
+    return setting_error(key, name, f"cannot be read: {reason}{place}")
 
 
 def _without_nulls(value: Any) -> Any:

@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_language import read_rows, save_rows
@@ -56,6 +57,31 @@ def test_rows_are_the_same_from_every_kind_of_file(
     assert read_rows(f"{tmp_path}/splits@test") == ROWS[2:]
     assert read_rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"
     assert read_rows([str(tmp_path / "a.json"), f"{tmp_path}/splits@test"]) == [*ROWS, ROWS[2]]
+
+
+TALK = [{"role": "user", "content": "2024-01-02"}, {"role": "assistant", "content": "ran"}]
+PARTS = {"role": "assistant", "content": [{"type": "text", "text": "sat"}]}
+CALL = {"tool_calls": [{"function": {"name": "f", "arguments": {"x": None}}}], "content": None}
+MIXED: list[dict[str, Any]] = [
+    {"messages": TALK},
+    {"messages": [TALK[0], PARTS], "other": {"a": 1}},
+    {"messages": [TALK[0], {"role": "assistant", "weight": 0, **CALL}], "other": "a"},
+    {"text": "2024-01-02", "other": None},
+    {"text": 5},
+]
+
+
+def test_json_is_read_as_written(tmp_path: Path) -> None:
+    """Also if a value has another type than those before: in a list, and in another file."""
+    (tmp_path / "list.json").write_text("\n " + json.dumps(MIXED, indent=1))
+    (tmp_path / "bom.json").write_text(json.dumps(MIXED), encoding="utf-8-sig")
+    (tmp_path / "list.JSON.gz").write_bytes(gzip.compress(json.dumps(MIXED).encode()))
+    save_rows(tmp_path / "a0.jsonl", MIXED[:1])
+    save_rows(tmp_path / "a1.jsonl", MIXED[1:])
+    for name in ("list.json", "bom.json", "list.JSON.gz", "a*.jsonl"):
+        assert read_rows(str(tmp_path / name)) == MIXED, name
+    (tmp_path / "texts.json").write_text('["a", "b"]')
+    assert read_rows(str(tmp_path / "texts.json")) == [{"text": "a"}, {"text": "b"}]
 
 
 def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> None:
@@ -117,9 +143,10 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
         (
             "bad.jsonl",
             b'{"text": "a"}\n{"text": \n',
-            r"'.*bad.jsonl': .*JSON parse error.* in row 1",
+            r"'.*bad.jsonl': cannot be read: Expecting value: .*, behind row 1",
         ),
-        ("cut.json", b'{"a": 1}\n{"a": \n', r"'.*cut.json': cannot be read: JSON parse error"),
+        ("cut.json", b'{"a": 1}\n{"a": \n', r"'.*cut.json': cannot be read: Expecting value"),
+        ("cut.json", b'[{"a": 1},\n{"a": \n', r"'.*cut.json': cannot be read: .* line 3 column 1"),
         ("half.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], r"'.*half.jsonl.gz': .*ended"),
         ("a.jsonl.zst", b"\x28\xb5\x2f\xfd", r"'.*a.jsonl.zst': .*zstd not supported"),
         ("empty.jsonl", b"", r"'.*empty.jsonl': cannot be read: it has no row"),
