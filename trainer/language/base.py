@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -221,20 +221,15 @@ class TokenTask(LanguageTask):
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
     @abstractmethod
-    def encoder(self, row: Row) -> Encoder:
-        """Return the encoder of the rows of a source.
-
-        Args:
-            row: the first row of the source. Empty if there is none.
-        """
+    def encoder(self, rows: Iterator[Row]) -> Encoder:
+        """Return the encoder of the rows of a source, which the first rows decide."""
 
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
         encoders = []
         for source in sources:
-            _, first = next(source.read(), ("", {}))
-            encoder = self.encoder(first)
+            encoder = self.encoder(row for _, row in source.read())
             encoders.append(encoder)
             if encoder.columns.kind != "text":
                 self.note(f"{key}: columns {', '.join(encoder.columns.names)}")

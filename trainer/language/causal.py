@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,8 @@ class CausalLM(DecoderTask):
         )
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
-    def encoder(self, row: Row) -> Encoder:
+    def encoder(self, rows: Iterator[Row]) -> Encoder:
+        row = next(rows, {})
         usual: list[Usual] = [("text", (self.text_column,)), *USUAL]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]

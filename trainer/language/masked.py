@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +72,7 @@ class MaskedLM(TokenTask):
             version=train.version,
         )
 
-    def encoder(self, row: Row) -> Encoder:
+    def encoder(self, rows: Iterator[Row]) -> Encoder:
         columns = Columns(names=(self.text_column,))
         return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from .problems import setting_error
 
 Message = dict[str, Any]
+# Keys by which data sets of other tools say whether a message is learnt, and whether not.
+LEARNT = ("weight", "train", "training", "trainable", "train_detail", "training_detail", "learn")
+LOSS = ("loss", "loss_weight", "loss_scale", "loss_mask")
+HIDDEN = ("mask", "masked", "ignore")
 ROLES = {  # of ShareGPT and its relatives
     "human": "user",
     "gpt": "assistant",
@@ -79,17 +83,31 @@ def read_chat(
     for number, given in enumerate([*prompt, *messages]):
         try:
             message = _read_message(given)
+            is_trained = _is_learnt(message) and message["role"] == "assistant"
         except (AttributeError, KeyError, TypeError, ValueError):
             raise setting_error(
                 key,
                 f"{origin} message {number + 1}",
                 "must be {role: ..., content: ...}, content text or a list of parts that are text, "
-                "a call of a tool in tool_calls, weight 0 (not trained on) or 1",
+                "a call of a tool in tool_calls, weight (train, loss, ...) 0 or 1 of a whole "
+                "message",
             ) from None
-        is_trained = message.pop("weight", 1) == 1 and message["role"] == "assistant"
         chat.messages.append(message)
         chat.trained.append(is_trained and number >= len(prompt))
     return chat
+
+
+def _is_learnt(given: dict[str, Any]) -> bool:
+    """Return whether a message or a part is learnt, and remove the keys that say so.
+
+    Raises:
+        ValueError, TypeError: a key says something else than yes or no.
+    """
+    said = {given.pop(key, 1) for key in LEARNT + LOSS}
+    said |= {1 - given.pop(key, 0) for key in HIDDEN}
+    if not said <= {0, 1}:
+        raise ValueError
+    return 0 not in said
 
 
 def _read_message(given: Any) -> Message:
@@ -100,10 +118,13 @@ def _read_message(given: Any) -> Message:
         message |= {"role": ROLES.get(role, role), "content": message.pop("value")}
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
-        content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+        parts = [{"text": part} if isinstance(part, str) else {**part} for part in content]
+        if not all(map(_is_learnt, parts)):
+            raise ValueError
+        content = "".join(part["text"] for part in parts)
 
     texts = isinstance(content, str) and isinstance(message["role"], str)
-    if not texts or message["role"] == "function_call" or message.get("weight", 1) not in (0, 1):
+    if not texts or message["role"] == "function_call":
         raise ValueError
     return {**message, "content": content}
 

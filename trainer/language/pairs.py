@@ -6,6 +6,7 @@ are the tokens of the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -37,14 +38,28 @@ class PairColumns(Columns):
         tokens: of a side, at most.
         cuts: longer sides are cut off. Else they are refused.
         as_chat: texts are turns of user and assistant, which the chat template writes.
+        whole: texts repeat the prompt. Else they follow the prompt.
     """
 
     tokens: int = 0
     cuts: bool = True
     as_chat: bool = False
+    whole: bool = False
 
     def are_chats(self, row: Row) -> bool:
         return self.as_chat or not isinstance(row.get(self.names[1], ""), str)
+
+    def repeats_prompt(self, rows: Sequence[Row]) -> bool:
+        """Return whether both texts of all rows with a prompt begin with the prompt.
+
+        Of some rows that is chance: a prompt may be short.
+        """
+        given = [row for row in rows if self._prompt(row)]
+        return bool(given) and all(
+            str(row.get(side)).startswith(str(self._prompt(row)))
+            for row in given
+            for side in self.names[1:]
+        )
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
         """Return both sides as conversations, of which the messages that differ are trained on.
@@ -81,7 +96,8 @@ class PairColumns(Columns):
     def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
         """Return both sides as texts, each with the span of the answer.
 
-        Without a prompt, the beginning of both sides up to a whole word is the prompt.
+        Without a prompt, the beginning of both sides up to a whole word is the prompt. All rows of
+        a source either repeat the prompt or do not.
 
         Raises:
             ConfigError: as of ``read_chats``, or the row has parts that texts cannot have.
@@ -99,10 +115,9 @@ class PairColumns(Columns):
         if prompt is None:
             same = commonprefix(texts)  # noqa: RUF071
             prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
-        begins = [text.startswith(prompt) for text in texts] if prompt else [True, False]
-        if not any(begins):
-            texts = [prompt + text for text in texts]
-        elif not all(begins):
+        elif not self.whole:
+            texts = [f"{prompt}{text}" for text in texts]
+        if not prompt or not all(text.startswith(str(prompt)) for text in texts):
             raise _no_beginning(origin)
         for key, text in zip(SIDES, texts, strict=True):
             if not text[len(prompt) :].strip():
@@ -152,18 +167,20 @@ class PairEncoder(Encoder):
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         for origin, row in rows:
             pair = list(super().encode([(origin, row)]))
-            problem = self._problem(pair) if pair else ""
+            problem = self._problem(pair, row.get("margin") or 0.0) if pair else ""
             if problem:
                 error = setting_error("data", origin, problem)
                 if not self.bad_rows:
                     raise error
                 self.bad.append(error)
             elif pair:
-                self.numbers.append(float(row.get("margin") or 0.0))
+                self.numbers.append(row.get("margin") or 0.0)
                 yield from pair
 
-    def _problem(self, pair: list[tuple[list[int], Any]]) -> str:
+    def _problem(self, pair: list[tuple[list[int], Any]], margin: Any) -> str:
         """Return why a pair of documents cannot be learnt from. Empty if it can."""
+        if not isinstance(margin, int | float) or not math.isfinite(margin):
+            return f"margin: {margin!r} is no finite number"
         limit = self.columns.tokens
         longest = max(len(ids) for ids, _ in pair)
         if longest > limit and not self.columns.cuts:

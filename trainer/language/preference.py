@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -17,7 +17,7 @@ from .decoder import DecoderTask
 from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
 from .problems import setting_error
 from .sources import Row
-from .tokens import Corpus, Encoder
+from .tokens import ROWS, Corpus, Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,9 @@ class PreferenceTask(DecoderTask):
 
     # -- data -------------------------------------------------------------------------------------
 
-    def encoder(self, row: Row) -> Encoder:
+    def encoder(self, rows: Iterator[Row]) -> Encoder:
+        first = list(islice(rows, ROWS))
+        row = first[0] if first else {}
         sides = (self.chosen_column, self.rejected_column)
         if None in map(row.get, sides):
             raise setting_error(
@@ -74,6 +76,9 @@ class PreferenceTask(DecoderTask):
             cuts=self.long_documents == "cut",
             as_chat=self.template is not None,
         )
+        if not columns.are_chats(row) and columns.repeats_prompt(first):
+            columns = replace(columns, whole=True)
+            self.note(f"data: {' and '.join(sides)} repeat the prompt, which is not added again")
         return self.encoder_of(columns, row, PairEncoder)
 
     def build_data(self) -> Data:

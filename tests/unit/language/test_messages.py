@@ -40,6 +40,36 @@ def test_messages_of_weight_0_and_those_of_a_prompt_are_not_trained_on() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"train": False}, {"training": False}, {"loss": 0.0}, {"mask": True}, {"masked": 1}],
+    ids=str,
+)
+def test_messages_that_other_tools_leave_out_are_not_trained_on(said: dict[str, Any]) -> None:
+    row = conversation("a", "first", "c", "second")
+    row["messages"][1].update(said)
+    row["messages"][3].update({key: not value for key, value in said.items()})
+    assert trained_spans(CHATML, row) == ["second<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"loss": 0.5},
+        {"train": "no"},
+        {"mask": "all"},
+        {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]},
+        {"content": [{"type": "text", "text": "a"}, {"text": "b", "train": False}]},
+    ],
+    ids=str,
+)
+def test_messages_that_other_tools_learn_in_part_are_refused(said: dict[str, Any]) -> None:
+    row = conversation("a", "first")
+    row["messages"][1].update(said)
+    with pytest.raises(ConfigError, match=r"message 2': .* weight \(train, loss, ...\) 0 or 1"):
+        trained_spans(CHATML, row)
+
+
 IN_PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
     {

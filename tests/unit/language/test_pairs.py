@@ -122,6 +122,38 @@ def test_texts_end_with_the_end_of_a_text(case: str, llama: Path, tmp_path: Path
     assert rejected[0] == prompt and rejected[1].endswith("<|end|>")
 
 
+def test_a_prompt_that_begins_an_answer_by_chance_is_added(llama: Path, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "Hi", "chosen": "Hi, how are you?", "rejected": "Hi."},
+        {"prompt": "Hi", "chosen": "Hi there", "rejected": "Go"},
+        {"prompt": "Why?", "chosen": " Yes", "rejected": " No"},
+    ]
+    dpo = task(tmp_path, llama, *rows)
+    assert [a + b for a, b in sides(dpo)] == ["HiHi, how are you?<|end|>", "HiHi.<|end|>"]
+    assert sides(dpo, 1)[0] == ("Hi", "Hi there<|end|>")
+    assert not any("repeat the prompt" in note for note in dpo.notices())
+
+
+def test_a_source_repeats_the_prompt_in_all_rows(llama: Path, tmp_path: Path) -> None:
+    row = {"prompt": "Why?", "chosen": "Why? Yes", "rejected": "Why? No"}
+    dpo = task(tmp_path, llama, row)
+    assert sides(dpo)[0] == ("Why?", " Yes<|end|>")
+    assert "data: chosen and rejected repeat the prompt, which is not added again" in dpo.notices()
+    bad = task(tmp_path, llama, *[row] * 512, {**row, "chosen": "Yes"})
+    with pytest.raises(ConfigError, match=rf"row 513'?: {BEGIN}"):
+        bad.build_data()
+
+
+@pytest.mark.parametrize("margin", ["0.5", "high", float("nan"), float("inf"), [1]], ids=str)
+def test_a_margin_is_a_finite_number(margin: Any, llama: Path, tmp_path: Path) -> None:
+    row = {"prompt": "Why?", "chosen": " Yes", "rejected": " No"}
+    dpo = task(tmp_path, llama, row, {**row, "margin": margin})
+    with pytest.raises(ConfigError, match=r"row 2'?: margin: .* is no finite number$"):
+        dpo.build_data()
+    left = task(tmp_path, llama, row, {**row, "margin": margin}, bad_rows="leave_out")
+    assert len(left.build_data().train) == 1
+
+
 def test_a_template_that_drops_earlier_thoughts_shows_the_last(llama: Path, tmp_path: Path) -> None:
     rows = [
         conversation("Hi", "<think>hm</think>Hello", "And?", f"<think>so</think>{word}")["messages"]
@@ -168,10 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt": "Who?", "chosen": [Q, GOOD], "rejected": [Q, BAD]},
         BEGIN,
     ),
-    "texts of which one has the prompt": (
-        {"prompt": "Why?", "chosen": "Why? Yes", "rejected": "No"},
-        BEGIN,
-    ),
+    "an empty prompt": ({"prompt": "", "chosen": "Why? Yes", "rejected": "No"}, BEGIN),
     "texts without a beginning": ({"chosen": "Yes", "rejected": "No"}, BEGIN),
     "no answer": ({"prompt": [Q], "chosen": [GOOD], "rejected": [Q]}, rf"rejected_column.*{EMPTY}"),
     "a number": ({"prompt": "Why?", "chosen": "Yes", "rejected": 3}, "is a int in"),
