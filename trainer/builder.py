@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
-from .building.length import last_step, most_checkpoints, stop_step
+from .building.length import last_step, stop_step
 from .building.model import Model, count_parameters, model_of, operations_per_token
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import store
@@ -391,8 +391,7 @@ def _prepare(
         config,
         partial(say_and_log, folder.directory),
     )
-    at_once = most_checkpoints(config, data.save_every, data.total_steps)
-    saver.prepare(parts, 0 if data.finished else at_once)
+    saver.prepare(parts, finished=data.finished)
 
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts))

@@ -1,8 +1,6 @@
-"""The length of a run, and the number of its checkpoints."""
+"""The length of a run."""
 
 from __future__ import annotations
-
-import math
 
 from ..checkpoint.start import Start
 from ..config.interval import Interval
@@ -52,14 +50,3 @@ def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None
             "Raise the value",
             value,
         )
-
-
-def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_steps: int) -> int:
-    """Count the checkpoints that there will be at once, including an unfinished checkpoint."""
-    saves = 1 if save_every is None else math.ceil(total_steps / save_every.steps)
-    count = min(saves, config.keep_last + 1)
-    if config.best_metric is not None:
-        count += 1
-    if config.keep_every:
-        count += total_steps // config.keep_every
-    return count

@@ -23,7 +23,6 @@ from torch import Tensor
 from ..config.train_config import TrainConfig
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
-from ..text import size
 from . import store
 from .disk import FileFact, check_free, check_shared
 from .parts import Parts
@@ -86,32 +85,22 @@ class Saver:
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
-    def prepare(self, parts: Parts, saves: int) -> None:
+    def prepare(self, parts: Parts, *, finished: bool) -> None:
         """Find out before the first step whether every save would fail.
 
         Collective: call on every rank.
 
         Args:
-            saves: the most checkpoints that exist at once. 0 if the run has finished.
+            finished: whether the run has no step left.
 
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
         self.bytes = int(self.agreement.sum(parts.bytes()))
-        if saves and self.config.keep_last:
+        if self.config.keep_last and not finished:
             check_shared(self.folder, self.agreement)
-            self.agreement.run_on_main(partial(self._check_room, saves))
+            self.agreement.run_on_main(partial(store.clean, self.folder))
             self.agreement.run_on_main(partial(describe, parts))
-
-    def _check_room(self, saves: int) -> None:
-        """Check that the disk has room for the checkpoints to come."""
-        store.clean(self.folder)
-        missing = max(1, saves - len(store.named(self.folder)))
-        check_free(
-            self.folder,
-            missing * self.bytes,
-            f"room for {missing} checkpoints of {size(self.bytes)}",
-        )
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step. ``finish`` waits until the checkpoint is complete.

@@ -9,7 +9,7 @@ import pytest
 from layouts import Numbers
 
 from trainer import ConfigError, TrainConfig
-from trainer.building.length import last_step, most_checkpoints, stop_step
+from trainer.building.length import last_step, stop_step
 from trainer.checkpoint.start import Start
 from trainer.config.interval import interval_of
 from trainer.data.batches import Layout
@@ -42,11 +42,3 @@ def test_stop_at_is_a_step_and_not_before_the_checkpoint() -> None:
     found: Any = SimpleNamespace(step=8, path="checkpoints/step-8")
     with pytest.raises(ConfigError, match=r"stop_at: .* ends the run at step 3, and checkp"):
         stop_step(config, interval_of("0.5 epoch", 5), Start(found=found))
-
-
-def test_checkpoints_that_are_there_at_once_are_counted() -> None:
-    config = TrainConfig(task="m:T", max_steps=100, keep_last=2, keep_every=40)
-    assert most_checkpoints(config, interval_of(10, None), 100) == 3 + 2
-    assert most_checkpoints(config, None, 100) == 1 + 2
-    assert most_checkpoints(config, interval_of("1/4 epoch", 98), 100) == 3 + 2
-    assert most_checkpoints(config, interval_of("1/4 epoch", 398), 100) == 2 + 2

@@ -100,18 +100,6 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported(
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_full_disk_is_found_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 3000))
-    with pytest.raises(
-        CheckpointError,
-        match=r"room for 4 checkpoints of 1016 B needs 4.0 KiB, but 2.9 KiB are free",
-    ):
-        fit(tmp_path)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_a_disk_that_fills_up_is_named_at_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
