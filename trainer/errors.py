@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from .text import hidden, is_secret
+from .text import hidden
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -139,7 +139,7 @@ class Problem:
 
     def __str__(self) -> str:
         key = self.origin.key
-        value = hidden(self.value, secret=is_secret(key))
+        value = hidden(self.value, key)
         shown = "" if value is None else _shown(value)
         return ": ".join(filter(None, (self.origin.place, key, shown, self.rule)))
 

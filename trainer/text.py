@@ -14,52 +14,79 @@ from typing import Any
 
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-# Names of settings whose text is a secret. The tokens of a tokenizer (eos_token) are no secrets.
-_SECRET = re.compile(
-    r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption|ssh|rsa|master|license|openai|anthropic|"
-    r"azure|aws|gcp|google|gemini|mistral|cohere|groq|together|replicate|openrouter|deepseek|comet|neptune|swanlab|sentry|"
-    r"stripe|github|gitlab|slack).?keys?$|secret|passw|passphrase|pwd$|credential|webhook|bearer|authorization|cookie|jwt$|"
-    r"dsn$|connection.?string|(?<![a-z_-])tokens$|(api|auth|access|hub|hf|wandb|github|gitlab|slack|bot).?tokens$|"
-    r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token$",
-    re.IGNORECASE,
+# The names of secrets, dotted. The tokens of a tokenizer (eos_token) are no secrets.
+_NAME = (
+    r"secret|passw|passphrase|passcode|credential|webhook|bearer|authorization|cookie|session.?id|conn(ection)?.?str|"
+    r"(database|db|sql|mongo|redis|amqp).?ur[il]|(?<![a-z])(o?auth|jwt|dsn|sas|pem|t?otp|pin)(?![a-z])|"
+    r"(pwd|(?<![a-z])pass|(db|user)pass|(?<![a-z])pw|creds?|private|(?<![a-z])sig|signature|(?<![\w-])tokens|"
+    r"(api|access|private|auth|account|service|client|shared|signing|encryption|ssh|rsa|master|license|db|database).?keys?|"
+    r"(api|auth|access|hub|hf|wandb|github|gitlab|slack|bot).?tokens|"
+    r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token"
+    r")(?![\w-])"
 )
-# A secret in an address (//user:PASSWORD@host, ?token=SECRET), or known by its beginning.
-_IN_TEXT = re.compile(
-    r"(?P<before>(?<=://)[^/\s:@]*:|(?<=[?&])(?P<name>[\w.-]+)=)((?<==)[^&#\s]+|(?<=:)[^/\s]+(?=@))|"
-    r"\b(sk-([a-z0-9]+-){0,2}\w{20,}|(hf|gh[opsu])_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{20,}|"
-    r"xox[abp]-[\w-]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{35})"
+_SECRET = re.compile(f"(?i){_NAME}")
+_NUMBER = re.compile("(?i)(?<![a-z])(pin|otp|pass|password|pw|pwd)$")  # of secrets in digits
+# Names of secrets unless the value could be the name of a column: text_key, headers of a table.
+_KEY = re.compile(r"(?i)(_key|header)s?(?![\w-])")
+_COLUMN = re.compile("(?=..)[a-z]{1,12}(_[a-z]{1,12}){,2}")
+# Secrets in a text: name=secret, name: secret, --name secret.
+_NAMED = re.compile(
+    rf"(?i)((?:(?<![\w-])--[\w.-]{{,40}}?(?:{_NAME})[\w.-]{{,40}}\s+|(?:{_NAME})[\w.-]{{,40}}[\"']?\s?(?:=|:(?!//|(?-i:[A-Z])))\s?)[\"']?)"
+    r"(?:(?:bearer|basic|token)\s+)?[^\s&#;,\"']+"
 )
+# A private key, a password or token before the @ of an address, a webhook, keys of a known form.
+_FORM = re.compile(
+    r"(?s)-----BEGIN[^-]*PRIVATE KEY.*?(?:-----END[^-]*-----|\Z)|(?<=://)([^/\s:@]*:)[^/\s]+(?=@)|"
+    r"(?<=https://)[^/\s:@]+(?=@)|(?<=http://)[^/\s:@]+(?=@)|(?<=hooks)[./][^\s'\"]+|"
+    r"\b(?:sk-|github_pat_)[\w-]{20,}|\b(?:hf|gh[oprsu])_[A-Za-z0-9]{30,}|\bxox[a-z]-[\w-]{16,}|"
+    r"\bA[KS]IA[A-Z0-9]{16}|\bAIza[\w-]{35}|(?<![\w/+])[A-Za-z0-9+/]{22,}==?(?![\w=])|"
+    r"(?<![\w/+.~-])(?=[a-z/+]*[A-Z])(?=[A-Z/+]*[a-z])(?=\D*\d)[A-Za-z0-9+/]{40}(?![\w/+.=-])"
+)
+# Runs of letters and digits that are no hash, and their words and numbers: short in random text.
+_RUN = re.compile("(?<![A-Za-z0-9])(?!(?:[0-9a-f]+|[0-9A-F]+)(?![A-Za-z0-9]))[A-Za-z0-9]{16,}")
+_PART = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]|[0-9]+")
+SECRETS: set[str] = set()  # known to this process: declared, or under the name of a secret
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a setting of this name is a secret, never to be written or shown."""
-    return _SECRET.search(name) is not None
+def hidden(value: Any, name: str = "") -> Any:
+    """Return a value in which secrets are replaced by ``(hidden)``.
 
-
-def hidden(value: Any, *, secret: bool = False) -> Any:
-    """Return a value in which the texts of secrets are replaced by ``(hidden)``.
+    A text is a secret if the task declares it (``pydantic.SecretStr``), by the name above the text,
+    by a form such as a password in an address, or because a part looks random and is no hash.
 
     Args:
-        value: any JSON value. The keys decide which texts are secrets. So does a text's form: a
-            password in an address, and a key such as ``sk-...``.
-        secret: whether all texts are secrets.
+        value: any JSON value.
+        name: the dotted key of the value.
     """
     if isinstance(value, Mapping):
-        return {
-            key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()
-        }
+        return {key: hidden(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(hidden(item, secret=secret) for item in value)
+        return type(value)(hidden(item, name) for item in value)
+    if type(value) is int and _NUMBER.search(name):
+        return HIDDEN
     if not isinstance(value, str) or not value:
         return value
-    if secret:
+
+    is_column = _COLUMN.fullmatch(value)
+    if value in SECRETS or _SECRET.search(name) or (_KEY.search(name) and not is_column):
+        if len(value) >= 8 and not is_column:
+            SECRETS.add(value)
         return HIDDEN
-    return _IN_TEXT.sub(_without_secret, value)
+    value = _NAMED.sub(r"\1(hidden)", without_secrets(value))
+    return re.sub(r"[\w+=.~%-]{16,}", _without_random, _FORM.sub(r"\1(hidden)", value))
 
 
-def _without_secret(found: re.Match[str]) -> str:
-    before, name = found["before"] or "", found["name"]
-    return found[0] if name and not is_secret(name) else before + HIDDEN
+def _without_random(word: re.Match[str]) -> str:
+    is_random = any(2.75 * len(_PART.findall(run)) > len(run) for run in _RUN.findall(word[0]))
+    return HIDDEN if is_random else word[0]
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of a file, a line or an error in which the known secrets are hidden."""
+    for secret in SECRETS:
+        if len(secret) >= 8:  # a shorter text may be a part of any word
+            text = text.replace(secret, HIDDEN)
+    return text
 
 
 def printable(text: str) -> str:

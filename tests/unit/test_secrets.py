@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brought_tasks import Gated
+import yaml
+from brought_tasks import Declaring, Gated
 from launchers import json_in
 from one_process import checkpoint, reseal
+from pydantic import SecretStr
 
 import trainer
 from trainer import ConfigError, Trainer
-from trainer.text import HIDDEN, hidden
+from trainer.callbacks.configured import configured_callbacks
+from trainer.distributed.exit import print_error
+from trainer.text import HIDDEN, SECRETS, hidden
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 SECRET = "hf_abcdefgh"
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_of_other_tests() -> Iterator[None]:
+    SECRETS.clear()
+    yield
+    SECRETS.clear()
 
 
 def run(folder: Path, *words: str) -> Gated:
@@ -90,6 +102,7 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
         (["Bearer sk-ant-api03-" + "a1" * 12], [f"Bearer {HIDDEN}"]),
         (["hf_" + "aB" * 17], [HIDDEN]),
         ({"credentials": {"user": ("x", 5)}}, {"credentials": {"user": (HIDDEN, 5)}}),
+        ({"pin": 1234, "otp": {"a": 5}}, {"pin": HIDDEN, "otp": {"a": 5}}),
         ([{"api_key": "", "token": None}], [{"api_key": "", "token": None}]),
     ],
     ids=str,
@@ -108,12 +121,105 @@ def test_secrets_under_usual_names_and_in_addresses_are_hidden(settings: Any, sh
             "path": "runs/hf_llama_3_2_1b_instruct_chat_2",
             "at": "ssh://git@host/a",
         },
-        {"tokens": 5, "stop_tokens": ["a"], "key": "name", "window": "pwds"},
+        {"tokens": 5, "stop_tokens": ["a"], "key": "name", "window": "pwds", "pin_memory": True},
+        {"revision": "3f2a9c" * 6 + "0123", "monkey": "x", "session": "ses-01", "author": "Anna-1"},
+        {"headers": ["id", "text"], "label_keys": ["a_b"], "private": True, "compass": "N-1"},
+        [
+            "Qwen/Qwen2.5-VL-72B-Instruct-AWQ",
+            "s3://bucket/path",
+            "20240512T120000Z",
+            "M2M100Encoder",
+        ],
+        [
+            "models.Qwen3NextDecoderLayer",
+            "550e8400-e29b-41d4-a716-446655440000",
+            "sha256:" + "ab12" * 16,
+        ],
+        [
+            "{% for m in messages %}{{ bos_token + m['content'] }}",
+            "CC(=O)OC1=CC=CC=C1C(=O)O",
+            "ACGT" * 9,
+        ],
     ],
     ids=str,
 )
 def test_settings_that_are_no_secrets_are_shown(settings: Any) -> None:
     assert hidden(settings) == settings
+
+
+NAMES = (
+    "pass pw db_pass auth_header mongo_uri database_url conn_str sas pem private otp pin session_id password apiKey "
+    "dbPassword webhook_url my_creds aws_secret_access_key some_vendor_key signing-key headers X-Api-Key totp jwt dsn"
+)
+RANDOM = "q7Zp2Lx9Vt4Kc8Rb1Nw6Ys3D"
+SLACK = "https://hooks.slack.com"
+FORMS = [
+    "https://h/c?sv=20&sig={Ab1%2F}&se=1",
+    "DefaultEndpointsProtocol=https;AccountKey={Ab1+/9Zx};EndpointSuffix=core",
+    "-----BEGIN EC PRIVATE KEY-----\n{MIIEab\n-----END EC PRIVATE KEY-----}",
+    "https://{t0ken}@github.com/a/b",
+    SLACK + "{/services/T0/B0/XXXXXXXX}",
+    "sk_live_{" + RANDOM + "}",
+    "ya29.{" + RANDOM + "}",
+    "npm_{" + RANDOM + "}",
+    "pypi-{AgEIcHlwaS5vcmc" + RANDOM + "}",
+    "dapi {" + RANDOM + "} in a text",
+    "eyJhbGciOiJIUzI1NiIsInR5cCI6.{eyJzdWIiOiIxMjM0NTY3ODkwIn0." + RANDOM + "}",
+    "run --db-password {hunter2} -x",
+    'curl -H "Authorization: {Basic abc}" http://h',
+    "{AKIAIOSFODNN7EXAMPLE}",
+    "{wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY}",
+    "{github_pat_11ABCDEFG0abcdefghij_abc}",
+]
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_text_under_the_name_of_a_secret_is_hidden_whatever_it_is(name: str) -> None:
+    assert hidden({"task_settings": {name: "S3ntinel-value"}}) == {"task_settings": {name: HIDDEN}}
+    assert "S3ntinel" not in str(hidden({name: {"a": ["S3ntinel-value"]}}))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_that_looks_like_a_secret_is_hidden_under_any_name(form: str) -> None:
+    secret = form[form.index("{") + 1 : form.index("}")]
+    shown = hidden({"note": [form.replace("{", "").replace("}", "")]})["note"][0]
+    assert secret not in shown and HIDDEN in shown
+
+
+def test_a_setting_that_is_declared_as_a_secret_is_in_no_line_and_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--task=brought_tasks:Declared",
+        "--task_settings.gate=open sesame",
+        "--task_settings.more={a: other words, b: null}",
+        "--callbacks=[{brought_tasks:Declaring: {at: third words}}]",
+        *("--max_steps", "2", "--save_every", "1", "--output_dir", str(tmp_path)),
+    ]
+    loaded = trainer.load_config(words)
+    task, config = trainer.load_task(loaded)
+    callbacks = configured_callbacks(config.callbacks, loaded.origins)
+    assert callbacks == [Declaring(at=SecretStr("third words"))]
+    Trainer(task, config, callbacks=callbacks, origins=loaded.origins).fit()
+    assert config.task_settings["empty"] == ""
+    captured = capsys.readouterr()
+    written = captured.out + captured.err
+    files = [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*.*")]
+    for secret in ("open sesame", "other words", "third words"):
+        assert secret not in written and [text for text in files if secret in text] == []
+    assert f"opened {HIDDEN}" in written
+    print_error("Traceback: cannot log in with open sesame")
+    assert f"cannot log in with {HIDDEN}" in capsys.readouterr().err
+
+
+def test_no_setting_of_the_examples_and_launch_files_is_taken_for_a_secret() -> None:
+    root = Path(trainer.__file__).parents[1]
+    folders = [root / name for name in ("examples", "accel_configs", "ds_configs", "trainer")]
+    files = [path for of in folders for form in ("*.yaml", "*.json") for path in of.rglob(form)]
+    assert len(files) > 30
+    for file in files:
+        settings = yaml.safe_load(file.read_text())
+        assert hidden(settings) == settings, file
 
 
 def test_a_callbacks_secret_is_in_no_line_and_no_file(

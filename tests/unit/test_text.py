@@ -8,9 +8,10 @@ import platform
 import pytest
 
 from trainer.text import (
+    HIDDEN,
     columns,
     did_you_mean,
-    is_secret,
+    hidden,
     metrics_text,
     versions,
 )
@@ -60,7 +61,7 @@ def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -
     ],
 )
 def test_names_of_secrets(name: str) -> None:
-    assert is_secret(name)
+    assert hidden({name: "x1"}) == {name: HIDDEN}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_names_of_secrets(name: str) -> None:
     ["eos_token", "pad_token", "tokens_per_second", "max_tokens", "key", "label_key", "tokenizer"],
 )
 def test_names_of_no_secrets(name: str) -> None:
-    assert not is_secret(name)
+    assert hidden({name: "text"}) == {name: "text"}
 
 
 def test_a_line_of_a_thousand_metrics_is_short() -> None:

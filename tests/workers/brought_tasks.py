@@ -6,12 +6,13 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import SecretStr
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -56,6 +57,26 @@ class Gated(Plain):
 
     hf_token: str = ""
     width: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Plain):
+    """Says which settings are secrets."""
+
+    gate: SecretStr
+    more: dict[str, SecretStr | None] = field(default_factory=dict)
+    empty: SecretStr = field(default_factory=lambda: SecretStr(""))
+
+    def build_model(self) -> nn.Module:
+        trainer.say(f"opened {self.gate.get_secret_value()}")
+        return super().build_model()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaring(Callback):
+    """Has a secret of its own."""
+
+    at: SecretStr
 
 
 class Webhook(Callback):

@@ -19,7 +19,7 @@ from ..config.naming import experiment_of
 from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
 from ..run import Run
-from ..text import hidden, is_secret
+from ..text import hidden
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
@@ -107,7 +107,8 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
 
 def may_tell_secrets(config: Mapping[str, Any], words: Sequence[str]) -> bool:
     """Return whether the settings of a run or the words of its command line hold a secret."""
-    return hidden(config) != config or any(is_secret(word.partition("=")[0]) for word in words)
+    told = [config, " ".join(words)]
+    return bool(hidden(told) != told)
 
 
 def run_id(directory: RunDirectory) -> str:

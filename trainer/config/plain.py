@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from ..text import HIDDEN, SECRETS
+
 
 def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings: JSON and YAML keep these equal.
 
     Members of an ``Enum`` become their values. Paths, and objects that no file can hold, become
-    text, functions and classes their names.
+    text, functions and classes their names, and declared secrets ``(hidden)``.
 
     Args:
         compared: return the form of checkpoints and of comparisons, which is the same in every
@@ -24,6 +26,10 @@ def plain(value: object, *, compared: bool = False) -> Any:
     """
     nested = functools.partial(plain, compared=compared)
 
+    if hasattr(value, "get_secret_value"):  # pydantic's SecretStr and SecretBytes
+        secret = str(value.get_secret_value())
+        SECRETS.add(secret)
+        return secret and HIDDEN
     if isinstance(value, enum.Enum):
         return nested(value.value)
     if isinstance(value, int | None):

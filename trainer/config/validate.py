@@ -123,4 +123,5 @@ def _checked(
         from .broken_rules import broken_rules
 
         return {}, broken_rules(error, data, annotations_of(cls))
+    plain(fitting)  # declares the secrets of callbacks, whose settings stay as they were given
     return defaults | fitting, {}

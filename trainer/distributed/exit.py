@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..errors import TrainerError
+from ..text import without_secrets
 
 _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
@@ -259,7 +260,7 @@ def print_line(text: str, *, begin: str = "") -> None:
     """Print a text to stderr, with the rank in front if there are several."""
     rank = os.environ.get("RANK")
     prefix = f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    print(f"{begin}{prefix}{text}", file=sys.stderr, flush=True)
+    print(f"{begin}{prefix}{without_secrets(text)}", file=sys.stderr, flush=True)
 
 
 def _write_error_file(message: str) -> None:
@@ -267,7 +268,7 @@ def _write_error_file(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    report = {"message": message, "timestamp": int(time.time())}
+    report = {"message": without_secrets(message), "timestamp": int(time.time())}
     # A missing folder must not put another error in the place of this error.
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)

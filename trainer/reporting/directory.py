@@ -27,6 +27,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
+from ..text import without_secrets
 from .lock import LOCK, FolderLock, Locked, lock_folder
 from .say import log_into, log_no_more
 
@@ -162,7 +163,7 @@ class RunDirectory:
     def _write(self, name: str, mode: str, text: str) -> None:
         with writing(self.path / name) as path, open(path, mode) as file:
             # Names of files need not be valid text.
-            file.write(text.encode(errors="backslashreplace"))
+            file.write(without_secrets(text).encode(errors="backslashreplace"))
 
 
 def json_text(value: object) -> str:
