@@ -100,6 +100,16 @@ class Folder:
     directory: RunDirectory
     start: Start
 
+    @property
+    def files(self) -> Path:
+        """Return the folder for files of your callbacks, made when asked for.
+
+        A resume keeps the folder, and ``--overwrite`` empties it.
+        """
+        folder = self.directory.path / "files"
+        folder.mkdir(exist_ok=True)
+        return folder
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunData:

@@ -10,6 +10,7 @@ model/          the exported model
 best/           the best model
 checkpoints/    step-XXXXXXXX/ to resume from
 evaluations/    results of `trainer evaluate`
+files/          files of the user's callbacks: `run.files`
 .lock           locked by the run that writes here
 
 Wings add files of their own, which ``used_folder.py`` names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint.discover import listing
 from ..checkpoint.disk import delete
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
@@ -14,7 +15,7 @@ CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-_BY_WINGS = ("wandb", "tracking", "tracking.json", "profile", "evaluations")
+_BY_WINGS = ("files", "wandb", "tracking", "tracking.json", "profile", "evaluations")
 
 
 def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool) -> str:
@@ -36,7 +37,11 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
     if continues and is_of_a_run:
         return ""
     if not overwrite and not (is_of_a_run and holds_no_step):
-        return "holds files already; give a new folder, or --overwrite to replace a former run"
+        instead = "give a new folder, or --overwrite to replace a former run"
+        for info in listing(folder / CHECKPOINTS) if is_of_a_run else ():
+            if not info.problem:
+                return f"holds a run: --resume auto continues from step {info.step}; or {instead}"
+        return f"holds files already; {instead}"
 
     foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
     if foreign:

@@ -16,7 +16,7 @@ from one_process import checkpoint, fit, log_of, losses, rows, steps
 from run_folders import everything
 from torch import nn
 
-from trainer import CheckpointError, ConfigError
+from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
 from trainer.reporting.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -146,10 +146,32 @@ def test_what_a_run_left_that_failed_before_its_first_step_is_replaced(tmp_path:
         fit(tmp_path, max_steps=2)
     (tmp_path / "notes.txt").unlink()
 
-    fit(tmp_path, max_steps=2)
-    assert list(losses(tmp_path)) == [1, 2]
-    with pytest.raises(ConfigError, match="holds files already"):
-        fit(tmp_path, max_steps=2)
+    fit(tmp_path, max_steps=4)
+    assert list(losses(tmp_path)) == [1, 2, 3, 4]
+    said = "holds a run: --resume auto continues from step {}; or give a new folder, or --overwrite"
+    with pytest.raises(ConfigError, match=said.format(4)):
+        fit(tmp_path, max_steps=4)
+    (checkpoint(tmp_path, 4) / "state.json").write_text("cut")
+    with pytest.raises(ConfigError, match=said.format(2)):
+        fit(tmp_path, max_steps=4)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ConfigError, match="holds files already; give a new folder"):
+        fit(tmp_path, max_steps=4)
+
+
+def test_files_of_a_callback_are_kept_by_a_resume_and_go_with_the_run(tmp_path: Path) -> None:
+    class Pictures(Callback):
+        def on_data(self, run: Any) -> None:
+            (run.files / "data.txt").write_text("x")
+
+        def on_step(self, run: Run, info: StepInfo) -> None:
+            (run.files / f"{info.step}.txt").write_text("x")
+
+    fit(tmp_path, None, Pictures(), max_steps=2)
+    fit(tmp_path, max_steps=4, resume="auto")
+    assert sorted(os.listdir(tmp_path / "files")) == ["1.txt", "2.txt", "data.txt"]
+    fit(tmp_path, max_steps=2, overwrite=True)
+    assert not (tmp_path / "files").exists(), "made for callbacks that ask"
 
 
 def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path) -> None:
