@@ -112,6 +112,56 @@ class LateTrust(torch.optim.SGD):
         return super().step(closure)
 
 
+class OfLarge(torch.optim.SGD):
+    """As 8-bit and factored optimizers: another rule for large parameters, of some dimensions."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float, *, above: int, dimensions: int, **more: Any
+    ) -> None:
+        super().__init__(params, lr, **more)
+        self.above, self.dimensions = above, dimensions
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.numel() > self.above and p.dim() == self.dimensions:
+                    p.grad.mul_(p.norm() / (p.grad.norm() + 1e-6))
+        return super().step(closure)
+
+
+class Codes(torch.optim.SGD):
+    """As bitsandbytes: large parameters have state in 8 bits, with a scale for each block."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            if p.numel() >= 4096:
+                self.state[p]["codes"] = torch.zeros_like(p, dtype=torch.uint8)
+                self.state[p]["scales"] = torch.ones(p.numel() // 2048)
+        return super().step(closure)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a counter, or another value, in an attribute."""
+
+    def __init__(self, params: Iterable[Any], lr: float, *, kept: Any) -> None:
+        super().__init__(params, lr)
+        self.kept, self.ready = kept, False
+
+    def step(self, closure: Any = None) -> Any:
+        self.ready = True
+        if isinstance(self.kept, int):
+            self.kept += 1
+        elif isinstance(self.kept, list):
+            self.kept.append(0)
+        elif isinstance(self.kept, Tensor):
+            self.kept.add_(1)
+        elif self.kept == "later":
+            self.count = getattr(self, "count", 0) + 1
+        return super().step(closure)
+
+
 class Rateless(Optimizer):
     """One that knows no learning rate."""
 

@@ -63,7 +63,8 @@ def build_optimizer(
         if parameter.requires_grad and id(parameter) not in held:
             parameter.requires_grad_(False)
             frozen.append(name)
-    notices = [f"not in the optimizer, so frozen: {listed(frozen)}"] if frozen else []
+    told = "not in the optimizer, so frozen, and in no gradient norm"
+    notices = [f"{told}: {listed(frozen)}"] if frozen else []
 
     described = describe_groups(optimizer)
     reported: dict[str, Any] = {"optimizer_groups": described}

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config.plain import plain
+from ..data.digest import traces
 from ..errors import CheckpointError
 from ..strategies import Shard
-from ..strategies.first_step import stepped_copy
+from ..strategies.first_step import refuse_counters, stepped_copy
 from ..strategies.tensors import first_names, local
 from .safetensors_io import CODES
 
@@ -65,13 +66,18 @@ class OptimizerForm:
                 only.
 
         Raises:
-            CheckpointError: the state cannot be saved, or a step on small parameters fails.
+            CheckpointError: the state cannot be saved, a step on small parameters fails, or it
+                changes an attribute.
         """
+        before = traces(optimizer)
         kind = plain(type(optimizer), compared=True)
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         together: set[frozenset[str]] = set()
-        for parameter, state in _state_after_step(optimizer, kind, device, saved=saved).items():
+        stepped = _after_step(optimizer, kind, device, saved=saved)
+        if saved:
+            refuse_counters(stepped, before)
+        for parameter, state in stepped.state.items():
             together.add(frozenset(key for key, value in state.items() if value is not None))
             for key, value in state.items():
                 is_tensor = isinstance(value, Tensor)
@@ -93,27 +99,25 @@ class OptimizerForm:
         return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
 
 
-def _state_after_step(
-    optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
-) -> Mapping[Tensor, Mapping[str, Any]]:
-    """Return the state after a step, by parameter. Empty if the step fails and nothing is saved.
+def _after_step(optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool) -> Optimizer:
+    """Return a copy after a step. The optimizer itself if that fails and nothing is saved.
 
     Raises:
         CheckpointError: the step fails.
     """
     if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
-        return optimizer.state
+        return optimizer
     try:
-        state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
+        stepped: Optimizer = stepped_copy(optimizer, device)
     except Exception as error:  # an optimizer's step may want anything
         if not saved:
-            return {}
+            return optimizer
         way_round = "take another optimizer" if "closure" in str(error) else _WAY_ROUND
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
             f"state is not known; {way_round}"
         ) from error
-    return state
+    return stepped
 
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
     """
     groups = schedule.optimizer.param_groups
     rates = state["lr"]
-    if isinstance(schedule, LambdaLR):
+    if type(schedule) is LambdaLR:
         pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
         rates = [base_rate * factor(state["steps"]) for base_rate, factor in pairs]
         set_schedule(schedule, state["steps"], rates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,21 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..data.digest import traces
+from ..strategies.first_step import refuse_counters
+
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return class, steps and rates of a schedule, and the state that JSON can hold."""
+    """Return class, steps and rates of a schedule, and the state that JSON can hold.
+
+    Raises:
+        CheckpointError: a function object of the schedule counts its calls, which a resume repeats.
+    """
+    for factor in getattr(schedule, "lr_lambdas", ()):
+        before, trial = traces(factor), copy.copy(factor)
+        trial(0)
+        refuse_counters(trial, before)
+
     own = _plain(schedule.state_dict())
     counting = own if "last_epoch" in own else own["_schedulers"][0]  # a ChainedScheduler's parts
     return {

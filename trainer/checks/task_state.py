@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ..data.digest import traces
 from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
-from ..private.torch import edit_count
 from ..run import Run
 from ..task import Task
 from ..text import listed
@@ -54,7 +51,7 @@ class TaskState(Callback):
 
     def on_save(self, run: Run) -> None:
         """Tell the attributes that have changed, once."""
-        now = {name: _trace(value) for name, value in vars(run.task).items()}
+        now = traces(run.task)
         before = now if self._before is None else self._before
         changed = [name for name, trace in before.items() if now.get(name) != trace]
         self._before = {} if changed else before
@@ -64,20 +61,3 @@ class TaskState(Callback):
                 "which no checkpoint holds: a resumed run would train otherwise; return the values "
                 "in Task.state_dict, and set them in Task.load_state_dict"
             )
-
-
-def _trace(value: Any) -> Any:
-    """Return something that is equal until a value changes. Only a part of a long one counts."""
-    if isinstance(value, str | int | float):
-        return repr(value)  # NaN is not equal to NaN
-    if isinstance(value, torch.Generator):
-        return bytes(value.get_state())
-    if isinstance(value, Tensor):
-        return id(value), edit_count(value)
-    if isinstance(value, nn.Module):
-        value = [*value.parameters(), *value.buffers()]
-    elif isinstance(value, Mapping):
-        value = list(value.items())
-    if isinstance(value, list | tuple | set):
-        return len(value), [_trace(part) for part in islice(value, 100)]
-    return id(value)

@@ -1,13 +1,20 @@
-"""A checksum of a sample's content, to compare the samples that different processes have read."""
+"""A checksum of a sample's content, to compare the samples that different processes have read.
+
+Traces of attributes tell which of them change while code runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..private.torch import edit_count
 
 
 def digest(item: Any) -> int:
@@ -51,3 +58,25 @@ def bytes_of(tensor: Tensor) -> Any:
         return b"''"  # checkpoints hold the checksum of this text
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def traces(thing: Any) -> dict[str, Any]:
+    """Return something for each attribute of an object that is equal until the value changes."""
+    return {name: _trace(value) for name, value in vars(thing).items()}
+
+
+def _trace(value: Any) -> Any:
+    """Return something that is equal until a value changes. Only a part of a long one counts."""
+    if isinstance(value, str | int | float):
+        return repr(value)  # NaN is not equal to NaN
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state())
+    if isinstance(value, Tensor):
+        return id(value), edit_count(value)
+    if isinstance(value, nn.Module):
+        value = [*value.parameters(), *value.buffers()]
+    elif isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple | set):
+        return len(value), [_trace(part) for part in islice(value, 100)]
+    return id(value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, optim
 
-from ..private.torch import drop_step_hooks, has_step_hooks
+from ..data.digest import traces
+from ..errors import CheckpointError
+from ..private.torch import STEP_HOOKS, drop_step_hooks, has_step_hooks
+from ..text import listed
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -27,6 +30,9 @@ ELEMENTWISE = (
     optim.Rprop,
     optim.SGD,
 )
+
+# Attributes that ``fresh_copy`` replaces.
+_PASSED = ("state", "param_groups", *STEP_HOOKS)
 
 
 def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
@@ -48,21 +54,45 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
 
 
 def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return a small tensor of zeros for each number of dimensions and dtype among parameters.
+    """Return two tensors of zeros for each number of dimensions and dtype among parameters.
 
-    A scalar is tried as a vector. Otherwise Adam's step, a scalar for each parameter, would look
-    like state of the parameter's shape.
+    The second has more than 4,096 elements, and rows and columns above 128: from there on some
+    optimizers keep moments in 8 bits, or factored. A scalar is tried as a vector. Otherwise Adam's
+    step, a scalar for each parameter, would look like state of the parameter's shape.
     """
     kinds = dict.fromkeys((max(1, p.dim()), p.dtype) for p in parameters)
     return [
-        torch.zeros((5, 3, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
+        torch.zeros((*shape, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
         for dimensions, dtype in kinds
+        for shape in ((5, 3), (131 if dimensions > 1 else 8200, 129))
     ]
 
 
 def is_elementwise(optimizer: Any) -> bool:
     """Return whether an optimizer is known to compute element by element."""
     return type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)
+
+
+def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
+    """Raise ``CheckpointError`` if a trial has changed an attribute, which no checkpoint holds.
+
+    A flag that is set tells that something is prepared, which a resumed run prepares again.
+
+    Args:
+        thing: an optimizer, or a callable object of a schedule.
+        before: the ``traces`` of its attributes before the trial.
+    """
+    names = [
+        name
+        for name, trace in traces(thing).items()
+        if trace != before.get(name) and vars(thing)[name] is not True and name not in _PASSED
+    ]
+    if names:
+        raise CheckpointError(
+            f"{type(thing).__qualname__} changes its {listed(names)} in each step, and a resumed "
+            "run would begin anew: keep numbers in the optimizer's parameter groups, compute rates "
+            "from the step, or set keep_last: 0 to train without checkpoints"
+        )
 
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:

@@ -31,7 +31,7 @@ def test_parameters_that_the_optimizer_does_not_hold_are_frozen() -> None:
     config = TrainConfig(task="m:T", max_steps=4)
     _, facts, notices = build_optimizer(Trains(model.weight), config, model, plan())
     assert not model.bias.requires_grad and model.weight.requires_grad
-    assert notices == ["not in the optimizer, so frozen: bias"]
+    assert notices == ["not in the optimizer, so frozen, and in no gradient norm: bias"]
     assert [group["parameters"] for group in facts["optimizer_groups"]] == [2]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from one_process import rows
+from one_process import fit, rows
+from own_optimizers import Codes, Counting
 from plans import plan, request
 from refusing import refused
 from resuming import Odd
@@ -56,6 +57,12 @@ class Stepped(Odd):
             "sam": lambda: Sam(learning, lr=plan.lr),
             "NAdam": lambda: torch.optim.NAdam(learning, lr=plan.lr),
             "Adagrad": lambda: torch.optim.Adagrad(learning, lr=plan.lr),
+            "codes": lambda: Codes(learning, lr=plan.lr),
+            "number": lambda: Counting(learning, lr=plan.lr, kept=0),
+            "list": lambda: Counting(learning, lr=plan.lr, kept=[]),
+            "tensor": lambda: Counting(learning, lr=plan.lr, kept=torch.zeros(())),
+            "later": lambda: Counting(learning, lr=plan.lr, kept="later"),
+            "flag": lambda: Counting(learning, lr=plan.lr, kept=None),
             "schedule_free": lambda: ScheduleFree(learning, lr=plan.lr),
         }
         return kinds[self.name]()  # type: ignore[no-any-return]
@@ -98,7 +105,27 @@ def test_an_optimizer_of_another_loop_is_refused_with_and_without_checkpoints(
     refused(tmp_path, message, Stepped(name=name), keep_last=keep_last)
 
 
-@pytest.mark.parametrize("name", ["Muon", "halves", "tensor_lr", "infinite", "NAdam", "Adagrad"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("codes", r"Codes keeps 'scales' .* cannot be saved by ranges of the parameter"),
+        ("number", "^Counting changes its kept in each step"),
+        ("list", "^Counting changes its kept in each step"),
+        ("tensor", "^Counting changes its kept in each step"),
+        ("later", "^Counting changes its count in each step"),
+    ],
+)
+def test_state_that_no_checkpoint_holds_is_refused_only_if_checkpoints_are_kept(
+    name: str, told: str, tmp_path: Path
+) -> None:
+    message = refused(tmp_path / "refused", told, Stepped(name=name))
+    assert "keep_last: 0" in message and "\n" not in message
+    fit(tmp_path / "run", Stepped(name=name), keep_last=0, max_steps=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["flag", "Muon", "halves", "tensor_lr", "infinite", "NAdam", "Adagrad"]
+)
 @pytest.mark.parametrize("schedule", ["cosine", "torch:ExponentialLR"])
 def test_optimizers_with_groups_of_all_sorts_resume_bit_by_bit(
     name: str, schedule: str, goes_on: Callable[..., tuple[Run, Run]], tmp_path: Path

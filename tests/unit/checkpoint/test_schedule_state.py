@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from one_process import checkpoint, fit, rows
+from refusing import refused
 from resuming import Odd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
@@ -119,3 +120,45 @@ def test_another_schedule_takes_its_own_rate_at_that_step(tmp_path: Path) -> Non
     resume = str(checkpoint(tmp_path / "run", 4))
     fit(tmp_path / "new", resume=resume, schedule="linear", allow_config_change=True)
     assert rows(tmp_path / "new")[0]["lr"] == pytest.approx(0.05 * (1 - 4 / 8))
+
+
+class Calls:
+    """A rate by the number of calls, which is not the number of steps after a resume."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1.0 / self.calls
+
+
+class OfCalls(Odd):
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
+        return LambdaLR(optimizer, Calls())
+
+
+def test_a_function_object_that_counts_is_refused_if_checkpoints_are_kept(tmp_path: Path) -> None:
+    refused(tmp_path / "refused", "^Calls changes its calls in each step", OfCalls())
+    fit(tmp_path / "run", OfCalls(), keep_last=0, max_steps=2)
+
+
+class Halving(LambdaLR):
+    """A schedule with a counter of its own."""
+
+    left = 1.0
+
+    def get_lr(self) -> list[float | Any]:
+        self.left *= 0.9
+        return [rate * self.left for rate in super().get_lr()]
+
+
+class Halved(Odd):
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
+        return Halving(optimizer, lambda step: 1.0)
+
+
+def test_a_schedule_with_a_number_of_its_own_resumes_with_it(
+    goes_on: Callable[..., tuple[Run, Run]],
+) -> None:
+    goes_on(Halved())

@@ -88,6 +88,9 @@ def test_state_is_counted_in_tensors_of_the_parameters_size(
         ("own_optimizers.Clipping", {}, OFF),
         ("own_optimizers.GlobalNorm", {}, OFF),
         ("own_optimizers.LateTrust", {}, OFF),
+        ("own_optimizers.OfLarge", {"above": 100, "dimensions": 2}, OFF),
+        ("own_optimizers.OfLarge", {"above": 4096, "dimensions": 1}, OFF),
+        ("own_optimizers.OfLarge", {"above": 4096, "dimensions": 4}, OFF),
         ("own_optimizers.Estimating", {}, "the optimizer computes 'd' from whole parameters"),
     ],
 )
