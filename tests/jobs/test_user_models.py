@@ -113,6 +113,7 @@ GRADIENTS = (
     "backward_inside",
     "caught",
     "caught_whole",
+    "hooked",
     "empty_layer",
     "lazy",
     "experts",

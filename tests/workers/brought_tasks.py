@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import SecretStr
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim import SGD, AdamW, Optimizer
 
 import trainer
@@ -303,6 +304,17 @@ class Caught(Plain):
 
     def callbacks(self) -> list[Callback]:
         return [self.Evaluates()]
+
+
+class Hooked(Plain):
+    """Hooks before layers that read the layers' parameters."""
+
+    def build_model(self) -> nn.Module:
+        model: Any = Layers()
+        torch.nn.utils.weight_norm(model.layers[0])
+        prune.random_unstructured(model.layers[2], "weight", 0.5)
+        model.layers[4].register_forward_pre_hook(lambda own, args: (args[0] * own.weight.norm(),))
+        return model
 
 
 class Reads(Plain):

@@ -71,6 +71,14 @@ def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
     module._buffers[key] = buffer
 
 
+def pre_hooks(module: nn.Module) -> Any:
+    """Return a module's hooks before a forward pass, in order.
+
+    ``Module._forward_pre_hooks``, last seen in torch 2.13. Nothing public lists or moves hooks.
+    """
+    return module._forward_pre_hooks
+
+
 def is_persistent(module: nn.Module, key: str) -> bool:
     """Return whether a buffer of a module belongs into checkpoints.
 

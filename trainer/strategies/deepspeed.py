@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..private import deepspeed as private_deepspeed
+from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
@@ -167,7 +168,13 @@ class ZeRO(Strategy):
             # In evaluation torch's encoder layers would read the weights of layers inside, which
             # are not gathered.
             torch.backends.mha.set_fastpath_enabled(False)
+        # The engine gathers a layer's parameters by hooks, before hooks of the task that read them
+        # (torch.nn.utils.weight_norm, prune).
+        of_task = [(hooks, [*hooks]) for hooks in map(pre_hooks, model.modules())]
         super().wrap(model, optimizer)
+        for hooks, numbers in of_task:
+            for number in numbers:
+                hooks.move_to_end(number)
 
     def _shard_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard each parameter over the ranks. Collective: call on every rank.

@@ -30,6 +30,7 @@ SCHEDULE = torch.optim.lr_scheduler.LambdaLR(OPTIMIZER, float)
         (dist.Reducer, "_check_reducer_finalized"),
         (dist.Reducer, "_rebuild_buckets"),
         (nn.Module(), "_buffers"),
+        (nn.Module()._forward_pre_hooks, "move_to_end"),
         (nn.Module(), "_modules"),
         (nn.Module(), "_non_persistent_buffers_set"),
         (nn.Module(), "_parameters"),
