@@ -30,11 +30,7 @@ _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
 _STORE_SECONDS = 2.0
 _SIGNS_OF_A_LOST_PEER = (
-    # gloo
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
+    "distnetworkerror",  # torch.distributed's own class
     "gloo/transport",
     # NCCL
     "ncclremoteerror",
@@ -205,11 +201,12 @@ def _do_last_work() -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error looks like the death of another rank."""
-    if not isinstance(error, RuntimeError | OSError):
-        return False
-    text = str(error).lower()
-    return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
+    """Return whether an error looks like the death of another rank.
+
+    Only errors of torch.distributed do. A connection of the user's may be reset as well.
+    """
+    text = f"{type(error).__name__}: {error}".lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
 
 
 def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from launchers import ROOT, clean_environment, completed, ranks
+from torch.distributed import DistNetworkError
 
 from trainer.distributed.exit import _close_groups, claim_first_error, is_lost_peer
 
@@ -80,10 +81,16 @@ def test_other_errors_keep_their_traceback() -> None:
             False,
         ),
         ("CUDA out of memory", False),
+        (DistNetworkError("failed to recv, got 0 bytes"), True),
+        # of a data server, or of a tracker
+        ("[Errno 104] Connection reset by peer", False),
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+        (BrokenPipeError(32, "Broken pipe"), False),
     ],
 )
-def test_words_of_a_rank_that_is_gone(said: str, lost: bool) -> None:
-    assert is_lost_peer(RuntimeError(said)) is lost
+def test_errors_of_a_rank_that_is_gone(said: str | Exception, lost: bool) -> None:
+    error = RuntimeError(said) if isinstance(said, str) else said
+    assert is_lost_peer(error) is lost
 
 
 def test_an_error_before_the_processes_are_connected() -> None:
