@@ -121,7 +121,7 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
         margin_r=30,
         margin_t=60,
         modebar_orientation="v",
-        updatemenus=[dict(type="buttons", x=1, buttons=[log])],
+        updatemenus=[dict(type="buttons", x=1, active=-1, buttons=[log])],
     )
     figure.update_annotations(x=0, xanchor="left", font_size=14)
     figure.update_xaxes(showticklabels=True)
