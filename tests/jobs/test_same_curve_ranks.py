@@ -32,6 +32,7 @@ from torch.utils.data import default_collate
 
 from trainer import Task, load_export
 from trainer.data.order import epoch_order
+from trainer.text import listed
 
 QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
@@ -253,8 +254,17 @@ def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(
     lost = ", ".join(str(index) for index in epoch_order(33, 0, 0)[10:12])
     said = f"step 3: the loss on rank 1 is nan, of samples {lost} of Data.train. Lower lr, set max_grad_norm, "
     assert first == second and first["error"].startswith(said)
-    assert first["same"], "no weight has moved"
-    assert first["saved"] == ["step-00000002"]
+    lost = ", ".join(str(index) for index in epoch_order(33, 0, 0)[8:12])
+    said = "step 3: the gradient is not finite, though the losses of all ranks are"
+    names = [name for name, _ in Images(norm=False).build_model().named_parameters()]
+    told = {
+        True: f"{said} (the engine keeps no gradients: a single process names the parameters). Lower",
+        False: f"{said}: of {listed(names[::-1])}, in a step of samples {lost} of Data.train. Lower",
+    }
+    assert first["gradient"]["error"].startswith(told[strategy.startswith("zero")])
+    for one in (first, first["gradient"]):
+        assert one["same"], "no weight has moved"
+        assert one["saved"] == ["step-00000002"]
 
 
 @cache

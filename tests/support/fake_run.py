@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from trainer import StepInfo
+from trainer import StepInfo, TrainerError
 from trainer.strategies.base import StepResult
 
 
@@ -44,8 +44,12 @@ class TwoRanks:
 
 
 def fake_run(**attributes: Any) -> Any:
-    """Return a run that has these attributes, and keeps what is said and noted."""
-    run = SimpleNamespace(said=[], noted=[], is_main=True, **attributes)
+    """Return a run that has these attributes, keeps what is said and noted, and can fail."""
+
+    def fail(text: str) -> NoReturn:
+        raise TrainerError(text)
+
+    run = SimpleNamespace(said=[], noted=[], is_main=True, fail=fail, **attributes)
     run.say = run.said.append
     run.note = lambda *texts: run.noted.extend(texts)
     return run

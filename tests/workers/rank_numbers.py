@@ -312,9 +312,28 @@ class LosesOne(Images):
         return loss * float("nan") if len(self.calls) == 3 and dist.get_rank() == 1 else loss
 
 
+class LosesGradient(LosesOne):
+    """The gradient of rank 1 has no value in the third step, whose loss has one."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls.append(0)
+        loss = Images.training_step(self, model, batch)
+        if len(self.calls) == 3 and dist.get_rank() == 1:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss
+
+
 def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
     """At a step that is neither logged nor saved."""
-    made = made_of(LosesOne(), accel, folder, save_every=2, log_every=100)
+    gradient = folder.with_name(f"{folder.name}_gradient")
+    return {
+        **nan_stop(LosesOne(), accel, folder),
+        "gradient": nan_stop(LosesGradient(), accel, gradient),
+    }
+
+
+def nan_stop(task: Task, accel: str, folder: Path) -> dict[str, Any]:
+    made = made_of(task, accel, folder, save_every=2, log_every=100)
     before = []
     try:
         for info in made.steps():

@@ -117,7 +117,20 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
         for loss, numbers in lost:
             named = listed([str(number) for number in numbers], _SHOWN)
             return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
-    return "the gradient is not finite, though the losses of all ranks are"
+    text = "the gradient is not finite, though the losses of all ranks are"
+    norms = info.update.norms
+    if norms is None:
+        return f"{text} (the engine keeps no gradients: a single process names the parameters)"
+
+    # The backward pass begins with the last parameters.
+    names = [name for name, _ in run.strategy.parameters()]
+    mine_are_finite = norms.isfinite().tolist()
+    ranks = run.agreement.gather((mine_are_finite, [str(n) for part in samples for n in part]))
+    finite = map(all, zip(*(flags for flags, _ in ranks), strict=True))
+    lost_names = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+    named = listed(lost_names[::-1])
+    numbers = listed([number for _, numbers in ranks for number in numbers], _SHOWN)
+    return f"{text}: of {named}, in a step of samples {numbers} of Data.train"
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:

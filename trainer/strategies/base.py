@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import DataError
-from ..private.torch import local_of
+from ..private.torch import local_of, norms_of
 from .buffers import refuse_drift, sync
 from .first_step import is_elementwise
 from .tensors import (
@@ -91,10 +91,14 @@ class StepResult:
         grad_norm: the global norm of the gradient before clipping, on the device. The host waits
             for the device to read this tensor.
         skipped: whether the scaler of fp16's loss has left the step out.
+        norms: the norm of this rank's part of each gradient, on the device, in the order of
+            ``Strategy.trainable``. None if the engine does not tell, or, on a CPU, if all are
+            finite.
     """
 
     grad_norm: Tensor
     skipped: bool = False
+    norms: Tensor | None = None
 
     @property
     def left_out(self) -> bool:
@@ -323,7 +327,11 @@ class Strategy(ABC):
             gradients.append(parameter.grad)
         if self.shard_group is not None:
             gradients = [local_of(gradient) for gradient in gradients]
-        norm = global_norm(gradients, self.shard_group)
+        each = norms_of(gradients) if gradients[0].is_cuda else None
+        norm = global_norm(gradients, self.shard_group, each)
+        # On a CPU the norms of long gradients are computed in rows, and the host waits for nothing.
+        if each is None and not math.isfinite(norm):
+            each = norms_of(gradients)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
@@ -341,7 +349,7 @@ class Strategy(ABC):
         # zero_grad() would enter the profiler and dynamo, which costs 20 us.
         for parameter in self.trainable:
             parameter.grad = None
-        return StepResult(grad_norm=norm, skipped=skipped)
+        return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
     def step_if_finite(self, norm: Tensor) -> None:
         """Step the optimizer by ``step_rule``."""

@@ -49,7 +49,9 @@ def local(tensor: Tensor) -> Tensor:
     return local_of(tensor)
 
 
-def global_norm(parts: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
+def global_norm(
+    parts: list[Tensor], group: dist.ProcessGroup | None, each: Tensor | None = None
+) -> Tensor:
     """Return the norm of all elements of tensors of which this rank has parts. Collective.
 
     Each rank computes the norm of the rank's parts, and a single number is reduced. torch's
@@ -58,8 +60,9 @@ def global_norm(parts: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
     Args:
         parts: this rank's.
         group: the ranks over which all tensors are divided. None if each rank has whole tensors.
+        each: the norms of the parts, if they are known already.
     """
-    norm = local_norm(parts)
+    norm = local_norm(parts) if each is None else torch.linalg.vector_norm(each)
     if group is not None:
         square = norm.double().square()
         dist.all_reduce(square, group=group)

@@ -14,7 +14,7 @@ from one_process import fit
 from resuming import Odd
 from torch import nn
 
-from trainer import Data, TrainerError
+from trainer import Data, TrainerError, now
 from trainer.checks.finite import (
     FiniteNumbers,
     SkippedBuffers,
@@ -130,10 +130,6 @@ def judge(
 ) -> Any:
     """Judge the third step of eight samples on rank 0 of two; return the run."""
     cut = Layout(rank=0, world_size=2, micro_batch_size=4, accumulation_steps=1)
-
-    def fail(text: str) -> None:
-        raise TrainerError(text)
-
     agreement: Any = TwoRanks(lambda mine: lost)
     agreement.sum = lambda value: value
     run = fake_run(
@@ -142,7 +138,6 @@ def judge(
         position=SimpleNamespace(step_began=16, skipped_steps=0, skipped_in_a_row=in_a_row),
         config=SimpleNamespace(keep_last=keep_last),
         saves_at=lambda step: saves,
-        fail=fail,
     )
     info = step_info(3, **{"shares": [torch.tensor(1.0)], **values})
     FiniteNumbers(on_nan).on_step(run, info)
@@ -160,8 +155,46 @@ def test_a_lost_loss_is_named_with_rank_and_samples() -> None:
     own = ", ".join(map(str, epoch_order(64, 3, 0)[16:20].tolist()))
     with pytest.raises(TrainerError, match=f"rank 0 is nan, of samples {own} of Data.train"):
         judge("stop", OTHER, shares=[NAN], grad_norm=NAN)
-    with pytest.raises(TrainerError, match="the gradient is not finite, though the losses of all"):
+    with pytest.raises(
+        TrainerError, match=r"the losses of all ranks are \(the engine keeps no grad"
+    ):
         judge("stop", [], grad_norm=NAN)
+
+
+@fresh
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
+    limit: float | None, tmp_path: Path
+) -> None:
+    class Root(torch.autograd.Function):
+        """A function whose gradient is lost, as that of a square root of 0."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * float("nan")
+
+    class Lost(Plain):
+        """A model whose gradient is lost between the last two layers."""
+
+        def build_model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1), nn.Linear(1, 1))
+
+        def training_step(self, model: nn.Module, batch: Any) -> Any:
+            if len(model) == 3 and now().step == 3:
+                model[1].register_forward_hook(lambda module, given, made: Root.apply(made))
+            return model(batch["x"]).square().mean()
+
+    with pytest.raises(
+        TrainerError,
+        match=r"^step 3: the gradient is not finite, though the losses of all ranks are: of "
+        r"1\.bias, 1\.weight, 0\.bias \(and 1 more\), in a step of samples [0-9, ]+ \(and \d+ more\) of "
+        r"Data\.train\. Lower lr",
+    ):
+        fit(tmp_path, Lost(), max_steps=4, max_grad_norm=limit, sanity_evaluation=False)
 
 
 @pytest.mark.parametrize("where", [{"metrics": {"loss": float("nan")}}, {"saves": True}])
