@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+_SHOWN = 30  # known names
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 # The names of secrets, dotted. The tokens of a tokenizer (eos_token) are no secrets.
@@ -97,14 +98,18 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for a wrong name, or a list of the known names.
+    """Return ``did you mean 'x'?`` for a wrong name, or the known names, or the nearest of many.
 
     A known name may be the initials of the wrong name: ``lr`` for ``learning_rate``.
     """
     names = sorted(known)
     initials = re.sub("([^_])[^_]*_?", r"\1", name)
     near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {listed(names, 12) or 'none'}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if len(names) > _SHOWN:
+        names = difflib.get_close_matches(name, names, n=len(names), cutoff=0)
+    return f"known: {listed(names, _SHOWN) or 'none'}"
 
 
 def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:

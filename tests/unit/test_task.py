@@ -39,7 +39,7 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("glob:Glob", r"task: 'glob:Glob': the module has no 'Glob'; did you mean 'glob'"),
+        ("glob:Glob", r"task: 'glob:Glob': the module has no 'Glob'; known: none"),
         ("empty_here:Mine", r"the module has no 'Mine'; known: none$"),
         ("some_here:Mine", r"the module has no 'Mine'; known: Yours$"),
     ],
@@ -56,7 +56,7 @@ def test_a_class_that_is_not_there(
     for file, text in (
         ("glob", "class Glob: pass"),
         ("empty_here", ""),
-        ("some_here", "class Yours: pass"),
+        ("some_here", "from trainer import Data, Task\nclass Yours(Task): pass"),
     ):
         Path(f"{file}.py").write_text(text)
     with pytest.raises(ConfigError, match=line):

@@ -43,6 +43,10 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
             [f"zzz{n}" for n in range(15)],
             "known: zzz0, zzz1, zzz10, zzz11, zzz12, zzz13, zzz14, zzz2, ",
         ),
+        (
+            [*(f"aaa{n}" for n in range(40)), "width_of_all_hidden_layers"],
+            "known: width_of_all_hidden_layers, aaa",
+        ),
     ],
 )
 def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -> None:

@@ -42,7 +42,7 @@ class Options:
     gpu: Annotated[
         str | None, Field(description="a name such as H100, or memory such as 24GiB")
     ] = None
-    gpus: Annotated[int, Field(description="number of all GPUs", ge=1, le=1_000_000)] = 1
+    gpus: Annotated[int, Field(description="number of all GPUs", ge=1, le=16_384)] = 1
     precision: Annotated[Precision, Field(description="of a number of parameters")] = "bf16"
 
 

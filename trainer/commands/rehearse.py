@@ -36,7 +36,7 @@ from .usage import read_training, read_words
 class Options:
     """The options of the command."""
 
-    gpus: Annotated[int, Field(description="all GPUs of the job", ge=1, le=1_000_000)]
+    gpus: Annotated[int, Field(description="all GPUs of the job", ge=1, le=16_384)]
     gpu: Annotated[str, Field(description="a name, or memory such as 24GiB")] = "H100"
     gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
     ranks: Annotated[Literal["two", "all"], Field(description="whose collectives are compared")] = (

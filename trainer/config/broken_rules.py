@@ -52,5 +52,9 @@ def _rule_of(details: Any, known: Collection[str]) -> str:
         return "unknown key" if below else f"unknown key; {did_you_mean(name, known)}"
     if details["type"] == "missing":
         return "is required"
+    if details["type"] == "string_pattern_mismatch" and isinstance(known, dict):
+        for note in getattr(known.get(details["loc"][-1]), "__metadata__", ()):
+            if getattr(note, "description", None):
+                return f"must have the form of the key: {note.description}"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])
     return re.sub("^(Input|String) should", "must", rule)

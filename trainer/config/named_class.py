@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import traceback
 from typing import TypeVar
 
 from ..errors import Origin
@@ -31,16 +33,51 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
             module = importlib.import_module(module_name)
             # A folder is a module without a file. The run of a task often has the task's name.
             if module.__spec__ and module.__spec__.origin is None:
-                raise ModuleNotFoundError(f"No module named {module_name!r}")
-        except ModuleNotFoundError as error:
-            rule = f"{error} beside the config or the script, nor installed"
+                raise ModuleNotFoundError(f"No module named {module_name!r}", name=module_name)
+        except Exception as error:  # of the user's code
+            rule = f"cannot be imported: {_told(error)}"
+            missing = getattr(error, "name", None)
+            if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(missing)):
+                rule = f"{error} beside the config or the script, nor installed"
         else:
             cls = getattr(module, class_name, None)
             if isinstance(cls, type) and issubclass(cls, base):
                 return cls
-            names = [name for name in dir(module) if not name.startswith("_")]
+            own = {name: vars(module).get(name, base) for name in dir(module)}
+            names = [
+                name
+                for name, value in own.items()
+                if isinstance(value, type) and issubclass(value, base) and name != base.__name__
+            ]
             rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
             if cls is not None:
                 package = base.__module__.partition(".")[0]
                 rule = f"does not name a subclass of {package}.{base.__name__}"
     raise origin.error(rule, named)
+
+
+def check_name(text: str) -> str:
+    """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
+    short = re.sub(r".*/|\.py(?=[.:]+\w+$)", "", text)
+    meant = re.sub(r"[.:]+(?=\w+$)", ":", short)
+    if re.fullmatch(CLASS, meant) is None:
+        raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
+    if meant != text:
+        raise ValueError(f"must be module:Class; did you mean {meant!r}?")
+    return text
+
+
+def _told(error: Exception) -> str:
+    """Return an error in a line, with the innermost line of code that is in no package."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if isinstance(error, SyntaxError):  # names the file and the line
+        return text
+    first, *frames = traceback.extract_tb(error.__traceback__)
+    packages = ("<", os.path.dirname(os.__file__))
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(packages) and "-packages" not in frame.filename
+    ]
+    place = (own or [first])[-1]
+    return f"{place.filename}:{place.lineno}: {text}"

@@ -19,7 +19,7 @@ from ..errors import ConfigError, Origin
 from ..text import seconds_of
 from .annotations import defaults_of
 from .interval import FORMS, Every
-from .named_class import CLASS
+from .named_class import check_name
 from .paths import local_path
 from .rules import OPTIMIZERS, check_rules
 from .schedules import SCHEDULES, TO_FINAL
@@ -49,7 +49,7 @@ class TrainConfig:
     task: Annotated[
         str,
         Field(description="module:Class of the task, such as digits_cnn:DigitsCNN"),
-        Field(pattern=f"^{CLASS}$"),
+        AfterValidator(check_name),
     ]
     task_settings: Annotated[
         dict[str, Any], Field(description="the task's own: --task_settings.width 64")

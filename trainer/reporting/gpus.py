@@ -28,6 +28,8 @@ def memory_of(text: str) -> float:
     """
     memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
     if memory is not None:
+        if usable_bytes(float(memory[1])) < 1:
+            raise usage_error("gpu", text, "has no memory for tensors: 1 GiB and 8 % stay free")
         return float(memory[1])
     asked = text.lower().replace(" ", "").removesuffix("gb")
     for name, (gib, *_) in KNOWN.items():

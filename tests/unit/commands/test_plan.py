@@ -80,6 +80,11 @@ def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'--micro_batch=2': a number of parameters takes no" in capsys.readouterr().err
     assert main(["plan", "7B", "--gpu", "H1000"]) == 2
     assert "'H1000'" in capsys.readouterr().err
+    for memory in ("0GiB", "-5GiB", "1GiB"):
+        assert main(["plan", "7B", "--gpu", memory]) == 2
+        assert f"gpu: '{memory}': " in capsys.readouterr().err
+    assert main(["rehearse", "--gpus", "100000000"]) == 2
+    assert "gpus: 100000000: must be less than or equal to 16384" in capsys.readouterr().err
 
 
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

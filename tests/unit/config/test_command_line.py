@@ -84,9 +84,13 @@ def test_what_is_typed_is_read_as_yaml_unless_that_would_change_text(text: str, 
         (["--task.width=3"], "task: {'width': 3}: must be a valid string"),
         (["--lr", "2024-13-45"], "lr: '2024-13-45': must be a valid number"),
         (["--max_steps", "010"], "max_steps: '010': must be a valid integer"),
+        (["--task=mytask.Digits"], "task: 'mytask.Digits': must be module:Class; did you mean 'mytask:Digits'?"),
+        (["--task=./a/mytask.py:X"], "task: './a/mytask.py:X': must be module:Class; did you mean 'mytask:X'?"),
+        (["--task=Digits"], "task: 'Digits': must be module:Class, such as digits_cnn:DigitsCNN"),
+        (["--best_metric=loss"], "best_metric: 'loss': must have the form of the key: keep the best model by this, such as eval/loss"),
         (["-lr=3"], "'-lr=3': settings are written --key value or key=value"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_of_the_command_line(argv: list[str], message: str) -> None:
     assert problems("--task=a:B", "--epochs=1", *argv) == [f"command line: {message}"]
 
