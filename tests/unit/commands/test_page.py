@@ -54,14 +54,15 @@ def page_of(runs: list[Run], folder: Path, text: str = "") -> Page:
 
 def test_each_run_that_logged_a_step_has_a_curve_and_its_difference(tmp_path: Path) -> None:
     runs = odd_runs()
-    runs[2].rows[1]["loss"] *= 1.5
-    runs[2].rows[2]["loss"] = None  # it was not finite
-    runs[3].rows[:0] = [{**runs[3].rows[1], "loss": 9.0}]  # a resumed run has a step twice
+    runs.insert(0, runs.pop(4))
+    silent, _, _, zero3, killed, *_ = runs
+    zero3.rows[1]["loss"] *= 1.5
+    zero3.rows[2]["loss"] = None  # it was not finite
+    killed.rows[:0] = [{**killed.rows[1], "loss": 9.0}]  # as if resumed: a step twice
     page = page_of(runs, tmp_path)
-    logged = [run for run in runs if run.rows]
     loss = page.panel("loss")
-    assert list(loss) == [run.name for run in logged] and len(loss) == len(runs) - 1
-    for run in logged:
+    assert not silent.rows and list(loss) == [run.name for run in runs[1:]]
+    for run in runs[1:]:
         assert loss[run.name] == pytest.approx(run.curve("loss"), nan_ok=True)
     gaps = page.panel("loss: relative difference to the first run")
     assert gaps["zero3"] == pytest.approx({1: 0, 2: 0.5, 3: np.nan, 4: 0, 5: 0}, nan_ok=True)
@@ -81,7 +82,9 @@ def test_panels_are_those_of_curves(tmp_path: Path) -> None:
 
 def test_runs_that_coincide_share_a_line_in_dashes(tmp_path: Path) -> None:
     runs = [made("a"), made("b", off=1e-7), made("c", off=0.5)]
-    traces = [trace for trace in page_of(runs, tmp_path).traces if trace["yaxis"] == "y"]
+    page = page_of(runs, tmp_path)
+    assert {trace["line"]["dash"] for trace in page.traces if trace["yaxis"] == "y2"} == {"solid"}
+    traces = [trace for trace in page.traces if trace["yaxis"] == "y"]
     assert [trace["line"]["dash"] for trace in traces] == ["9px,0px", "9px,9px", "solid"]
     assert len({trace["line"]["color"] for trace in traces}) == 3
     assert len({trace["legendgroup"] for trace in traces}) == 3
