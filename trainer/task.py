@@ -76,12 +76,14 @@ class Pretrained:
             ``initialize`` gives them their first values.
         part: the submodule to which the files belong, in which ``names`` and ``new`` are names.
             Empty for the whole model.
+        left_out: tensors of the files, by their names there, that the model lacks.
     """
 
     folder: str | Path
     names: Mapping[str, str] = field(default_factory=dict)
     new: Collection[str] = ()
     part: str = ""
+    left_out: Collection[str] = ()
 
     def in_model(self, name: str) -> str:
         """Return the name in the whole model of a tensor of the part."""

@@ -82,21 +82,44 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gptj": {**OLDER, "rotary_dim": 4},
     "bloom": OLDER,
 }
-ARCHITECTURES = {**EXPERTS, **FAMILIES, **OTHERS}
+# With a vision part, whose settings are these. Those of the text part follow.
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        {
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1},
+            **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+        },
+        {},
+    ),
+    "qwen3_5": (
+        {
+            **{"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2},
+            **{"out_hidden_size": 32, "deepstack_visual_indexes": []},
+        },
+        {"layer_types": ["full_attention"] * 2},
+    ),
+}
+ARCHITECTURES = {**EXPERTS, **FAMILIES, **OTHERS, **{name: SEEING[name][1] for name in SEEING}}
 
 
 def save_architecture(folder: Path, name: str) -> Path:
     """Save a model whose every value was drawn, and a tokenizer; returns the folder."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind: Any = CONFIG_MAPPING[name]
+    whole: Any = CONFIG_MAPPING[name]
+    kind = whole.sub_configs["text_config"] if name in SEEING else whole
     settings = {**SHAPE, **ARCHITECTURES[name], "vocab_size": WORDS}
     known = {*kind().to_dict(), *kind.attribute_map} | ARCHITECTURES[name].keys()
     words = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
     config = kind(**words, **{key: value for key, value in settings.items() if key in known})
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config)
+    model: Any
+    if name in SEEING:
+        config = whole(text_config=config, vision_config=SEEING[name][0])
+        model = AutoModelForImageTextToText.from_config(config)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for (
             parameter

@@ -185,6 +185,8 @@ def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entr
 
         for path in paths:
             for name_in_file, entry in read_header(path).items():
+                if name_in_file in source.left_out:
+                    continue
                 name = source.in_model(source.names.get(name_in_file, name_in_file))
                 if name in pieces:
                     raise CheckpointError(

@@ -184,7 +184,7 @@ def _load_found(
 
     notices = [f"starts with the weights of {source}: {len(places)} tensors"]
     if unused:
-        notices.append(f"{len(unused)} tensors of {source} are not in the model: {listed(unused)}")
+        notices.append(f"{source} holds tensors that are not in the model: {listed(unused)}")
     return notices
 
 

@@ -13,6 +13,7 @@ from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
+from .pretrained import pad_with
 from .problems import first_line, setting_error
 
 FILE = "adapter_model.safetensors"
@@ -121,8 +122,9 @@ def adapter_part(model: Any) -> SavedPart:
     if load_base is None or not source or hasattr(base, "hf_quantizer"):
         return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
 
-    rows = getattr(type(base.config).from_pretrained(source), "vocab_size", 0)
-    now = getattr(base.config, "vocab_size", 0)
+    text = base.config.get_text_config()
+    rows = type(base.config).from_pretrained(source).get_text_config().vocab_size
+    now = text.vocab_size
     if rows != now:
         raise setting_error(
             "adapter",
@@ -133,8 +135,8 @@ def adapter_part(model: Any) -> SavedPart:
 
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
-        keys = ("num_labels", "pad_token_id")  # a classifier finds the end of a text by the padding
-        same = {key: getattr(base.config, key) for key in keys}
-        return PeftModel.from_pretrained(load_base(source, **same), folder)
+        loaded = load_base(source, num_labels=base.config.num_labels)
+        pad_with(loaded, text.pad_token_id)
+        return PeftModel.from_pretrained(loaded, folder)
 
     return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained, load=load)

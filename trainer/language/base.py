@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..config.paths import LocalPath
+from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .loss import mean_loss, token_losses
@@ -178,13 +179,17 @@ class LanguageTask(Task):
         scratch: dict[str, Any] = {"config": None} if hasattr(self, "config") else {}
         return replace(self, model=str(folder), adapter=None, **scratch)
 
-    def initialize(self, model: nn.Module, module: Any) -> None:
-        if not hasattr(module, "reset_lora_parameters"):
-            super().initialize(model, module)
+    def initialize(self, model: Any, module: Any) -> None:
+        if hasattr(module, "reset_lora_parameters"):
+            for adapter in module.r:
+                # True: one of the matrices is zero, so that a new adapter changes no output.
+                module.reset_lora_parameters(adapter, True)
             return
-        for adapter in module.lora_A:
-            # True: the second matrix is zero, so that a new adapter changes no output.
-            module.reset_lora_parameters(adapter, True)
+        if model.config.get_text_config() is not model.config:
+            # The vision part sets its own buffers.
+            owners = [part for part in model.modules() if initializer_of(part)]
+            model = next(part for part in reversed(owners) if module in {*part.modules()})
+        super().initialize(model, module)
 
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer. The configurations are written with the model."""

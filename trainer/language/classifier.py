@@ -18,8 +18,10 @@ from .base import LanguageTask
 from .card import model_card
 from .columns import take
 from .meta_model import CLASSIFIER
+from .pretrained import pad_with
 from .problems import setting_error
 from .sources import find_sources
+from .tokens import padding_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +63,7 @@ class SequenceClassifier(LanguageTask):
 
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.pad_token = padding_of(tokenizer)
         return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[tuple[str, str]]:
@@ -119,9 +121,7 @@ class SequenceClassifier(LanguageTask):
         names = dict(enumerate(self.memory["labels"]))
         numbers = {label: number for number, label in names.items()}
         model = self.build_pretrained(CLASSIFIER, id2label=names, label2id=numbers)
-
-        # Decoders find the last token of a text by the padding behind the text.
-        model.config.pad_token_id = self.load_tokenizer().pad_token_id
+        pad_with(model, self.load_tokenizer().pad_token_id)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------

@@ -151,10 +151,7 @@ class DPO(PreferenceTask):
         return other
 
     def load_model(self) -> Any:
-        model = super().load_model()
-        if getattr(model.config, "output_router_logits", False):
-            self.note("output_router_logits: the loss of the routers is no part of the objective")
-        return without_dropout(model)
+        return without_dropout(super().load_model())
 
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = {"policy": self.memory.get("stored"), "reference": self.memory.get("reference")}

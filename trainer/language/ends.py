@@ -27,6 +27,7 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
         return []
 
     config.eos_token_id = ends = list(dict.fromkeys([*trained, *before]))
-    model.config.eos_token_id = trained[0]
+    for part in (model.config, model.config.get_text_config()):
+        part.eos_token_id = trained[0]
     names = ", ".join(tokenizer.convert_ids_to_tokens(ends))
     return [f"generation: the exported model ends a text with {names}"]

@@ -35,20 +35,23 @@ FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
 
 
-def stored_part(folder: Path, names: Collection[str], model: Any) -> Pretrained:
+def stored_part(
+    folder: Path, names: Collection[str], left_out: Collection[str], model: Any
+) -> Pretrained:
     """Return the tensors of a model that are in the files of a folder, and those that are new.
 
     New are the adapters that were added after the model was built.
 
     Args:
         names: of tensors in the files, as the model was built with.
+        left_out: the other tensors in the files, such as another task's head.
     """
     tensors = dict(canonical_state(model))
     in_model = {bare_name(name): name for name in tensors if bare_name(name) in names}
     # By identity, because a tensor may have several names in the model.
     in_files = {id(tensors[name]) for name in in_model.values()}
     new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
-    return Pretrained(folder=folder, names=in_model, new=new)
+    return Pretrained(folder=folder, names=in_model, new=new, left_out=left_out)
 
 
 def bare_name(name: str) -> str:
@@ -137,7 +140,8 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
         ConfigError: the files hold different values for a tensor that has two names in the model.
     """
     ranges, entries = of_model_folder(folder)
-    names = dict(canonical_state(model)).keys() & entries.keys() - missing
+    own = dict(canonical_state(model)).keys()
+    names = own & entries.keys() - missing
     for pair in model.all_tied_weights_keys.items():
         values = (ranges.whole("parameter", name) for name in pair)
         if names.issuperset(pair) and not torch.equal(*values):
@@ -147,7 +151,7 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
                 f"its files hold different values for {' and '.join(pair)}, which its "
                 "config.json ties; set tie_word_embeddings: false there",
             )
-    return partial(stored_part, folder, names)
+    return partial(stored_part, folder, names, entries.keys() - own)
 
 
 def _rounds(model: Any, folder: Path) -> bool:
@@ -229,7 +233,8 @@ def small_copy(model: Any) -> Any:
 
     The copy has a layer of each kind that the configuration names.
     """
-    config = copy.deepcopy(model.config)
+    whole = copy.deepcopy(model.config)
+    config = whole.get_text_config()
     kinds = list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = max(
         (kinds.index(kind) + 1 for kind in kinds), default=min(2, config.num_hidden_layers)
@@ -240,4 +245,4 @@ def small_copy(model: Any) -> Any:
     config.pad_token_id = None  # torch refuses a padding outside of the embedding
 
     with torch.random.fork_rng(devices=[]):
-        return model_from_config(type(model), config)
+        return model_from_config(type(model), whole)

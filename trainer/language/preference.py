@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,14 +136,20 @@ class PreferenceTask(DecoderTask):
 def without_dropout(model: Any) -> Any:
     """Switch dropout off, which would part a policy from its reference before the first step.
 
-    Most models keep the dropout of attention as a number. An adapter, added later, keeps its own.
+    Most models keep the dropout of attention as a number, and some layers read their configuration.
+    They get a copy: that of the whole model is exported. An adapter, added later, keeps its own.
     """
+    copies: dict[int, Any] = {}
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        owners = [module]
+        if "config" in vars(module) and module is not model:
+            module.config = copy.deepcopy(module.config, copies)
+            owners.append(module.config)
+        for owner in owners:
+            for name, value in vars(owner).items():
+                of_class = type(owner).__name__ if name == "p" else ""
+                if isinstance(value, float) and re.search("(?i)drop|jitter", name + of_class):
+                    setattr(owner, name, 0.0)
     return model
 
 

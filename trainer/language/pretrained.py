@@ -45,6 +45,16 @@ def from_configuration(
     return model
 
 
+def pad_with(model: Any, token: int | None) -> None:
+    """Tell a model the padding behind a text, by which a decoder finds the last token to score.
+
+    Args:
+        model: changed in place. Of a model with a text and a vision part, both configurations.
+    """
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = token
+
+
 def checkpoint_activations(model: Any, every: int) -> None:
     """Recompute the activations of every n-th layer in the backward pass instead of keeping them.
 

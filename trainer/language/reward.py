@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.functional import logsigmoid
 
+from ..task import Data
 from .card import model_card
 from .meta_model import CLASSIFIER
 from .packing import collate
 from .preference import PreferenceTask, without_dropout
-from .pretrained import checkpoint_activations
-from .tokens import words_of
+from .pretrained import checkpoint_activations, pad_with
+from .problems import setting_error
+from .tokens import padding_of, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,9 +43,22 @@ class RewardModel(PreferenceTask):
     def fine_tuning_defaults(self) -> dict[str, Any]:
         return {**super().fine_tuning_defaults(), "lr": 1e-4}
 
+    def build_data(self) -> Data:
+        data = super().build_data()
+        tokenizer = self.load_tokenizer()
+        for pairs in self.memory["sets"]:
+            if (words_of(pairs.corpus.tokens[pairs.ends - 1]) == tokenizer.pad_token_id).any():
+                raise setting_error(
+                    "tokenizer",
+                    tokenizer.pad_token,
+                    "pads texts and ends a text, so that the end would not be scored; give a "
+                    "tokenizer with another pad_token",
+                )
+        return data
+
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.pad_token = padding_of(tokenizer)
         return tokenizer
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
@@ -54,8 +69,7 @@ class RewardModel(PreferenceTask):
     def build_model(self) -> nn.Module:
         model = without_dropout(self.build_pretrained(CLASSIFIER, num_labels=1))
         self.check_vocabulary(model)
-        # Decoders find the last token of a text by the padding behind the text.
-        model.config.pad_token_id = self.load_tokenizer().pad_token_id
+        pad_with(model, self.load_tokenizer().pad_token_id)
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]

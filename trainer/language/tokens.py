@@ -55,6 +55,19 @@ def load_tokenizer(name: str, key: str) -> Any:
         raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
 
 
+def padding_of(tokenizer: Any) -> Any:
+    """Return the token that pads texts whose last token is scored, so not the end of a text.
+
+    The end of a text, if the tokenizer has no other special token (GPT-2).
+    """
+    end = tokenizer.eos_token
+    if tokenizer.pad_token not in (None, end):
+        return tokenizer.pad_token
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    spare = [token for token in special if token not in (end, tokenizer.unk_token)]
+    return min(spare, key=lambda token: "pad" not in token, default=end)
+
+
 def vocabulary_of(tokenizer: Any) -> int:
     """Return the largest token of a tokenizer plus 1."""
     return 1 + int(max(tokenizer.get_vocab().values()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, EXPERTS, FAMILIES, save_architecture
+from architectures import ARCHITECTURES, EXPERTS, FAMILIES, SEEING, save_architecture
 from whole_model import build_whole
 
 from trainer.language import CausalLM
@@ -22,7 +22,7 @@ NOT_PACKED = ("gpt_oss", "opt", "jamba", "qwen3_next", "minimax", "mamba2", "blo
 TARGETS = {"llama4_text": ["q_proj", "down_proj"], "phimoe": ["q_proj"], "mamba2": ["in_proj"]}
 
 
-QUICK = (*[name for name in EXPERTS if name not in ("granitemoe", "jamba")], *FAMILIES)
+QUICK = (*[name for name in EXPERTS if name not in ("granitemoe", "jamba")], *FAMILIES, *SEEING)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import SEEING, save_architecture
 from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
 from whole_model import build_whole
 
@@ -40,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer().save_pretrained(folder / name)
+    for name in SEEING:
+        save_architecture(folder / name, name)
     return folder
 
 
@@ -50,7 +53,11 @@ def task(folder: Path, name: str, **settings: Any) -> SequenceClassifier:
 
 
 @pytest.mark.parametrize(
-    ("name", "adapter"), [("bert", None), ("llama", None), ("llama", Adapter(r=2))]
+    ("name", "adapter"),
+    [
+        *[("bert", None), ("llama", None), ("llama", Adapter(r=2))],
+        *[("gemma3", None), ("qwen3_5", None), ("qwen3_5", Adapter(r=2))],
+    ],
 )
 def test_scores_of_a_text_do_not_depend_on_its_batch(
     name: str, adapter: Adapter | None, folder: Path

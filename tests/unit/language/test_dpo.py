@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_language import change_tensors, save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError, Trainer
-from trainer.language import DPO, Adapter
+from trainer.language import DPO, Adapter, CausalLM
 from trainer.language.tokens import TARGET
 
 pytestmark = [
@@ -197,6 +197,8 @@ def test_a_reference_with_other_tokens_is_refused(given: Path, tmp_path: Path) -
 DROPOUT: dict[str, dict[str, Any]] = {
     "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
     "llama": {"attention_dropout": 0.5},
+    "mixtral": {"router_jitter_noise": 0.5},
+    "falcon": {"hidden_dropout": 0.5, "attention_dropout": 0.5},  # read at each call
 }
 
 
@@ -208,15 +210,18 @@ def test_dropout_is_off(kind: str, tmp_path: Path, given: Path) -> None:
     dpo = task(given, tmp_path, model=str(model), reference="computed_once", sequence_length=100)
     [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)
+    exported: Any = dpo.build_model()
+    assert DROPOUT[kind].items() <= exported.policy.config.to_dict().items()
 
 
-def test_a_loss_of_routers_is_told(
-    tmp_path: Path, given: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = save_model(tmp_path / "model", "mixtral", output_router_logits=True)
-    dpo = task(given, tmp_path, model=str(model), reference="computed_once")
-    steps(trainer(dpo, tmp_path / "run", max_steps=1))
-    assert "output_router_logits: the loss of the routers is no part" in capsys.readouterr().out
+@pytest.mark.parametrize("kind", [DPO, CausalLM])
+def test_a_loss_of_routers_is_refused(kind: Any, tmp_path: Path, given: Path) -> None:
+    settings = {**settings_of_task(given, tmp_path), "model": str(tmp_path / "model")}
+    save_model(tmp_path / "model", "mixtral", output_router_logits=True)
+    with pytest.raises(ConfigError, match=r"the loss of the routers .*; set output_router_logits"):
+        kind(**settings).build_model()
+    save_model(tmp_path / "model", "mixtral", output_router_logits=True, router_aux_loss_coef=0.0)
+    kind(**settings).build_model()
 
 
 def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -> None:

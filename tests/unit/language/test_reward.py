@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from launchers import json_in
 from preferences import TEMPLATE, preferences, save_preferences, settings_of_task, trainer
-from tiny_language import save_model, tokenizer
+from tiny_language import save_model, save_rows, tokenizer
 
 from trainer import ConfigError
 from trainer.language import Adapter, RewardModel
@@ -89,11 +90,11 @@ def test_the_export_loads_as_a_classifier_with_one_label(
     loaded: Any
     if adapter:
         loaded = AutoPeftModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, pad_token_id=0
+            folder, num_labels=1, pad_token_id=1
         )
     else:
         loaded = AutoModelForSequenceClassification.from_pretrained(folder)
-        assert json_in(folder / "config.json")["pad_token_id"] == 0
+        assert json_in(folder / "config.json")["pad_token_id"] == 1
     data = reward.build_data()
     batch = data.collate([data.train[at] for at in range(4)])
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -101,6 +102,54 @@ def test_the_export_loads_as_a_classifier_with_one_label(
         scores, ours = loaded.eval()(**inputs).logits, training.run.model.eval()(**inputs).logits
     assert scores.shape == (8, 1) and torch.allclose(scores, ours, atol=1e-6)
     assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize("pad", [None, "<|end|>"])
+def test_the_score_is_that_of_the_end_of_a_text(
+    pad: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in the export, and if padding is the end of a text or if there is no padding."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    own = tokenizer()
+    own.pad_token = pad
+    own.save_pretrained(save_model(tmp_path / "model"))
+    row = {"prompt": "a", "chosen": " long answer", "rejected": " b"}
+    reward = RewardModel(
+        model=str(tmp_path / "model"),
+        data=str(save_rows(tmp_path / "rows.jsonl", [row] * 6)),
+        evaluation=0.5,
+        cache_dir=str(tmp_path),
+    )
+    training = trainer(reward, tmp_path / "run", max_steps=1, accumulation_steps=1)
+    measured = training.fit()
+    assert "not in the model" not in capsys.readouterr().out
+
+    folder = tmp_path / "run" / "model"
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    exported = AutoTokenizer.from_pretrained(folder)
+    texts = [f"{row['prompt']}{row[side]}<|end|>" for side in ("chosen", "rejected")]
+    with torch.no_grad():
+        scores = loaded(**exported(texts, padding=True, return_tensors="pt")).logits[:, 0]
+        bodies = [loaded.model(**exported(text, return_tensors="pt")) for text in texts]
+        ends = torch.cat([loaded.score(body.last_hidden_state[0, -1]) for body in bodies])
+    assert torch.allclose(scores, ends, atol=1e-6)
+    found = [measured["eval/chosen_reward"], measured["eval/rejected_reward"]]
+    assert found == pytest.approx(ends.tolist(), abs=1e-5)
+
+
+def test_padding_that_ends_a_text_is_refused(given: Path, tmp_path: Path) -> None:
+    """As of GPT-2, whose only special token ends texts. Conversations may end otherwise."""
+    model = save_model(tmp_path / "model")
+    data = json_in(model / "tokenizer.json")
+    data["added_tokens"] = data["added_tokens"][:1]
+    (model / "tokenizer.json").write_text(json.dumps(data))
+    assert task(given, tmp_path, model=str(model), template=TEMPLATE).build_data()
+    row = {"prompt": "a", "chosen": " long answer", "rejected": " b"}
+    rows = str(save_rows(tmp_path / "rows.jsonl", [row]))
+    texts = task(given, tmp_path, model=str(model), data=rows, template=None)
+    with pytest.raises(ConfigError, match=r"<\|end\|>': pads texts and ends a text, .*pad_token"):
+        texts.build_data()
 
 
 def test_a_side_that_is_too_long_is_refused(given: Path, tmp_path: Path) -> None:
