@@ -26,7 +26,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     },
 }
-CONFIGS["falcon"] = {"model_type": "falcon", **SMALL}
 # An encoder without dropout, which draws other numbers on every layout.
 BERT: dict[str, Any] = {
     **{"model_type": "bert", **SMALL},
