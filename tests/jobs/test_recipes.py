@@ -130,7 +130,9 @@ def test_a_teacher_and_a_queue_continue(folder: Path) -> None:
 
 
 def test_the_items_of_each_step_are_written(folder: Path) -> None:
-    paths = (trained(strategy, folder) / "items.items.jsonl" for strategy in ("single", "ddp"))
+    paths = (
+        trained(strategy, folder) / "items/files/items.jsonl" for strategy in ("single", "ddp")
+    )
     alone, divided = map(json_lines, paths)
     assert [row["step"] for row in divided] == list(range(1, 13))
     for one, two in zip(alone, divided, strict=True):
