@@ -488,7 +488,6 @@ def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> d
         trainable_parameters=prepared.trainable,
         state_bytes_per_rank=prepared.state_bytes,
         output_dir=str(folder.directory.path),
-        checkpoint_bytes=prepared.saver.bytes,
         notices=[*setup.plan.notices, *setup.notices],
     )
 

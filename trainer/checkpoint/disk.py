@@ -103,11 +103,8 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def check_free(folder: Path, needed: int, what: str) -> None:
-    """Check that the disk of a folder has ``needed`` free bytes.
-
-    Args:
-        what: needs the room, for the message.
+def check_free(folder: Path, needed: int) -> None:
+    """Check that the disk of a folder has the bytes free that a checkpoint needs.
 
     Raises:
         CheckpointError: the disk has less room.
@@ -115,7 +112,7 @@ def check_free(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
-            f"{folder}: {what} needs {size(needed)}, but {size(free)} are free; make room, "
+            f"{folder}: a checkpoint needs {size(needed)}, but {size(free)} are free; make room, "
             "or lower keep_last"
         )
 

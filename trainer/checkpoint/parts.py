@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -168,21 +167,6 @@ class Parts:
         """Yield the trainable parameters, then the frozen parameters, as ``assign_writers``."""
         yield from assign_writers(self.strategy.shards())
         yield from assign_writers(self.frozen(stored=True))
-
-    def bytes(self) -> int:
-        """Return how many bytes this rank will write, to within some kilobytes.
-
-        The number is known before the optimizer has any state.
-        """
-        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values())
-        if self.averages:
-            state += torch.float32.itemsize
-
-        total = sum(buffer.nbytes for _, buffer in self.buffer_pieces())
-        for shard, low, high in self._written():
-            more = 0 if shard.state_key is None else state
-            total += (high - low) * (shard.tensor.itemsize + more)
-        return total
 
 
 def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:

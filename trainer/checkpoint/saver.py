@@ -11,7 +11,7 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from ..errors import CheckpointError, TrainerError
 from . import store
 from .disk import FileFact, check_free, check_shared
 from .parts import Parts
+from .pieces import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2
@@ -67,7 +68,6 @@ class Saver:
 
     Attributes:
         last_step: the step of the newest checkpoint, which is not saved again.
-        bytes: of a checkpoint, all ranks together. Set by ``prepare``.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Saver:
         self.config = config
         self.say = say
         self.last_step: int | None = None
-        self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
         # Waits for the worst status of all ranks. None if they have not begun to ask.
         self._status: Callable[[], list[int]] | None = None
@@ -96,7 +95,6 @@ class Saver:
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
-        self.bytes = int(self.agreement.sum(parts.bytes()))
         if self.config.keep_last and not finished:
             check_shared(self.folder, self.agreement)
             self.agreement.run_on_main(partial(store.clean, self.folder))
@@ -119,7 +117,7 @@ class Saver:
         problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
-            files, user_tensors = self._begin(parts) if parts.rank == 0 else ({}, {})
+            files, user_tensors = self._begin(parts, pieces) if parts.rank == 0 else ({}, {})
         except (TrainerError, OSError) as error:
             problem = str(error)
         problems = self.agreement.gather(problem)
@@ -137,9 +135,15 @@ class Saver:
         if not self.config.save_in_background:
             self.finish()
 
-    def _begin(self, parts: Parts) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder. Return the main process's files, and the tensors of users."""
-        check_free(self.folder, self.bytes, "a checkpoint")
+    def _begin(
+        self, parts: Parts, pieces: Sequence[tuple[Key, Tensor]]
+    ) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
+        """Make the temporary folder. Return the main process's files, and the tensors of users.
+
+        Args:
+            pieces: of the main process, whose share is at least that of each other rank.
+        """
+        check_free(self.folder, parts.world_size * sum(tensor.nbytes for _, tensor in pieces))
         if self._extras is None:
             self._extras = read_extras(parts)
         text, user_tensors = describe(parts)

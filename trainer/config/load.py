@@ -21,8 +21,6 @@ from .validate import Validator
 
 S = TypeVar("S")
 _TASK_SETTINGS = "task_settings"
-# Keys that went out, at their defaults. With another value such a key is unknown.
-_GONE = {"hang_seconds": 10.0, "unfreeze": None, "replica_check_every": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +67,9 @@ def load_config(argv: Sequence[str]) -> Loaded:
         document = configs[0]
     elif "task" not in texts:
         raise usage_error("config", None, "is missing: name a training config, or --task")
-    # config.yaml of earlier runs has every key.
-    data = {key: value for key, value in document.data.items() if _GONE.get(key, ...) != value}
     origins = _origins(document, texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
-    config = check.build(TrainConfig, data, texts=texts)
+    config = check.build(TrainConfig, document.data, texts=texts)
     if config is None:
         raise ConfigError(check.problems)
     for key, value in dotted(vars(config)):

@@ -49,11 +49,6 @@ class Second(Callback):
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_what_a_rank_writes_is_known_before_the_first_step(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, Odd(), Second(), Second(), max_steps=2)
-    parts = trainer.parts
-    written = [*parts.pieces(), *parts.buffer_pieces()]
-    state_values = [tensor for key, tensor in written if key.kind == "optimizer.step"]
-    total = sum(tensor.nbytes for _, tensor in written)
-    assert parts.bytes() == total - sum(tensor.nbytes for tensor in state_values)
+def test_callbacks_of_a_class_are_numbered(tmp_path: Path) -> None:
+    parts = fit(tmp_path, Odd(), Second(), Second(), max_steps=2).parts
     assert [name for name in parts.named_callbacks() if "Second" in name] == ["Second", "Second#2"]
