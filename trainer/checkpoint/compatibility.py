@@ -58,12 +58,9 @@ def changed_settings(
 
 
 def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """Add the rate to each of the optimizer's groups, and number the groups."""
-    groups = {
-        str(number): {
-            "names": sorted(group["names"]),
-            "settings": {"lr": rate, **group["settings"]},
-        }
-        for number, (group, rate) in enumerate(zip_longest(facts["optimizer_groups"], rates))
-    }
+    """Add the rate to each of the optimizer's groups."""
+    groups = [
+        {"names": sorted(group["names"]), "settings": {"lr": rate, **group["settings"]}}
+        for group, rate in zip_longest(facts["optimizer_groups"], rates)
+    ]
     return {**facts, "optimizer_groups": groups}

@@ -129,7 +129,6 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
     if info.problem:
         return info
     try:
-        _check_sizes(info)
         for name in sorted(info.files)[part::parts]:
             if hash_file(info.path / name) != info.files[name]["xxh3"]:
                 raise CheckpointError(f"{name} was changed after it was written")
@@ -148,7 +147,7 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
 
     Collective: call on every rank.
     """
-    info: CheckpointInfo = agreement.gather(inspect(path))[0]
+    info: CheckpointInfo = agreement.of_main(inspect(path))
     found = verify(replace(info), agreement.rank, agreement.world_size)
     problems = agreement.gather(found.problem)
     if agreement.rank == 0 and any(problems):
@@ -161,5 +160,4 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
                 f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
                 "the main process"
             )
-    result: CheckpointInfo = agreement.gather(info)[0]
-    return result
+    return agreement.of_main(info)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from ..distributed.agreement import Agreement
-from ..errors import CheckpointError, LaunchError
+from ..errors import CheckpointError, LaunchError, writing
 from ..text import size
 
 CHUNK = 1 << 20  # bytes that are hashed at a time: they fit the processor's cache
@@ -126,17 +126,13 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
         LaunchError: a node has another disk under this name.
         CheckpointError: the folder cannot be written.
     """
-    name = agreement.gather(f".probe-{uuid.uuid4().hex}")[0]
+    name = agreement.of_main(f".probe-{uuid.uuid4().hex}")
     probe = folder / name
 
     def write_probe() -> None:
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
-        except OSError as error:
-            raise CheckpointError(
-                f"{folder}: no checkpoint can be written there: {error.strerror}"
-            ) from None
 
     agreement.run_on_main(write_probe)
     # Listing the folder makes a network file system look again. The answer for a single file may

@@ -256,9 +256,7 @@ def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = N
 
 def set_config_dtype(config: Any, dtype: torch.dtype) -> None:
     """Set the dtype in a transformers configuration and in the configurations of the parts."""
-    if hasattr(config, "dtype"):
-        config.dtype = dtype
-    for name in getattr(config, "sub_configs", ()):
-        part = getattr(config, name, None)
-        if part is not None and hasattr(part, "dtype"):
+    names = getattr(config, "sub_configs", ())
+    for part in (config, *(getattr(config, name, None) for name in names)):
+        if hasattr(part, "dtype"):
             part.dtype = dtype

@@ -31,7 +31,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
             ``auto`` found are damaged, or this program or machine cannot read a checkpoint.
     """
     again = restarts() > 0
-    own: list[Path] = agreement.gather(named(folder))[0]
+    own: list[Path] = agreement.of_main(named(folder))
     if resume == "auto" or again:
         start = _newest_complete(own, folder, agreement)
         if start.found is not None or resume in ("none", "auto"):

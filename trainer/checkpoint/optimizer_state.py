@@ -9,8 +9,6 @@ is refused before training, since a resume would lose the state.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +20,13 @@ from torch.optim import Optimizer
 from ..config.plain import plain
 from ..data.digest import traces
 from ..errors import CheckpointError
+from ..optim.groups import settings
 from ..strategies import Shard
 from ..strategies.first_step import refuse_counters, stepped_copy
 from ..strategies.tensors import first_names, local
 from .safetensors_io import CODES
 
 PREFIX = "optimizer."
-# Of a parameter group: its parameters, and the learning rate, which is the schedule's.
-_NOT_SETTINGS = ("params", "lr", "initial_lr")
 _WAY_ROUND = "take another optimizer, or keep_last: 0 to train without checkpoints"
 
 
@@ -128,17 +125,6 @@ def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
         own = [names[id(p)] for p in group["params"] if id(p) in names]
         groups.append({"names": own, "settings": settings(group)})
     return groups
-
-
-def settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group as JSON holds them, without the learning rate."""
-    found: dict[str, Any] = {}
-    for key, value in group.items():
-        if key not in _NOT_SETTINGS:
-            # Tensors, functions and other objects that JSON lacks are no settings.
-            with contextlib.suppress(TypeError, ValueError):
-                found[key] = json.loads(json.dumps(value))
-    return found
 
 
 def state_of(

@@ -137,13 +137,12 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     part = parts.model_file.names or {}
     if os.path.lexists(path / MANIFEST):
         contents = verify_together(path, agreement).open()
-        shapes = {name: shape for name, shape, _ in contents.model}
-        return _load_found(parts, contents.ranges, shapes, path, only=part)
-
-    # Beside the saved part of a model, the other tensors keep the values of build_model.
-    names = {name_in_file: name for name, name_in_file in part.items()}
-    ranges, entries = of_model_folder(path, names)
-    shapes = {name: entry.shape for name, entry in entries.items()}
+        ranges, shapes = contents.ranges, {name: shape for name, shape, _ in contents.model}
+    else:
+        # Beside the saved part of a model, the other tensors keep the values of build_model.
+        names = {name_in_file: name for name, name_in_file in part.items()}
+        ranges, entries = of_model_folder(path, names)
+        shapes = {name: entry.shape for name, entry in entries.items()}
     return _load_found(parts, ranges, shapes, path, only=part)
 
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..errors import CheckpointError
+from ..optim.groups import settings
 from ..private.torch import set_schedule
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
 from .decode import decode
-from .optimizer_state import PREFIX, OptimizerForm, settings
+from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 from .schedule_state import merged
 

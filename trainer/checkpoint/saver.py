@@ -12,6 +12,7 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ class BackgroundTask:
         return FAILED if self.error else DONE
 
 
+@dataclass(eq=False)
 class Saver:
     """Saves checkpoints to ``folder``.
 
@@ -70,19 +72,16 @@ class Saver:
         last_step: the step of the newest checkpoint, which is not saved again.
     """
 
-    def __init__(
-        self, folder: Path, agreement: Agreement, config: TrainConfig, say: Callable[[str], None]
-    ) -> None:
-        self.folder = folder
-        self.agreement = agreement
-        self.config = config
-        self.say = say
-        self.last_step: int | None = None
-        self._extras: Mapping[str, bytes] | None = None
-        # Waits for the worst status of all ranks. None if they have not begun to ask.
-        self._status: Callable[[], list[int]] | None = None
-        self._snapshot: Snapshot | None = None  # None from the commit on
-        self._task: BackgroundTask | None = None
+    folder: Path
+    agreement: Agreement
+    config: TrainConfig
+    say: Callable[[str], None]
+    last_step: int | None = None
+    _extras: Mapping[str, bytes] | None = None
+    # Waits for the worst status of all ranks. None if they have not begun to ask.
+    _status: Callable[[], list[int]] | None = None
+    _snapshot: Snapshot | None = None  # None from the commit on
+    _task: BackgroundTask | None = None
 
     def prepare(self, parts: Parts, *, finished: bool) -> None:
         """Find out before the first step whether every save would fail.

@@ -17,10 +17,10 @@ from ..config.fingerprint import fingerprint as of_settings
 from ..data import rng
 from ..distributed.exit import print_line
 from ..errors import CheckpointError
+from ..optim.groups import settings
 from ..text import versions
 from .codec import encode, encode_plain
 from .disk import FileFact, write_file
-from .optimizer_state import settings
 from .parts import Parts
 from .pieces import Key, write_pieces
 from .safetensors_io import dtype_name

@@ -38,7 +38,7 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        is_connected = dist.is_available() and dist.is_initialized()
+        is_connected = dist.is_initialized()
         self.rank = dist.get_rank() if is_connected else 0
         self.world_size = dist.get_world_size() if is_connected else 1
         # In `trainer rehearse` the other ranks are fakes, whose answers would be arbitrary bytes.

@@ -16,10 +16,9 @@ def details(plan: Mapping[str, Any]) -> Rows:
     Args:
         plan: as in ``plan.json``.
     """
-    told = {key: value for key, value in plan["fsdp"].items() if key not in _UNTOLD}
-    engines = {"fsdp": told, "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
+    rows = {"fsdp": plan["fsdp"], "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
     return [
-        (name, ", ".join(f"{key} {value}" for key, value in settings.items() if value))
-        for name, settings in engines.items()
+        (name, ", ".join(f"{k} {v}" for k, v in settings.items() if v and k not in _UNTOLD))
+        for name, settings in rows.items()
         if settings
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,11 @@ if TYPE_CHECKING:
 
 # Keys of the training config with an optimizer's settings beside the rate.
 OF_GROUPS = ("weight_decay", "betas", "eps", "momentum")
-# Keys of a group that are not reported: how a step is computed does not change its result.
+# Of a parameter group: its parameters, and the learning rate, which is the schedule's.
+_NOT_SETTINGS = ("params", "lr", "initial_lr")
+# Settings that are not reported: how a step is computed does not change its result.
 _NOT_REPORTED = (
-    "params", "param_names", "initial_lr", "decoupled_weight_decay",
-    "foreach", "fused", "capturable", "differentiable",
+    "param_names", "decoupled_weight_decay", "foreach", "fused", "capturable", "differentiable",
 )  # fmt: skip
 
 
@@ -23,17 +26,25 @@ def describe_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     To be called before the optimizer is prepared, because an engine changes the groups, and before
     a schedule moves ``lr``.
     """
-    groups = []
-    for group in optimizer.param_groups:
-        settings: dict[str, Any] = {}
-        for key, value in group.items():
-            if hasattr(value, "item"):  # a rate may be a tensor
-                value = value.item()
-            if key not in _NOT_REPORTED and isinstance(value, int | float | str | tuple | None):
-                settings[key] = value
-        settings["parameters"] = sum(p.numel() for p in group["params"] if p.requires_grad)
-        groups.append(settings)
-    return groups
+    return [
+        {
+            **{key: value for key, value in settings(group).items() if key not in _NOT_REPORTED},
+            "lr": float(group["lr"]),  # may be a tensor
+            "parameters": sum(p.numel() for p in group["params"] if p.requires_grad),
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group as JSON holds them, without the learning rate."""
+    found: dict[str, Any] = {}
+    for key, value in group.items():
+        if key not in _NOT_SETTINGS:
+            # Tensors, functions and other objects that JSON lacks are no settings.
+            with contextlib.suppress(TypeError, ValueError):
+                found[key] = json.loads(json.dumps(value))
+    return found
 
 
 def group_names(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,8 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.schedules import TORCH
-from ..errors import ConfigError, Problem
+from ..config.schedules import SCHEDULES, TORCH
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,41 +44,31 @@ def lr_factor(
         inverse_sqrt   the rate falls with the square root of the steps since the start (Vaswani et
                        al. 2017)
     """
+    assert schedule in SCHEDULES
     settings = settings or {}
-    milestones = sorted(settings.get("milestones", ()))
-    decay_steps = settings.get("decay_steps") or round(
-        settings.get("decay_fraction", 0.0) * total_steps
-    )
-    decay_begin = max(warmup_steps, total_steps - max(1, decay_steps))
-
-    def falling(step: int, begin: int, shape: Callable[[float], float]) -> float:
-        """Return the factor between 1 at ``begin`` and ``final_ratio`` at the end."""
-        passed = min(1.0, (step - begin) / max(1, total_steps - begin))
-        return final_ratio + (1.0 - final_ratio) * shape(passed)
-
-    def linear(passed: float) -> float:
-        return 1.0 - passed
-
-    def half_cosine(passed: float) -> float:
-        return 0.5 * (1.0 + math.cos(math.pi * passed))
-
-    after_warmup: dict[str, Callable[[int], float]] = {
-        "constant": lambda step: 1.0,
-        "linear": lambda step: falling(step, warmup_steps, linear),
-        "cosine": lambda step: falling(step, warmup_steps, half_cosine),
-        "step": lambda step: float(settings.get("gamma", 0.1) ** bisect_right(milestones, step)),
-        "wsd": lambda step: 1.0 if step < decay_begin else falling(step, decay_begin, linear),
-        "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
-    }
-    of_schedule = after_warmup[schedule]
-    is_logarithmic = settings.get("warmup_type") == "log"
+    begin = warmup_steps  # of the decay
+    if schedule == "wsd":
+        decay_steps = settings.get("decay_steps") or round(settings["decay_fraction"] * total_steps)
+        begin = max(begin, total_steps - max(1, decay_steps))
 
     def factor(step: int) -> float:
-        if step >= warmup_steps:
-            return of_schedule(step)
-        if is_logarithmic:
+        if step < warmup_steps and settings.get("warmup_type") == "log":
             return math.log(step + 2) / math.log(warmup_steps + 2)
-        return (step + 1) / (warmup_steps + 1)
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        if schedule == "step":
+            passed_milestones = bisect_right(sorted(settings["milestones"]), step)
+            return float(settings.get("gamma", 0.1) ** passed_milestones)
+        if schedule == "inverse_sqrt":
+            return math.sqrt((warmup_steps + 1) / (step + 1))
+        if schedule == "constant" or step < begin:
+            return 1.0
+
+        passed = min(1.0, (step - begin) / max(1, total_steps - begin))
+        left = 1.0 - passed
+        if schedule == "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * passed))
+        return final_ratio + (1.0 - final_ratio) * left
 
     return factor
 
@@ -124,5 +113,5 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
         origin = plan.origin("schedule").named("schedule")
-        raise ConfigError(Problem(origin=origin, rule=rule)) from None
+        raise origin.error(rule) from None
     return schedule

@@ -27,7 +27,7 @@ from ..checkpoint.disk import part_of, publish
 from ..checkpoint.export import exported_file
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
-from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
+from ..errors import DEFAULT, ConfigError, Origin, writing
 from ..text import without_secrets
 from .lock import LOCK, FolderLock, Locked, lock_folder
 from .say import log_into, log_no_more
@@ -111,7 +111,7 @@ class RunDirectory:
                 raise self._error(problem)
 
     def _error(self, rule: str) -> ConfigError:
-        return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
+        return self.origin.error(rule, str(self.path))
 
     def ended_at(self) -> int | None:
         """Return the step at which a run ended here, with the model written. None if none has."""

@@ -58,10 +58,10 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
 
 def _holds_plan(folder: Path) -> bool:
     try:
-        plan = read_json(folder / "plan.json")
-    except (OSError, ValueError):
+        keys = read_json(folder / "plan.json").keys()
+    except (OSError, ValueError, AttributeError):
         return False
-    return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
+    return {"strategy", "world_size", "versions"} <= keys  # type: ignore[no-any-return]
 
 
 def _holds_files(entry: Path) -> bool:
