@@ -25,11 +25,12 @@ _NAME = (
     r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token"
     r")(?![\w-])"
 )
-_SECRET = re.compile(f"(?i){_NAME}")
-_NUMBER = re.compile("(?i)(?<![a-z])(pin|otp|pass|password|pw|pwd)$")  # of secrets in digits
-# Names of secrets unless the value could be the name of a column: text_key, headers of a table.
-_KEY = re.compile(r"(?i)(_key|header)s?(?![\w-])")
-_COLUMN = re.compile("(?=..)[a-z]{1,12}(_[a-z]{1,12}){,2}")
+# NAME='TEXT' or NAME=NUMBER. A number is a secret as a password alone. Under NAME_key and headers a
+# text is a secret unless the text could be the name of a column.
+_SECRET = re.compile(
+    rf"(?i)[^=]*?(?:(?:{_NAME})[^=]*=(?!\d+\Z)|(?<![a-z])(pin|otp|pass|password|pw|pwd)=|"
+    r"(_key|header)s?(?![\w-])[^=]*=(?!\d+\Z)(?!(?-i:'(?=\w\w)[a-z]{1,12}(_[a-z]{1,12}){,2}'\Z)))"
+)
 # Secrets in a text: name=secret, name: secret, --name secret.
 _NAMED = re.compile(
     rf"(?i)((?:(?<![\w-])--[\w.-]{{,40}}?(?:{_NAME})[\w.-]{{,40}}\s+|(?:{_NAME})[\w.-]{{,40}}[\"']?\s?(?:=|:(?!//|(?-i:[A-Z])))\s?)[\"']?)"
@@ -63,16 +64,16 @@ def hidden(value: Any, name: str = "") -> Any:
         return {key: hidden(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(hidden(item, name) for item in value)
-    if type(value) is int and _NUMBER.search(name):
-        return HIDDEN
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str | int) or value in ("", True, False):
         return value
 
-    is_column = _COLUMN.fullmatch(value)
-    if value in SECRETS or _SECRET.search(name) or (_KEY.search(name) and not is_column):
-        if len(value) >= 8 and not is_column:
-            SECRETS.add(value)
+    text = str(value)
+    if text in SECRETS or _SECRET.match(f"{name}={value!r}"):
+        if len(text) >= 8 and not text.isalpha():
+            SECRETS.add(text)
         return HIDDEN
+    if isinstance(value, int):
+        return value
     value = _NAMED.sub(r"\1(hidden)", without_secrets(value))
     return re.sub(r"[\w+=.~%-]{16,}", _without_random, _FORM.sub(r"\1(hidden)", value))
 

@@ -16,6 +16,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -122,15 +123,14 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
     if norms is None:
         return f"{text} (the engine keeps no gradients: a single process names the parameters)"
 
-    # The backward pass begins with the last parameters.
     names = [name for name, _ in run.strategy.parameters()]
-    mine_are_finite = norms.isfinite().tolist()
-    ranks = run.agreement.gather((mine_are_finite, [str(n) for part in samples for n in part]))
-    finite = map(all, zip(*(flags for flags, _ in ranks), strict=True))
-    lost_names = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-    named = listed(lost_names[::-1])
-    numbers = listed([number for _, numbers in ranks for number in numbers], _SHOWN)
-    return f"{text}: of {named}, in a step of samples {numbers} of Data.train"
+    lost = list(compress(names, norms.isfinite().logical_not()))
+    ranks = run.agreement.gather((lost[::-1], samples))
+    first = max((names for names, _ in ranks), key=len)  # a rank may have no row of a parameter
+    numbers = [str(number) for _, parts in ranks for part in parts for number in part]
+    return (
+        f"{text}: of {listed(first)}, in a step of samples {listed(numbers, _SHOWN)} of Data.train"
+    )
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:

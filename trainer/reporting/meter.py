@@ -55,7 +55,8 @@ class Meter:
     def _start_reading(self) -> None:
         """Count anew for the next logged row."""
         self._read_training = self.training
-        self._steps = 0
+        if len(self.rows) < 2:  # the first step, which may compile, tells nothing about the end
+            self._steps, self._counted_from = 0, self.training
         self._read_totals = dict(self.totals)
 
     @property
@@ -153,7 +154,7 @@ class Meter:
             if count or unit == "samples":
                 values[f"{unit}_per_second"] = round(count / busy, 3)
         values["seconds"] = round(self.seconds - self.spent["start-up"], 3)
-        seconds_per_step = busy / max(1, self._steps)
+        seconds_per_step = (self.training - self._counted_from) / max(1, self._steps)
         values["eta_seconds"] = round(seconds_per_step * steps_left, 1)
         values["peak_memory_bytes"] = self.memory.read()
 

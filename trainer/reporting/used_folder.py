@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.discover import listing
 from ..checkpoint.disk import delete
 from ..checkpoint.export import exported_file
+from ..checkpoint.start import how_to_resume
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 
@@ -37,11 +37,10 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
     if continues and is_of_a_run:
         return ""
     if not overwrite and not (is_of_a_run and holds_no_step):
-        instead = "give a new folder, or --overwrite to replace a former run"
-        for info in listing(folder / CHECKPOINTS) if is_of_a_run else ():
-            if not info.problem:
-                return f"holds a run: --resume auto continues from step {info.step}; or {instead}"
-        return f"holds files already; {instead}"
+        return (
+            f"holds files already; {how_to_resume(folder / CHECKPOINTS)}; otherwise give a new "
+            "folder, or --overwrite to replace a former run"
+        )
 
     foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
     if foreign:

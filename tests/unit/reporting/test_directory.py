@@ -148,14 +148,16 @@ def test_what_a_run_left_that_failed_before_its_first_step_is_replaced(tmp_path:
 
     fit(tmp_path, max_steps=4)
     assert list(losses(tmp_path)) == [1, 2, 3, 4]
-    said = "holds a run: --resume auto continues from step {}; or give a new folder, or --overwrite"
+    said = r"to resume from .*/step-0+{}: start the same command with --resume auto; otherwise .* --overw"
     with pytest.raises(ConfigError, match=said.format(4)):
         fit(tmp_path, max_steps=4)
     (checkpoint(tmp_path, 4) / "state.json").write_text("cut")
     with pytest.raises(ConfigError, match=said.format(2)):
         fit(tmp_path, max_steps=4)
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match="holds files already; give a new folder"):
+    with pytest.raises(
+        ConfigError, match="holds files already; there is no checkpoint to resume from; "
+    ):
         fit(tmp_path, max_steps=4)
 
 
