@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,13 +24,13 @@ _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
 
 
 class MeanLoss(Callback):
-    """Refuses a loss that is a sum: of the losses of a batch's halves, and triple for a row thrice.
+    """Refuses a loss that is a sum over the micro-batch: it triples for a row three times.
 
-    A loss that is no mean of its halves' either (over items that ``Task.weight`` does not count, or
-    with negatives in the batch) is told. All ranks try the batch of rank 0: if the task fails with
-    some rows of a batch, all ranks fail at the same place of a divided model. The model is in
-    evaluation mode, and the run stays as it was. Passed over: noise in the loss, a batch without a
-    row for each sample, a task that fails with these batches.
+    A loss that is not the mean of the losses of a batch's halves (over items that ``Task.weight``
+    does not count, or with negatives in the batch) is told. All ranks try the batch of rank 0: if
+    the task fails with some rows of a batch, all ranks fail at the same place of a divided model.
+    The model is in evaluation mode, and the run stays as it was. Passed over: noise in the loss, a
+    batch without a row for each sample, a task that fails with these batches.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class MeanLoss(Callback):
         if verdict == "a sum":
             raise LaunchError(
                 f"{type(run.task).__qualname__}.training_step returns a sum over the micro-batch: "
-                "the loss of a batch is the sum of the losses of its halves. Return the mean over "
+                "the loss of an example three times is three times its loss. Return the mean over "
                 "the items that Task.weight counts, or another layout trains another model "
                 "(sanity_evaluation: false skips this trial)"
             )
@@ -65,7 +66,7 @@ class MeanLoss(Callback):
 
 
 def _pickled(batch: Any, size: int) -> bytes:
-    """Return rows of a batch, both their halves, the first row once and thrice, and all again.
+    """Return rows of a batch twice, both their halves, the first row twice, and thrice in a batch.
 
     Empty without two rows, or if a part of the batch has no row for each of its ``size`` samples.
     """
@@ -74,7 +75,7 @@ def _pickled(batch: Any, size: int) -> bytes:
         return b""
     both = range(2 * half)
     try:
-        chosen = [both, both[:half], both[half:], [0], [0] * 3, [0], both]
+        chosen = [both, both, both[:half], both[half:], [0], [0], [0] * 3]
         return pickle.dumps([_cut(batch, size, rows) for rows in chosen])
     except Exception:  # a batch of the task's own kind
         return b""
@@ -108,15 +109,12 @@ def _verdict(tried: list[dict[str, tuple[float, ...]]], rounding: float) -> str:
     verdict = ""
     for name in tried[0]:
         sums, weights = zip(*(losses[name] for losses in tried), strict=True)
-        means = [total / (weight or 1) for total, weight in zip(sums, weights, strict=True)]
-        whole, first, second, row, thrice, row_again, again = means
-        off = abs(whole - (sums[1] + sums[2]) / (weights[1] + weights[2] or 1))
-        is_sum = abs(whole - first - second) < off / 2
-        if is_sum and all(
-            abs(thrice - 3 * once) < abs(thrice - once) / 2 for once in (row, row_again)
-        ):
+        whole, again, _, _, *rows = map(operator.truediv, sums, [weight or 1 for weight in weights])
+        once, once_again, thrice = rows
+        if all(abs(thrice - 3 * row) < abs(thrice - row) / 2 for row in (once, once_again)):
             return "a sum"
-        if abs(whole - again) < rounding * (abs(first) + abs(second)) < off:
+        mean = (sums[2] + sums[3]) / (weights[2] + weights[3] or 1)
+        if abs(whole - again) < rounding * (abs(whole) + abs(mean)) < abs(whole - mean):
             verdict = "another"
     return verdict
 

@@ -216,10 +216,9 @@ def test_all_parts_of_a_batch_are_cut() -> None:
     boxes = [torch.ones(count, 4) for count in range(4)]
     image = Image.new("L", (2, 2))
     rest = {"text": texts, "boxes": boxes, "none": [None] * 4, "image": [image] * 4, "name": "all"}
-    whole, first, second, row, thrice, again, last = rows_of(Batch(torch.arange(4), rest))
-    assert [len(batch.x) for batch in (whole, first, second, row, thrice, again, last)] == [
-        *(4, 2, 2, 1, 3, 1, 4)
-    ]
+    whole, again, first, second, row, same_row, thrice = rows_of(Batch(torch.arange(4), rest))
+    batches = [whole, again, first, second, row, same_row, thrice]
+    assert [len(batch.x) for batch in batches] == [4, 4, 2, 2, 1, 1, 3]
     assert second.rest["text"] == ["c", "d"] and thrice.rest["text"] == ["a"] * 3
     assert [len(part) for part in second.rest["boxes"]] == [2, 3]
     assert second.rest["none"] == [None] * 2 and len(second.rest["image"]) == 2
@@ -227,7 +226,7 @@ def test_all_parts_of_a_batch_are_cut() -> None:
 
 
 def test_inputs_and_targets_as_many_as_the_samples_are_no_rows() -> None:
-    [_, first, *_] = rows_of([torch.arange(4)] * 4)
+    [_, _, first, *_] = rows_of([torch.arange(4)] * 4)
     assert [part.tolist() for part in first] == [[0, 1]] * 4
 
 
