@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| parity finds the same numbers the same, within bounds of the precision | one process, FSDP2 on 2; under the launcher, bf16 (nightly) | test_the_same_numbers_as_in_one_process, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
+| parity finds the same numbers the same, within bounds of the precision | one process, FSDP2 and ZeRO-2 on 2; under the launcher, bf16 (nightly) | test_the_same_numbers_as_in_one_process, test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds |
 | It finds a task out that depends on the layout | one process, DDP on 2 (nightly) | test_a_task_that_depends_on_the_layout_differs |
 | Its page draws each run and hides it, without a request | one process, DDP and FSDP2 on 2 (make browser) | test_the_page_in_a_browser |
 | It tells rounding from a difference | one process, DDP on 2 (nightly) | test_a_network_with_kinks_goes_where_rounding_leads |
@@ -52,7 +52,8 @@ def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
     file = words[words.index("--config_file") + 1] if "--config_file" in words else None
     named = ["--accel_config", file] if file else []
     seed, *settings = words[words.index("trainer.commands.nudged") + 1 :]
-    done = ranks(["tests/workers/nudged_run.py", seed, *named, *settings], 2 if file else 0)
+    world = 2 if file or "torch.distributed.run" in words else 0  # of a DeepSpeed JSON
+    done = ranks(["tests/workers/nudged_run.py", seed, *named, *settings], world)
     files["stdout"].write(done.stdout + done.stderr)
     return done
 
@@ -68,7 +69,8 @@ def test_the_same_numbers_as_in_one_process(
     """Warm-up of the config is longer than the runs, which are kept: with them what was typed to
     start them.
     """
-    words = ["accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "kept")]
+    words = ["accel_configs/fsdp.yaml", *DIGITS, "ds_configs/zero2.json"]
+    words += ["--to", str(tmp_path / "kept")]
     if launched:
         done = parity(*words)
     else:
@@ -78,11 +80,13 @@ def test_the_same_numbers_as_in_one_process(
         done = subprocess.CompletedProcess(words, code, *capsys.readouterr())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same within 1e-05 of loss and norm" in done.stdout
-    assert verdicts(done) == ["reference", "same"]
+    assert verdicts(done) == ["reference", "same", "same"]
     assert "16 x 4 x 1" in done.stdout and "16 x 2 x 2" in done.stdout
-    names = ["0-one-process", "1-fsdp"]
+    names = ["0-one-process", "1-fsdp", "2-zero2"]
     runs = [read_run(tmp_path / "kept" / "runs" / name) for name in names]
-    assert [(run.name, run.plan["world_size"]) for run in runs] == [(names[0], 1), (names[1], 2)]
+    assert [run.name for run in runs] == names
+    assert [run.plan["world_size"] for run in runs] == [1, 2, 2]
+    assert [run.plan["strategy"] for run in runs] == ["single", "fsdp", "zero2"]
     logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
     assert logs == [f"{name}.txt" for name in names]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import traceback
 from typing import TypeVar
@@ -43,11 +42,10 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
             cls = getattr(module, class_name, None)
             if isinstance(cls, type) and issubclass(cls, base):
                 return cls
-            own = {name: vars(module).get(name, base) for name in dir(module)}
             names = [
                 name
-                for name, value in own.items()
-                if isinstance(value, type) and issubclass(value, base) and name != base.__name__
+                for name, value in vars(module).items()
+                if isinstance(value, type) and issubclass(value, base) and value is not base
             ]
             rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
             if cls is not None:
@@ -58,26 +56,16 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
 
 def check_name(text: str) -> str:
     """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
-    short = re.sub(r".*/|\.py(?=[.:]+\w+$)", "", text)
-    meant = re.sub(r"[.:]+(?=\w+$)", ":", short)
-    if re.fullmatch(CLASS, meant) is None:
-        raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
-    if meant != text:
-        raise ValueError(f"must be module:Class; did you mean {meant!r}?")
-    return text
+    meant = re.sub(r"(\.py)?[.:]+(?=\w+$)", ":", text.rpartition("/")[2])
+    is_name = re.fullmatch(CLASS, meant)
+    if is_name and meant == text:
+        return text
+    hint = f"did you mean {meant!r}?" if is_name else "such as digits_cnn:DigitsCNN"
+    raise ValueError(f"must be module:Class; {hint}")
 
 
 def _told(error: Exception) -> str:
-    """Return an error in a line, with the innermost line of code that is in no package."""
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    if isinstance(error, SyntaxError):  # names the file and the line
-        return text
-    first, *frames = traceback.extract_tb(error.__traceback__)
-    packages = ("<", os.path.dirname(os.__file__))
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith(packages) and "-packages" not in frame.filename
-    ]
-    place = (own or [first])[-1]
-    return f"{place.filename}:{place.lineno}: {text}"
+    """Return an error in a line, with the line of the module that raised the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    modules = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.name == "<module>"]
+    return ": ".join([*modules[-1:], type(error).__name__, str(error).partition("\n")[0]])

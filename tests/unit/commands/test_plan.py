@@ -66,7 +66,9 @@ def test_a_config_is_rehearsed_with_its_settings(
     config.write_text("task: observed:Llama\nmax_steps: 5\nlr: 1e-3\nmicro_batch_size: 8\n")
     words = (str(config), "--gpu", "24GiB", "--task_settings.layers", "1")
     large = first_column(capsys, *words)
-    small = first_column(capsys, *words, "--micro_batch_size", "2")
+    own = [str(ROOT / "accel_configs" / f"{name}.yaml") for name in ("hsdp", "single")]
+    small = first_column(capsys, *own, *words, "--micro_batch_size", "2")
+    assert small["launch file"] == "single", "hsdp is left out: a GPU is no four"
     assert large["launch file"] == "single"
     assert large["parameters"] == small["parameters"]
     (many, unit), (few, same_unit) = (found["activations"].split() for found in (large, small))
