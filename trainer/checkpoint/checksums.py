@@ -38,9 +38,8 @@ def check_dtypes(source: Pretrained, tensors: Mapping[str, Tensor]) -> None:
         own, stored = tensors[name].dtype, entry.dtype
         if torch.promote_types(own, stored) != own:
             raise CheckpointError(
-                f"{source.folder}: {name} is stored in {dtype_name(stored)}, and the model has "
-                f"{dtype_name(own)}, which would round the values; build the model in "
-                f"{dtype_name(stored)}"
+                f"{source.folder}: {name} is stored in {dtype_name(stored)}, which {own} would "
+                "round; build the model in the dtype of the file"
             )
 
 

@@ -10,7 +10,7 @@ code, and no rank ever holds a whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -152,18 +152,13 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     return Ranges(pieces)
 
 
-def of_model_folder(
-    folder: Path, names: Mapping[str, str] | None = None
-) -> tuple[Ranges, dict[str, Entry]]:
+def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, Entry]]:
     """Open a folder of whole tensors: an exported model, or a model of the Hugging Face hub.
-
-    Args:
-        names: the name of a tensor in the model, by the name in the files. By default the same.
 
     Returns, raises:
         As ``of_pretrained``.
     """
-    return of_pretrained([Pretrained(folder=folder, names=names or {})])
+    return of_pretrained([Pretrained(folder=folder)])
 
 
 def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entry]]:
@@ -190,8 +185,7 @@ def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entr
                 name = source.in_model(source.names.get(name_in_file, name_in_file))
                 if name in pieces:
                     raise CheckpointError(
-                        f"{folder}: {name} is in {pieces[name].path.name} and in {path.name}; "
-                        "remove one of the two"
+                        f"{path}: {name} is in {pieces[name].path.name}, too; remove one of the two"
                     )
                 pieces[name] = Piece(0, path, entry)
 

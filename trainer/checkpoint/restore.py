@@ -26,7 +26,7 @@ from .contents import WEIGHTS, Contents
 from .decode import decode
 from .discover import CheckpointInfo, verify_together
 from .parts import Parts
-from .ranges import Ranges, of_model_folder, of_pretrained
+from .ranges import Ranges, of_pretrained
 from .restore_optimizer import (
     check_states,
     restore_optimizer,
@@ -134,22 +134,25 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
+    # Beside the saved part of a model, the other tensors keep the values of build_model.
     part = parts.model_file.names or {}
     if os.path.lexists(path / MANIFEST):
         contents = verify_together(path, agreement).open()
-        ranges, shapes = contents.ranges, {name: shape for name, shape, _ in contents.model}
-    else:
-        # Beside the saved part of a model, the other tensors keep the values of build_model.
-        names = {name_in_file: name for name, name_in_file in part.items()}
-        ranges, entries = of_model_folder(path, names)
-        shapes = {name: entry.shape for name, entry in entries.items()}
-    return _load_found(parts, ranges, shapes, path, only=part)
+        shapes = {name: shape for name, shape, _ in contents.model}
+        return _load_found(parts, contents.ranges, shapes, path, only=part)
+    names = {name_in_file: name for name, name_in_file in part.items()}
+    return load_pretrained(parts, [Pretrained(folder=path, names=names)], only=part)
 
 
-def load_pretrained(parts: Parts, sources: Sequence[Pretrained]) -> list[str]:
+def load_pretrained(
+    parts: Parts, sources: Sequence[Pretrained], *, only: Collection[str] = ()
+) -> list[str]:
     """Read parameters and buffers from the files of a pretrained model. Return notices.
 
     Collective: call on every rank.
+
+    Args:
+        only: as of ``_find``.
 
     Raises:
         CheckpointError: the folders do not hold this model.
@@ -157,7 +160,7 @@ def load_pretrained(parts: Parts, sources: Sequence[Pretrained]) -> list[str]:
     ranges, entries = of_pretrained(sources)
     shapes = {name: entry.shape for name, entry in entries.items()}
     folders = ", ".join(dict.fromkeys(str(source.folder) for source in sources))
-    return _load_found(parts, ranges, shapes, folders, without=new_names(sources))
+    return _load_found(parts, ranges, shapes, folders, only=only, without=new_names(sources))
 
 
 def _load_found(

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Path) -> None:
-    rule = r"given: 0\.(weight|bias) is stored in bfloat16, and the model has float16, which"
+    rule = r"given: 0\.(weight|bias) is stored in bfloat16, which torch.float16 would round"
     with pytest.raises(CheckpointError, match=rule):
         fit(
             tmp_path / "run",

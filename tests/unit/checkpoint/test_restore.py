@@ -227,7 +227,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "run" / "model" / "model.safetensors"
     shutil.copy(model, model.with_name("model.fp16.safetensors"))
     said = (
-        r"model: scale is in model.fp16.safetensors and in model.safetensors; remove one of the two"
+        r"model/model.safetensors: scale is in model.fp16.safetensors, too; remove one of the two"
     )
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "new", weights=str(model.parent))
