@@ -233,7 +233,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     settings = {name: value for name, value in plain(setup.task).items() if name in known}
     settings |= setup.config.task_settings
     named = dataclasses.replace(setup.config, task_settings=settings)
-    names = agreement.gather(resolve_names(named, setup.plan, origins))[0]
+    names = agreement.of_main(resolve_names(named, setup.plan, origins))
     # config.yaml names the same folder when the file is read again, and the run by the template.
     config = dataclasses.replace(named, output_dir=as_literal(names.output_dir))
 
@@ -303,7 +303,7 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
         last_step=end,
         eval_every=eval_every,
         save_every=save_every,
-        finished=agreement.gather(has_ended)[0],
+        finished=agreement.of_main(has_ended),
         sampled=sampled,
         evaluation_sets=evaluation_sets,
     )

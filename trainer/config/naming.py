@@ -45,7 +45,7 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         origins: of the config's values, for messages.
 
     Raises:
-        ConfigError: a placeholder is unknown or too wide.
+        ConfigError: a placeholder is unknown.
     """
     facts = {**vars(plan), "experiment": experiment_of(config), "lr": plan.lr_reference}
     values: dict[str, Any] = dict.fromkeys(_FACTS) | dict(dotted(hidden(vars(config))))
@@ -78,7 +78,7 @@ def file_name_part(text: str) -> str:
 
 
 class _Names(Formatter):
-    """A ``str.format`` with dotted keys as names, and a limit on widths.
+    """A ``str.format`` with dotted keys as names.
 
     Args:
         path: whether values become parts of file names.
@@ -96,8 +96,6 @@ class _Names(Formatter):
         return values[name], name
 
     def format_field(self, value: Any, form: str) -> str:
-        if re.search("[0-9]{3}", form):
-            raise ValueError(f"the width or precision of {{:{form}}} is over 99")
         text = format(value, form) if form else _spelled(value)
         return file_name_part(text or "_") if self.path else text or "_"
 

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -123,10 +124,8 @@ def frame_of_main_thread() -> FrameType:
 
 def _waits_in(file: str) -> bool:
     """Return whether the main thread is in a call of a file."""
-    frame: FrameType | None = frame_of_main_thread()
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    return frame is not None
+    frames = traceback.walk_stack(frame_of_main_thread())
+    return any(frame.f_code.co_filename == file for frame, _ in frames)
 
 
 def _leave_the_pipe() -> None:
