@@ -13,7 +13,7 @@ from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
-from .pretrained import pad_with
+from .pretrained import configure
 from .problems import first_line, setting_error
 
 FILE = "adapter_model.safetensors"
@@ -136,7 +136,7 @@ def adapter_part(model: Any) -> SavedPart:
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
         loaded = load_base(source, num_labels=base.config.num_labels)
-        pad_with(loaded, text.pad_token_id)
+        configure(loaded, pad_token_id=text.pad_token_id)
         return PeftModel.from_pretrained(loaded, folder)
 
     return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained, load=load)

@@ -18,7 +18,7 @@ from .base import LanguageTask
 from .card import model_card
 from .columns import take
 from .meta_model import CLASSIFIER
-from .pretrained import pad_with
+from .pretrained import configure
 from .problems import setting_error
 from .sources import find_sources
 from .tokens import padding_of
@@ -121,7 +121,7 @@ class SequenceClassifier(LanguageTask):
         names = dict(enumerate(self.memory["labels"]))
         numbers = {label: number for number, label in names.items()}
         model = self.build_pretrained(CLASSIFIER, id2label=names, label2id=numbers)
-        pad_with(model, self.load_tokenizer().pad_token_id)
+        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------

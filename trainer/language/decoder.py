@@ -99,8 +99,8 @@ class DecoderTask(TokenTask):
         text = model.config.get_text_config()
         if getattr(text, "output_router_logits", 0) and getattr(text, "router_aux_loss_coef", 1):
             raise setting_error(
-                "model" if self.model else "config",
-                self.model or "output_router_logits",
+                "model",
+                self.model,
                 "the loss of the routers is no mean over tokens, so that the curve would depend on "
                 "micro_batch_size; set output_router_logits: false in its configuration",
             )

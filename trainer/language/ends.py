@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .pretrained import configure
+
 
 def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
     """Make a model stop at the tokens that end the texts of the training.
@@ -27,7 +29,6 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
         return []
 
     config.eos_token_id = ends = list(dict.fromkeys([*trained, *before]))
-    for part in (model.config, model.config.get_text_config()):
-        part.eos_token_id = trained[0]
+    configure(model, eos_token_id=trained[0])
     names = ", ".join(tokenizer.convert_ids_to_tokens(ends))
     return [f"generation: the exported model ends a text with {names}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -11,9 +12,8 @@ from .problems import setting_error
 
 Message = dict[str, Any]
 # Keys by which data sets of other tools say whether a message is learnt, and whether not.
-LEARNT = ("weight", "train", "training", "trainable", "train_detail", "training_detail", "learn")
-LOSS = ("loss", "loss_weight", "loss_scale", "loss_mask")
-HIDDEN = ("mask", "masked", "ignore")
+LEARNT = re.compile(r"weight|train(ing|able)?(_detail)?|learn|loss(_\w+)?").fullmatch
+HIDDEN = re.compile("mask(ed)?|ignored?").fullmatch
 ROLES = {  # of ShareGPT and its relatives
     "human": "user",
     "gpt": "assistant",
@@ -103,8 +103,8 @@ def _is_learnt(given: dict[str, Any]) -> bool:
     Raises:
         ValueError, TypeError: a key says something else than yes or no.
     """
-    said = {given.pop(key, 1) for key in LEARNT + LOSS}
-    said |= {1 - given.pop(key, 0) for key in HIDDEN}
+    said = {given.pop(key) for key in filter(LEARNT, [*given])}
+    said |= {1 - given.pop(key) for key in filter(HIDDEN, [*given])}
     if not said <= {0, 1}:
         raise ValueError
     return 0 not in said

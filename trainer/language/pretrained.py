@@ -45,14 +45,15 @@ def from_configuration(
     return model
 
 
-def pad_with(model: Any, token: int | None) -> None:
-    """Tell a model the padding behind a text, by which a decoder finds the last token to score.
+def configure(model: Any, **values: Any) -> None:
+    """Set values of a model's configuration, and in that of the text part if there are several.
 
     Args:
-        model: changed in place. Of a model with a text and a vision part, both configurations.
+        model: changed in place.
+        values: such as ``pad_token_id``, by which a decoder finds the last token to score.
     """
-    for config in (model.config, model.config.get_text_config()):
-        config.pad_token_id = token
+    model.config.update(values)
+    model.config.get_text_config().update(values)
 
 
 def checkpoint_activations(model: Any, every: int) -> None:

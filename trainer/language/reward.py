@@ -14,7 +14,7 @@ from .card import model_card
 from .meta_model import CLASSIFIER
 from .packing import collate
 from .preference import PreferenceTask, without_dropout
-from .pretrained import checkpoint_activations, pad_with
+from .pretrained import checkpoint_activations, configure
 from .problems import setting_error
 from .tokens import padding_of, words_of
 
@@ -69,7 +69,7 @@ class RewardModel(PreferenceTask):
     def build_model(self) -> nn.Module:
         model = without_dropout(self.build_pretrained(CLASSIFIER, num_labels=1))
         self.check_vocabulary(model)
-        pad_with(model, self.load_tokenizer().pad_token_id)
+        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]

@@ -64,8 +64,7 @@ def padding_of(tokenizer: Any) -> Any:
     if tokenizer.pad_token not in (None, end):
         return tokenizer.pad_token
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    spare = [token for token in special if token not in (end, tokenizer.unk_token)]
-    return min(spare, key=lambda token: "pad" not in token, default=end)
+    return next((token for token in special if token not in (end, tokenizer.unk_token)), end)
 
 
 def vocabulary_of(tokenizer: Any) -> int:
