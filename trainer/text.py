@@ -75,7 +75,7 @@ def hidden(value: Any, name: str = "") -> Any:
     if isinstance(value, int):
         return value
     value = _NAMED.sub(r"\1(hidden)", without_secrets(value))
-    return re.sub(r"[\w+=.~%-]{16,}", _without_random, _FORM.sub(r"\1(hidden)", value))
+    return re.sub(r"[\w+=.~%-]{16,}", _without_random, value)
 
 
 def _without_random(word: re.Match[str]) -> str:
@@ -84,11 +84,11 @@ def _without_random(word: re.Match[str]) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text of a file, a line or an error in which the known secrets are hidden."""
+    """Return a text in which the known secrets are hidden, and those of a known form."""
     for secret in SECRETS:
         if len(secret) >= 8:  # a shorter text may be a part of any word
             text = text.replace(secret, HIDDEN)
-    return text
+    return _FORM.sub(r"\1(hidden)", text)
 
 
 def printable(text: str) -> str:

@@ -208,8 +208,8 @@ def test_a_setting_that_is_declared_as_a_secret_is_in_no_line_and_no_file(
     for secret in ("open sesame", "other words", "third words"):
         assert secret not in written and [text for text in files if secret in text] == []
     assert f"opened {HIDDEN}" in written
-    print_error("Traceback: cannot log in with open sesame")
-    assert f"cannot log in with {HIDDEN}" in capsys.readouterr().err
+    print_error("Traceback: cannot log in with open sesame at https://t0ken@github.com")
+    assert f"in with {HIDDEN} at https://{HIDDEN}@github.com" in capsys.readouterr().err
 
 
 def test_no_setting_of_the_examples_and_launch_files_is_taken_for_a_secret() -> None:

@@ -126,7 +126,7 @@ class RunDirectory:
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
         if self.main:
-            self._write(name, "wb", text)
+            self._write(name, "wb", without_secrets(text))
 
     def write_json(self, name: str, value: object) -> None:
         """Write a small file of JSON.
@@ -159,12 +159,12 @@ class RunDirectory:
     def line(self, text: str) -> None:
         """Append to log.txt."""
         if self.main:
-            self._write("log.txt", "ab", text + "\n")
+            self._write("log.txt", "ab", without_secrets(text) + "\n")
 
     def _write(self, name: str, mode: str, text: str) -> None:
         with writing(self.path / name) as path, open(path, mode) as file:
             # Names of files need not be valid text.
-            file.write(without_secrets(text).encode(errors="backslashreplace"))
+            file.write(text.encode(errors="backslashreplace"))
 
 
 def json_text(value: object) -> str:

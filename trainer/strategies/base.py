@@ -92,8 +92,8 @@ class StepResult:
             for the device to read this tensor.
         skipped: whether the scaler of fp16's loss has left the step out.
         norms: the norm of this rank's part of each gradient, on the device, in the order of
-            ``Strategy.trainable``. None if the engine does not tell, or, on a CPU, if all are
-            finite.
+            ``Strategy.trainable``. None if the engine does not tell, and on a CPU unless the step
+            was left out.
     """
 
     grad_norm: Tensor
@@ -128,8 +128,9 @@ class Strategy(ABC):
             step.
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
-        step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
-            that looks whether the norm is finite.
+        step_rule: steps an optimizer whose gradients have a norm, and returns True if the host
+            knows that the step was left out. ``checks/finite.py`` sets a rule that looks whether
+            the norm is finite.
     """
 
     held = ""
@@ -146,7 +147,7 @@ class Strategy(ABC):
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
         self.accelerator = accelerator
-        self.step_rule: Callable[..., None] = _step
+        self.step_rule: Callable[..., bool | None] = _step
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -329,16 +330,14 @@ class Strategy(ABC):
             gradients = [local_of(gradient) for gradient in gradients]
         each = norms_of(gradients) if gradients[0].is_cuda else None
         norm = global_norm(gradients, self.shard_group, each)
-        # On a CPU the norms of long gradients are computed in rows, and the host waits for nothing.
-        if each is None and not math.isfinite(norm):
-            each = norms_of(gradients)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
 
         skipped = False
         if scaler is None:
-            self.step_if_finite(norm)
+            if self.step_if_finite(norm):
+                each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
             before = scaler.get_scale()
@@ -351,9 +350,9 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
-    def step_if_finite(self, norm: Tensor) -> None:
-        """Step the optimizer by ``step_rule``."""
-        self.step_rule(self.optimizer, norm)
+    def step_if_finite(self, norm: Tensor) -> bool:
+        """Step the optimizer by ``step_rule``, and return whether the rule left the step out."""
+        return self.step_rule(self.optimizer, norm) is True
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""

@@ -104,9 +104,9 @@ def clip(parts: list[Tensor], limit: float, norm: Tensor) -> None:
     """Scale this rank's parts of gradients in place so that their global norm is at most ``limit``.
 
     As ``nn.utils.clip_grads_with_norm_``, which takes gradients of a single mesh only. A norm on
-    the host is compared first: gradients clearly below the limit are not written again.
+    the host is compared first: gradients clearly below the limit, or with a NaN, are not written.
     """
-    if norm.device.type == "cpu" and norm.item() < 0.999 * limit:
+    if norm.device.type == "cpu" and not norm.item() >= 0.999 * limit:
         return
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     multiply_all(parts, factor.to(parts[0].device))
