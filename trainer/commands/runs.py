@@ -83,7 +83,7 @@ def read_run(path: str | Path) -> Run:
         file = folder / "summary.json"
         if file.exists():
             summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
     except (OSError, ValueError) as error:
         rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"

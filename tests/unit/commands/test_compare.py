@@ -46,6 +46,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "metrics.jsonl").unlink()
     for path, said in (
         ("nowhere", "is no folder of a run: it has no plan.json"),
+        ("/dev/zero", "is no folder of a run: it has no plan.json"),
         (str(folder), "no step was logged"),
     ):
         assert main(["compare", path]) == 2

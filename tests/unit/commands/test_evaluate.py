@@ -99,7 +99,7 @@ def test_a_folder_with_a_model_needs_a_config(run: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="belongs to no run; add --config FILE"):
         evaluate([str(model)])
 
-    words = [str(model), "--config", str(run / "config.yaml")]
+    words = [str(run / "config.yaml"), str(model)]
     assert evaluate(words) == evaluated_at(run, 6)
     assert [entry.name for entry in model.iterdir()] == ["model.safetensors"], "nothing is written"
     evaluate([*words, "--out", str(tmp_path / "values" / "moved.json")])
