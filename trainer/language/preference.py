@@ -148,7 +148,9 @@ def without_dropout(model: Any) -> Any:
         for owner in owners:
             for name, value in vars(owner).items():
                 of_class = type(owner).__name__ if name == "p" else ""
-                if isinstance(value, float) and re.search("(?i)drop|jitter", name + of_class):
+                if isinstance(value, float) and re.search(
+                    "(?i)drop|^(moe_)?jitter", name + of_class
+                ):
                     setattr(owner, name, 0.0)
     return model
 
