@@ -114,6 +114,7 @@ GRADIENTS = (
     "caught",
     "caught_whole",
     "hooked",
+    "signs",
     "empty_layer",
     "lazy",
     "experts",

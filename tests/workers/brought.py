@@ -57,6 +57,7 @@ from brought_tasks import (
     Replaced,
     Reports,
     Scalar,
+    Signs,
     Teacher,
     Unused,
 )
@@ -84,6 +85,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "caught": (Caught, {"ema_decay": 0.5}),
     "caught_whole": (Caught, {"ema_decay": 0.5}),
     "hooked": (Hooked, {}),
+    "signs": (Signs, {}),
     "reads": (Reads, {}),
     "reads_said": (Reads, {"find_unused_parameters": True}),
     "graph": (Graph, {}),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import SecretStr
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer, Rprop
 
 import trainer
 from trainer import Callback, Data, Plan, Run, StepInfo, Task
@@ -315,6 +315,13 @@ class Hooked(Plain):
         prune.random_unstructured(model.layers[2], "weight", 0.5)
         model.layers[4].register_forward_pre_hook(lambda own, args: (args[0] * own.weight.norm(),))
         return model
+
+
+class Signs(Plain):
+    """An optimizer that writes to its tensors by masks."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return Rprop(model.parameters(), plan.lr)
 
 
 class Reads(Plain):

@@ -71,6 +71,11 @@ _GONE = (
     "one step without find_unused_parameters: true)"
 )
 
+_UNEQUAL = (
+    "If ranks use different layers in a step, set find_unused_parameters: true. If they call the "
+    "model unequally often (a short last step of ragged batches), set drop_last: true"
+)
+
 # The letters of /proc. A process in another state is alive.
 _STATES = {"T": "stopped", "t": "traced", "Z": "gone"}
 # How long a process of this machine may be in a state. Somebody may continue a stopped process in a
@@ -298,9 +303,11 @@ class Heartbeat:
         text = f"no rank has moved for {still} s"
         works = any(row.works for row in self.rows.values())
         if works or still < self.timeout - 2 * BEAT_SECONDS:
-            self._say(self._seen["places"][1], f"{text}, the job goes on: {self._table()}")
+            self._say(
+                self._seen["places"][1], f"{text}, the job goes on: {self._table()}. {_UNEQUAL}"
+            )
         else:
-            self._end(f"{text} (timeout_minutes)")
+            self._end(f"{text} (timeout_minutes). {_UNEQUAL}")
 
     def _judge_rank(self, row: Row) -> None:
         """Tell that a rank is silent. End the job if that lasts, or the process is stopped."""

@@ -140,7 +140,12 @@ class Strategy(ABC):
     shard_group: ProcessGroup | None = None
     fingerprint = 0
     writes = 0
-    known_errors: ClassVar[Mapping[str, str]] = {}
+    known_errors: ClassVar[Mapping[str, str]] = {
+        "Expected more than 1 value per channel when training": (
+            "BatchNorm has no statistics of a micro-batch of one row, such as the last of an "
+            "epoch: set drop_last: true, or another micro_batch_size"
+        )
+    }
     notices: Sequence[str] = ()
     _has_begun = False
 
@@ -277,6 +282,8 @@ class Strategy(ABC):
         A task may take labels out of the container. On a CPU the tensors are there already, and
         a search for tensors would cost as much as a layer.
         """
+        if batch is None:
+            raise DataError("collate returned None: return a batch, or [] if the task needs none")
         device = self.accelerator.device
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)

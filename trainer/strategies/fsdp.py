@@ -67,13 +67,22 @@ class FSDP2(Strategy):
 
     held = "rows of the parameters"
     known_errors: ClassVar = {
+        **Strategy.known_errors,
+        "is a view and is being modified inplace. This view was created inside a custom Function": (
+            "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
+            "not x += 1, or gather the model as a whole (fsdp_auto_wrap_policy: NO_WRAP)"
+        ),
+        "in-place operations that require placement changes": (
+            "the optimizer writes to parts of tensors in place, which torch forbids for the rows "
+            "that FSDP2 keeps: take another optimizer, or DDP"
+        ),
         "got mixed torch.Tensor and DTensor": (
             "a layer computed outside of a call of its unit, so its parameters were not gathered: "
             "call model(...), not model.forward(...) or a method, and the blocks of a list of "
             "layers, not their parts (or name other units: fsdp_transformer_layer_cls_to_wrap). A "
             "task that reads parameters itself needs fsdp_reshard_after_forward: false "
             "(docs/troubleshooting.md)"
-        )
+        ),
     }
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:

@@ -1,4 +1,4 @@
-"""The step of Adam, AdamW and SGD on this rank's rows of parameters as ordinary tensors.
+"""The step of Adam, AdamW, Rprop and SGD on this rank's rows of parameters as ordinary tensors.
 
 FSDP2's parameters are DTensors, as are their gradients and the optimizer's state. Each operation on
 a DTensor first finds out how the result is divided: for a model of 288 parameters a step of fused
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Rprop
 
 from ..private.fsdp import set_local
 from ..private.torch import local_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 # Their state is changed in place, and consists of tensors of the parameter's shape and of scalars.
-WITH_KNOWN_STATE = (Adam, AdamW, SGD)
+WITH_KNOWN_STATE = (Adam, AdamW, Rprop, SGD)
 
 
 class LocalStep:

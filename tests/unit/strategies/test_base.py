@@ -7,8 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from trainer import DataError
+from trainer.losses import explained
 from trainer.strategies.ddp import DDP
+from trainer.strategies.fsdp import FSDP2
+
+
+@pytest.mark.parametrize("kind", [DDP, FSDP2])
+def test_errors_of_torch_name_the_key_to_change(kind: type[DDP | FSDP2]) -> None:
+    with (
+        pytest.raises(DataError, match=r"micro-batch of one row.* set drop_last: true"),
+        explained(kind.known_errors),
+    ):
+        nn.BatchNorm1d(2)(torch.ones(1, 2))
+    with pytest.raises(DataError, match="collate returned None"):
+        kind.__new__(kind).to_device(None)
 
 
 @pytest.mark.parametrize("main", [True, False])
