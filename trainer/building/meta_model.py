@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..checkpoint.checksums import check_dtypes
 from ..checkpoint.parts import Parts
+from ..checkpoint.ranges import of_pretrained
 from ..strategies.initial_values import InitialValues
-from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task, new_names, sources_of
 
 
@@ -40,13 +39,10 @@ class MetaModel:
             None if nothing else has to be done: a checkpoint has the values.
 
         Raises:
-            CheckpointError: the pretrained folder is missing, or to read the files would round
-                values.
+            CheckpointError: the pretrained folder is missing.
         """
         sources = [] if resumes else sources_of(task, model)
-        for source in sources:
-            check_dtypes(source, dict(canonical_state(model)))
-
+        of_pretrained(sources)  # a folder that is missing is refused before the model is sharded
         initial_values = InitialValues(
             model, task.initialize, seed, stored=resumes or bool(sources)
         )

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..distributed.agreement import Agreement
-from ..errors import CheckpointError
 from ..strategies.tensors import DTYPES
-from ..task import Pretrained
 from .parts import Parts, assign_writers
-from .ranges import of_pretrained
-from .safetensors_io import dtype_name
 
 _AT_A_TIME = 1 << 19  # elements: some megabytes
 _MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
-
-
-def check_dtypes(source: Pretrained, tensors: Mapping[str, Tensor]) -> None:
-    """Check that the dtypes of a model hold every value of the files that it is read from.
-
-    Args:
-        tensors: of the model, by name.
-
-    Raises:
-        CheckpointError: reading the files would round values, or they are no safetensors files.
-    """
-    _, entries = of_pretrained([source])
-    for name, entry in entries.items():
-        if name not in tensors or not tensors[name].is_floating_point():
-            continue
-        own, stored = tensors[name].dtype, entry.dtype
-        if torch.promote_types(own, stored) != own:
-            raise CheckpointError(
-                f"{source.folder}: {name} is stored in {dtype_name(stored)}, which {own} would "
-                "round; build the model in the dtype of the file"
-            )
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:

@@ -31,7 +31,7 @@ def answer_alone() -> None:
 
     # No file of weights is read, and no checkpoint is written.
     module = meta_model
-    module.check_dtypes = _do_nothing
+    module.of_pretrained = _do_nothing
     module.MetaModel.fill = lambda self, parts: []
     module = saver
     module.check_shared = _do_nothing

@@ -71,8 +71,6 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self.path)
-        except FileExistsError:
-            raise self._error("is a file; give a folder") from None
         except OSError as error:
             raise self._error(f"cannot be made: {error.strerror}") from None
         except Locked as holder:

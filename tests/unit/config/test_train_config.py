@@ -45,7 +45,6 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("max_time", "2x", "must be a time such as 90s, 45m, 1h30m or 2d"),
         ("task_settings", 3, "must be an object"),
         ("output_dir", "", "must have at least 1 character"),
-        ("output_dir", "a\0b", "no path can hold a character of code 0"),
         ("run_name", " ", "must have the form of the key: "),
         ("profile_steps", "all", "must have the form of the key: "),
         ("profile_steps", "1-3", "must be steps such as 10-12, from 2 (the first warms up) to max_steps"),
