@@ -60,6 +60,8 @@ UNSAID = [
         "LaunchError: 0.weight: a hook on its gradient would not be called: register it in",
     ),
     (["changed_in_forward"], ["fsdp", "zero3"], "LaunchError: teacher.0.bias, teacher"),
+    (["data_in_forward"], ["fsdp", "zero3"], "LaunchError: teacher.0.bias, teacher."),
+    (["data_of_callback"], ["fsdp", *ZERO], "0.weight"),
     (
         ["past_the_wrapper", "past_the_wrapper_accumulated"],
         ["ddp"],
@@ -123,6 +125,8 @@ GRADIENTS = (
     "dropped",
     "dropped_accumulated",
     "dropped_accumulated_offloaded",
+    "data_in_forward",
+    "data_of_callback",
 )
 SETS = {"more": MORE, "gradients": GRADIENTS}
 BFLOAT16 = 2e-2  # three digits

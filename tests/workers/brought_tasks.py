@@ -220,6 +220,35 @@ class ChangedInForward(Teacher):
         return self.Model(in_forward=True)
 
 
+class DataInForward(Teacher):
+    """A teacher that follows as in MoCo's code: by assignments to ``data``."""
+
+    class Model(Teacher.Model):
+        def follow(self) -> None:
+            for theirs, ours in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
+                theirs.data = theirs.data * 0.5 + ours.data * 0.5
+
+    def callbacks(self) -> list[Callback]:
+        return []
+
+    def build_model(self) -> nn.Module:
+        return self.Model(in_forward=True)
+
+
+class DataOfCallback(Plain):
+    """A callback clips the weights as in WGAN's code."""
+
+    class Clip(Callback):
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
+            for parameter in trainer.model.parameters():
+                parameter.data = parameter.data.clamp(-0.1, 0.1)
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Clip()]
+
+
 class Layers(nn.Module):
     """A model in units, as transformers' own say which."""
 

@@ -8,22 +8,27 @@ when training began.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_parameter_registration_hook,
+)
 
 from ..data.batches import Window
 from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
-from ..private.torch import edit_count, gradient_hooks, own_parameters
+from ..private.torch import edit_count, gradient_hooks, own_parameters, storage_number
 from ..run import Run
-from ..strategies.tensors import changed_trainable, unwrapped
+from ..strategies.tensors import changed_trainable, local, unwrapped
 from ..text import listed
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ..strategies import Shard
 
 
 class EditedParameters(Callback):
@@ -31,15 +36,34 @@ class EditedParameters(Callback):
 
     torch counts edits in place of a tensor. Reading a count takes 60 ns. An engine writes to these
     tensors as well, so the counts are read anew behind each write.
+
+    torch does not count edits of ``parameter.data``. So at logged steps this rank's part of each
+    copy is compared with the engine's values: behind the callbacks, at the end of each layer's
+    call, where the copy still exists, and before the backward pass.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] | None = None  # None: nothing is compared
         self._writes = 0
+        self._shards: dict[nn.Module, list[tuple[str, Shard, int]]] = {}
+        self._watch: Any = None
 
     def on_start(self, run: Run) -> None:
-        if run.strategy.temporary_parameters():  # under DDP the parameters are the values
-            self._read(run)
+        if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
+            return
+        self._read(run)
+        run.strategy.settle()
+        saved = run.parts.model_file.names
+        for path, module in unwrapped(run.model).named_modules():
+            for key, parameter in dict.items(own_parameters(module)):
+                name = f"{path}.{key}".lstrip(".")
+                if parameter is None or (saved is not None and name not in saved):
+                    continue
+                shard = run.strategy.shard(name, parameter)
+                # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
+                if shard and (parameter.requires_grad or shard.copies < run.plan.world_size):
+                    known = (key, shard, storage_number(parameter))
+                    self._shards.setdefault(module, []).append(known)
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
@@ -47,9 +71,22 @@ class EditedParameters(Callback):
             self._compare(run)
         else:
             self._read(run)
+        if not self._shards:
+            return
+        step, every = run.step, run.config.log_every
+        if step % every == 0:
+            self._match(run.model)
+        is_logged = step == 0 or (step + 1) % every == 0 or step + 1 == run.last_step
+        if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
+            self._watch = register_module_forward_hook(self._match)
+            run.strategy.before_backward = partial(self._match, run.model)
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
+            run.strategy.before_backward = lambda: None
         self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
@@ -59,6 +96,7 @@ class EditedParameters(Callback):
     def on_save(self, run: Run) -> None:
         if run.strategy.writes == self._writes:
             self._compare(run)
+        self._match(run.model)
 
     def _read(self, run: Run) -> None:
         self._writes = run.strategy.writes
@@ -70,12 +108,35 @@ class EditedParameters(Callback):
             return
         before = self._counts
         names = [name for name, count in _edits(run).items() if count != before.get(name, 0)]
-        if names:
-            raise LaunchError(
-                f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
-                "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
-                "in a callback's on_step"
-            )
+        _refuse(names)
+
+    def _match(self, module: nn.Module, *passed: Any) -> None:
+        """Raise ``LaunchError`` if a copy in a module has other values than the engine."""
+        names = []
+        for inner in module.modules():
+            for key, shard, number in self._shards.get(inner, ()):
+                # DeepSpeed's own kind of dict would gather the parameter.
+                copy: Any = dict.get(own_parameters(inner), key)
+                if copy is None or not copy.numel():  # not gathered
+                    continue
+                if type(copy.data) is Tensor:
+                    part = shard.cut(copy.data)
+                    is_same = torch.equal(part, shard.tensor.to(part))
+                else:  # the rows themselves, in which edits are kept
+                    is_same = storage_number(copy) == number
+                if not is_same:
+                    names.append(shard.name)
+        _refuse(names)
+
+
+def _refuse(names: list[str]) -> None:
+    """Raise ``LaunchError`` if there are parameters whose changes would be lost."""
+    if names:
+        raise LaunchError(
+            f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
+            "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
+            "in a callback's on_step"
+        )
 
 
 def _edits(run: Run) -> dict[str, int]:
@@ -147,7 +208,7 @@ def refuse_replacement(model: nn.Module) -> Any:
         # In each forward pass libraries give the same memory another class, and take a parameter
         # out for a while (torch's parametrizations).
         before = own_parameters(module).get(name)
-        if before is not None and before.data_ptr() != parameter.data_ptr():
+        if before is not None and local(before).data_ptr() != local(parameter).data_ptr():
             raise LaunchError(changed_trainable([f"{paths[module]}.{name}".lstrip(".")]))
 
     return register_module_parameter_registration_hook(refuse)

@@ -173,6 +173,14 @@ def edit_count(tensor: Tensor) -> int:
     return tensor._version
 
 
+def storage_number(tensor: Tensor) -> int:
+    """Return a number of the memory of a tensor, which an assignment to ``tensor.data`` changes.
+
+    ``UntypedStorage._cdata``, last seen in torch 2.13. The public ``data_ptr`` of a DTensor is 0.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
 # -- DDP ------------------------------------------------------------------------------------------
 
 

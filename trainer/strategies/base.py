@@ -128,6 +128,8 @@ class Strategy(ABC):
             step.
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
+        before_backward: is called before each backward pass. ``checks/parameters.py`` sets a look
+            at the parameters.
         step_rule: steps an optimizer whose gradients have a norm, and returns True if the host
             knows that the step was left out. ``checks/finite.py`` sets a rule that looks whether
             the norm is finite.
@@ -152,6 +154,7 @@ class Strategy(ABC):
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
         self.accelerator = accelerator
+        self.before_backward: Callable[[], object] = lambda: None
         self.step_rule: Callable[..., bool | None] = _step
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -309,7 +312,11 @@ class Strategy(ABC):
         return any(parameter.grad is not None for parameter in self.trainable)
 
     def refuse_own_backward(self) -> None:
-        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
+        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass.
+
+        Calls ``before_backward``.
+        """
+        self.before_backward()
         if not self._has_begun and self.has_gradients():
             raise DataError(
                 "training_step must not call backward, which the trainer does: gradients that are "

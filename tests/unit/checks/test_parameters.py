@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrize
 from trainer import LaunchError
 from trainer.checkpoint.export import ModelFile
 from trainer.checks.parameters import EditedParameters, TrainableSet, refuse_replacement
+from trainer.strategies import Shard
 
 WINDOW: Any = None
 STEP = step_info()
@@ -24,15 +26,30 @@ class Engine:
     """A strategy whose parameters are copies of what it steps, as under ZeRO."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.named: list[tuple[str, nn.Parameter | None]] = list(model.named_parameters())
         self.writes = 0
+        self.before_backward: Callable[[], object] = lambda: None
+        self.values = {
+            name: Shard(name=name, start=1, tensor=own.detach().clone().view(-1)[1:])
+            for name, own in model.named_parameters()
+        }
 
     def temporary_parameters(self) -> list[tuple[str, nn.Parameter | None]]:
         return self.named
 
+    def settle(self) -> None:
+        """Do nothing: nothing is gathered."""
+
+    def shard(self, name: str, parameter: nn.Parameter) -> Shard:
+        """Return the values, of which the parameters are copies."""
+        return self.values[name]
+
     def write(self) -> None:
         """Give the parameters new values, as an engine does behind its step."""
         edit(self)
+        for shard in self.values.values():
+            shard.tensor.mul_(0.5)
         self.writes += 1
 
 
@@ -50,7 +67,15 @@ def engine() -> Engine:
 
 @pytest.fixture
 def run(engine: Engine) -> Any:
-    return fake_run(strategy=engine, parts=SimpleNamespace(model_file=ModelFile()))
+    return fake_run(
+        strategy=engine,
+        model=engine.model,
+        parts=SimpleNamespace(model_file=ModelFile()),
+        plan=SimpleNamespace(world_size=2, compile=False),
+        config=SimpleNamespace(log_every=5),
+        last_step=9,
+        step=0,
+    )
 
 
 @pytest.fixture
@@ -113,6 +138,47 @@ def test_an_edit_behind_a_write_of_the_engine_is_found_in_the_next_step(
     edit(engine)
     with pytest.raises(LaunchError):
         check.before_update(run)
+
+
+@torch.no_grad()
+def edit_data(engine: Engine) -> None:
+    """Edit a part that this rank has, in a way that torch does not count."""
+    engine.model.weight.data[0, 1].fill_(5.0)  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize(
+    ("look", "step", "found"),
+    [
+        ("on_window", 5, True),  # behind the callbacks of a logged step
+        ("on_window", 6, False),
+        ("on_save", 6, True),
+        ("forward", 0, True),
+        ("forward", 3, False),
+        ("forward", 4, True),
+        ("forward", 8, True),
+        ("backward", 4, True),
+        ("backward", 3, False),
+    ],
+)
+def test_an_edit_of_data_is_found_in_logged_steps_and_before_saves(
+    look: str, step: int, found: bool, check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    run.step = step
+    if look in ("forward", "backward"):
+        check.on_window(run, WINDOW)
+    edit_data(engine)
+    with pytest.raises(LaunchError, match=r"^weight: changed") if found else nullcontext():
+        match look:
+            case "on_window":
+                check.on_window(run, WINDOW)
+            case "on_save":
+                check.on_save(run)
+            case "forward":
+                engine.model(torch.ones(1, 2))
+            case _:
+                engine.before_backward()
+    check.before_update(run)  # nothing looks any more
+    engine.model(torch.ones(1, 2))
 
 
 def test_parameters_that_are_not_gathered_now_do_not_count(run: Any, engine: Engine) -> None:
