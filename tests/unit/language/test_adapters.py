@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny_language import save_model
+from whole_model import build_whole
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
@@ -36,3 +37,10 @@ def test_dropout_on_experts_in_a_single_tensor_is_refused(
     mixture = save_model(tmp_path / "mixtral", "mixtral")
     with pytest.raises(ConfigError, match=r"adapter: .*does not work with .*dropout != 0"):
         task(model=str(mixture), adapter={"r": 2, "dropout": 0.05}).build_model()
+
+
+def test_an_adapter_on_embeddings_begins_as_nothing(task: Callable[..., CausalLM]) -> None:
+    model = build_whole(task(adapter={"r": 2, "targets": ["q_proj", "embed_tokens"]}))
+    [first] = [p for name, p in model.named_parameters() if "lora_embedding_A" in name]
+    [second] = [p for name, p in model.named_parameters() if "lora_embedding_B" in name]
+    assert not first.any() and second.all()
