@@ -43,7 +43,10 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
     "adapters": (
         r"\bpeft\b|(?<!Type)adapter|\blora\b",
         set(),
-        {"private/peft.py": "the switch of its layers"},
+        {
+            "private/peft.py": "the switch of its layers",
+            "building/model.py": "peft adds layers in another mode than the model's",
+        },
     ),
     "weights in 4 bits": (
         r"bitsandbytes|\b4.bit|quant_state",
