@@ -117,18 +117,20 @@ class Evaluator:
             rng.write(states)  # otherwise drawing numbers would change the training
             self.strategy.settle()
 
-    def try_out(self) -> dict[str, float]:
+    def try_out(self) -> dict[str, float] | None:
         """Evaluate the first batch of each set, and change nothing.
 
         Generators, buffers, modes of modules and positions of streams are restored afterwards. The
-        values mean little, but have the names of an evaluation.
+        values mean little, but have the names of an evaluation. None if ``Task.summarize`` cannot
+        compute with the values of a single batch.
         """
-        found: dict[str, float] = {}
+        found: dict[str, float] | None = {}
         with self.unnoticed():
             for evaluation_set in self.sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
-                found |= self._measure(evaluation_set, [first]) or {}
+                values = self._measure(evaluation_set, [first])
+                found = None if values is None or found is None else found | values
         return found
 
     @contextmanager
@@ -176,7 +178,8 @@ class Evaluator:
         """Return the values of a set over these batches of all ranks.
 
         Args:
-            until_signal: return None if a signal comes in between.
+            until_signal: return None if a signal comes in between. Otherwise the batches are a
+                trial, and None means that the task cannot summarize their values.
         """
         model, accelerator = self.strategy.model, self.strategy.accelerator
         objects = chosen.build_metrics()
@@ -200,7 +203,12 @@ class Evaluator:
             if chosen.has_own_step:
                 sums.keep({name for _, named in of_ranks for name in named})
             reduced = sums.reduce(accelerator, agreed(layout for layout, _ in of_ranks))
-            means = self.task.summarize(reduced)
+            try:
+                means = self.task.summarize(reduced)
+            except (ArithmeticError, ValueError):
+                if until_signal:
+                    raise
+                return None  # a batch may have no positive example to divide by
         return {f"{prefix_of(chosen.name)}{name}": float(mean) for name, mean in means.items()}
 
     def _moment_of(self, evaluation_set: MeasuredSet) -> Now:

@@ -334,6 +334,23 @@ def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) ->
     assert LINE not in log_of(without)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recall(Plain):
+    """Divides by a count that is 0 in the first batch."""
+
+    def evaluation_step(self, model: Any, batch: Any) -> dict[str, Any]:
+        return {"positives": ((batch["at"] > 8).sum(), None)}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {"recall": 1 / metrics["positives"]}
+
+
+@fresh
+def test_a_summary_that_a_single_batch_does_not_allow_is_no_error(tmp_path: Path) -> None:
+    config = four_steps(tmp_path, evaluation_batch_size=4, best_metric="eval/recall")
+    assert Trainer(Recall(), config).fit() == {"eval/recall": 1.0}
+
+
 @fresh
 def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> None:
     curves = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..errors import Origin
 from ..evaluator import check_best_metric
 from ..hooks import Callback, StepInfo
@@ -63,12 +65,12 @@ class SanityEvaluation(Callback):
         Raises:
             ConfigError: the task does not measure ``best_metric``.
         """
-        names: list[str] = []
+        names: Collection[str] | None = ()
         if run.evaluation_sets:
             # Said before the trial, so that the origin of an error below this line is clear.
             run.say("sanity evaluation: one batch of each set (sanity_evaluation: false skips it)")
             with run.meter.paused("evaluation"):
-                names = list(run.evaluator.try_out())
+                names = run.evaluator.try_out()
 
-        if self.best_metric is not None:
+        if self.best_metric is not None and names is not None:
             check_best_metric(self.best_metric, names, self.origin)

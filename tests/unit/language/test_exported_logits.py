@@ -38,6 +38,16 @@ class OtherConfig(CausalLM):
         path.write_text(json.dumps({**config, "hidden_act": "relu"}))
 
 
+class Noisy(CausalLM):
+    """Its embeddings draw noise in evaluation mode too, as a diffusion model does."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        embeddings = model.get_input_embeddings()
+        embeddings.register_forward_hook(lambda _, __, output: output + torch.randn_like(output))
+        return model
+
+
 @dataclass(frozen=True, kw_only=True)
 class Own(Task):
     """A peft model of a user's own task."""
@@ -92,6 +102,15 @@ def test_an_export_whose_configuration_gives_another_model_is_not_published(
     ):
         fit(tmp_path / "run", OtherConfig(**given), max_steps=2)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_an_export_of_a_model_that_draws_numbers_is_not_compared(
+    task: Callable[..., CausalLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {key: value for key, value in vars(task()).items() if key != "memory"}
+    fit(tmp_path / "run", Noisy(**given), max_steps=2)
+    assert "exports are not compared with the model, which draws" in capsys.readouterr().out
+    assert list((tmp_path / "run" / "model").glob("*.safetensors"))
 
 
 def test_an_adapter_on_a_model_that_was_changed_after_it_was_loaded_is_not_published(
