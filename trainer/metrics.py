@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ConfigError, DataError, Origin, Problem
+from .errors import DataError, Origin
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -181,7 +181,7 @@ def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
             "a single number for a whole batch has no known weight. Give a value for each example, "
             "or (sum, weight)"
         )
-        raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
+        raise Origin("evaluation_step", key=name).error(rule)
     if weight is None:
         return sums, None
     if isinstance(weight, Tensor):

@@ -279,13 +279,10 @@ def process_groups() -> list[dist.ProcessGroup]:
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Set how long a rank waits in collectives of a group.
 
-    ``distributed_c10d._set_pg_timeout``, last seen without a warning in torch 2.13. torch 2.15 has
-    a public ``set_timeout``. Before, the public time-out is an argument of whoever makes the group.
+    ``distributed_c10d._set_pg_timeout``, last seen without a warning in torch 2.13. The public
+    time-out is an argument of whoever makes the group.
     """
-    if hasattr(dist, "set_timeout"):
-        dist.set_timeout(timeout, group)
-    else:
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def default_store() -> Any:

@@ -110,11 +110,8 @@ def test_dynamo_is_a_module_of_torch() -> None:
 
 def test_process_groups_their_time_outs_and_store(process_group: None) -> None:
     c10d = dist.distributed_c10d
-    for name in ("_world", "_get_default_store"):
+    for name in ("_world", "_get_default_store", "_set_pg_timeout"):
         assert hasattr(c10d, name), f"{TORCH} has no torch.distributed.distributed_c10d.{name}"
-    assert hasattr(dist, "set_timeout") or hasattr(c10d, "_set_pg_timeout"), (
-        f"{TORCH} has neither torch.distributed.set_timeout nor _set_pg_timeout"
-    )
 
     [group] = private_torch.process_groups()
     private_torch.set_timeout(group, timedelta(seconds=7))
