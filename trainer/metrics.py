@@ -111,18 +111,15 @@ class WeightedSums:
         """Drop the torchmetrics of other names. Call it with the same names on every rank."""
         self._objects = {name: self._objects[name] for name in self._objects.keys() & names}
 
-    def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
+    def reduce(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
         """Compute the values over all ranks, in a single reduction.
 
         A name of weight 0 gives NaN. The elements of a sum that has a shape get names such as
         ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
 
         Args:
-            layout: names and shapes of all ranks together, see ``agreed``. By default those of this
-                rank.
+            layout: names and shapes of all ranks together, see ``agreed``.
         """
-        if layout is None:
-            layout = self.layout()
         values = self._reduce_sums(accelerator, layout) if layout else {}
         parts = [values[name] for name, _ in layout if name.startswith("loss/")]
         if parts:  # a part without items in the whole set is NaN

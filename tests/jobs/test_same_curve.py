@@ -113,7 +113,7 @@ def evaluate_here(task: Task, model: torch.nn.Module) -> dict[str, float]:
     with torch.no_grad():
         for batch in DataLoader(data.evaluation, batch_size=16, collate_fn=data.collate):
             sums.add(task.evaluation_step(model, batch))
-    return sums.reduce(Accelerator(cpu=True))
+    return sums.reduce(Accelerator(cpu=True), sums.layout())
 
 
 @pytest.mark.parametrize(("strategy", "launcher"), CASES)

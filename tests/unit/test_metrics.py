@@ -54,7 +54,7 @@ def test_any_number_of_ranks_gives_the_same(size: int, world: int, batch: int) -
             Numbers(size), layout(rank, world), batch_size=batch
         ):
             sums.add(step(numbers), counts=counts)
-        result = sums.reduce(ranks)
+        result = sums.reduce(ranks, sums.layout())
     n = range(size)
     value = [i * 7 % 5 for i in n]
     expected = {"value": sum(value) / size}
@@ -74,7 +74,7 @@ def test_a_batch_without_weight_adds_nothing() -> None:
     sums = WeightedSums()
     sums.add({"loss": (torch.tensor(math.nan), torch.tensor(0))})
     sums.add({"loss": (torch.tensor(6.0), 3)})
-    assert sums.reduce(Ranks()) == {"loss": 2.0}
+    assert sums.reduce(Ranks(), sums.layout()) == {"loss": 2.0}
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), 0.5])
@@ -116,7 +116,7 @@ def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
         {"mean": torch.tensor([1e9]), "auroc": (scores, labels), "f1": (labels, labels)},
         counts=False,
     )
-    got = sums.reduce(accelerator)
+    got = sums.reduce(accelerator, sums.layout())
     assert sorted(got) == ["auroc", "f1/0", "f1/1", "f1/2", "f1/3", "mean", "plain"]
     positive, negative = scores[labels == 1], scores[labels == 0]
     assert got["auroc"] == pytest.approx((positive[:, None] > negative).double().mean().item())
@@ -161,7 +161,10 @@ def test_a_number_from_the_host_meets_the_others_on_the_device() -> None:
 
     sums = WeightedSums()
     sums.add({"host": (3.0, 2.0), "device": torch.ones(4, device="meta")})
-    assert sums.reduce(OnMeta()).keys() == {"host", "device"} and OnMeta.reduced[0].is_meta  # type: ignore[arg-type]
+    assert (
+        sums.reduce(OnMeta(), sums.layout()).keys() == {"host", "device"}
+        and OnMeta.reduced[0].is_meta
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -182,4 +185,4 @@ def test_torchmetrics_that_no_step_names_can_be_dropped(accelerator: Accelerator
     assert sums.named == {"sum"}, "a batch that does not count names it too"
     sums.add({"sum": torch.ones(2)})
     sums.keep(sums.named)
-    assert sums.reduce(accelerator) == {"sum": 2.0}
+    assert sums.reduce(accelerator, sums.layout()) == {"sum": 2.0}
