@@ -60,10 +60,11 @@ def bounds_of(plan: Mapping[str, Any]) -> Bounds:
 
 def gaps_of(run: Run, reference: Run, key: str) -> dict[int, float]:
     """Return the relative differences of a curve at the steps of both runs."""
-    curve, other = run.curve(key), reference.curve(key)
+    other = reference.curve(key)
     return {
-        step: abs(curve[step] - other[step]) / max(abs(other[step]), 1e-12)
-        for step in curve.keys() & other.keys()
+        step: abs(value - other[step]) / max(abs(other[step]), 1e-12)
+        for step, value in run.curve(key).items()
+        if step in other
     }
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import usage_error
 from .usage import Options, read_folders
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
@@ -20,17 +19,13 @@ def run(argv: Sequence[str]) -> int:
     """Write the folder, print the command that trains there, and return 0.
 
     Raises:
-        ConfigError: the folder exists, or cannot be written.
+        OSError: the folder exists, or cannot be written.
     """
     _, (name,) = read_folders(__doc__, Options, argv)
     folder = Path(name)
     # Work on the template itself leaves such files.
     leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")
-    try:
-        shutil.copytree(TEMPLATE, folder, ignore=leftovers, copy_function=shutil.copyfile)
-    except OSError as error:
-        rule = f"cannot be written: {error.strerror}; give a new folder"
-        raise usage_error("name", str(folder), rule) from None
+    shutil.copytree(TEMPLATE, folder, ignore=leftovers, copy_function=shutil.copyfile)
 
     names = sorted(path.name for path in folder.iterdir())
     accelerate = shlex.quote(str(Path(sys.executable).with_name("accelerate")))

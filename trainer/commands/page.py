@@ -5,12 +5,10 @@ Plotly zooms, shows values and hides runs in the browser. The page adds no JavaS
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-
-import numpy as np
 
 from ..errors import usage_error
 from ..text import is_headline, printable
@@ -20,8 +18,6 @@ from .runs import Run
 # The colors of Okabe and Ito, which color-blind people tell apart, without the palest.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222", "#56b4e9", "#e69f00")
 _NOT_DRAWN = {"loss", "step", "epoch", "samples", "seconds", "eta_seconds", "skipped_steps"}
-_COINCIDE = 0.01  # a relative difference that is hardly seen
-_STRETCHES = 1000  # of a curve, which is about as many as a screen has columns
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -45,9 +41,9 @@ _PAGE = Template("""<!doctype html>
 <aside>
 <pre>$text</pre>
 <p>Click a run in the legend to hide the run, double-click to see that run alone. Drag to zoom.
-Curves that coincide are dashes of one line. A gap in a curve is a value that was not finite.
-The axis of differences has no place for 0. Of a curve of more than 1,000 steps the smallest and
-the largest value of each of 1,000 stretches are drawn: metrics.jsonl has every value.</p>
+A run that coincides with an earlier run shows that run's color in the gaps of its dashes. A line
+that ends and begins again had a value that was not finite. The axis of differences has no place
+for 0.</p>
 </aside>
 $figure
 </html>
@@ -62,7 +58,7 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
         runs: at least one logged a step. The others are left out.
 
     Raises:
-        ConfigError: plotly is not installed, or the file cannot be written.
+        ConfigError: plotly is not installed.
     """
     try:
         from plotly.subplots import make_subplots
@@ -72,9 +68,7 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
 
     runs = [run for run in runs if run.curve("loss")]
     logged = {key for run in runs for row in run.rows for key in row} - _NOT_DRAWN
-    # The text has a value of a single step, such as that of an evaluation at the end.
-    curves = [key for key in logged if any(len(run.curve(key)) > 1 for run in runs)]
-    keys = ["loss", "loss", *sorted(filter(is_headline, curves))]
+    keys = ["loss", "loss", *sorted(filter(is_headline, logged))]
     titles = [escape(key, quote=False) for key in keys]
     titles[1] += ": relative difference to the first run"
 
@@ -84,16 +78,11 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
     )
     for number, run in enumerate(runs):
         for row, key in enumerate(keys, 1):
-            gaps = gaps_of(run, runs[0], key)
-            curve = gaps if row == 2 else run.curve(key)
-            dash = "solid"
-            if row != 2 and max(gaps.values(), default=1) < _COINCIDE:
-                dash = f"9px,{9 * number}px"  # so that each run of a common line is seen
+            curve = gaps_of(run, runs[0], key) if row == 2 else run.curve(key)
             if curve:
-                steps, values = _thinned(curve)
                 figure.add_scatter(
-                    x=steps,
-                    y=values,
+                    x=[*curve],
+                    y=[*curve.values()],
                     row=row,
                     col=1,
                     name=escape(printable(run.name), quote=False),
@@ -101,15 +90,9 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
                     showlegend=row == 1,
                     marker_size=4,
                     line_color=_COLORS[number % len(_COLORS)],
-                    line_dash=dash,
+                    line_dash=f"9px,{4 * number}px",
                 )
 
-    log = dict(
-        label="log",
-        method="relayout",
-        args=[{"yaxis.type": "log"}],
-        args2=[{"yaxis.type": "linear"}],
-    )
     figure.update_layout(
         template="simple_white",
         height=height,
@@ -121,7 +104,6 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
         margin_r=30,
         margin_t=60,
         modebar_orientation="v",
-        updatemenus=[dict(type="buttons", x=1, active=-1, buttons=[log])],
     )
     figure.update_annotations(x=0, xanchor="left", font_size=14)
     figure.update_xaxes(showticklabels=True)
@@ -129,14 +111,4 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
     # Otherwise plotly has a button that sends the curves to its makers.
     drawn = figure.to_html({"showSendToCloud": False}, full_html=False)
     page = _PAGE.substitute(text=escape(text), figure=drawn)
-    try:
-        file.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise usage_error("", str(file), f"cannot be written: {error.strerror}") from None
-
-
-def _thinned(curve: Mapping[int, float]) -> np.ndarray:
-    """Return the steps and values to draw: the extremes of each stretch of a long curve."""
-    points = np.array(sorted(curve.items()))
-    stretches = np.array_split(points, min(len(points), _STRETCHES))
-    return np.concatenate([part[part.argsort(0)[[0, -1], 1]] for part in stretches]).T
+    file.write_text(page, encoding="utf-8")

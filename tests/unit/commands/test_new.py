@@ -35,5 +35,5 @@ def test_new_folder_is_in_order_and_never_replaced(
     assert done.returncode == 0, done.stderr
     (folder / "task.py").write_text("# mine")
     assert main(["new", "my demo"]) == 2
-    assert "'my demo': cannot be written: File exists; give a new folder" in capsys.readouterr().err
+    assert "File exists: 'my demo'" in capsys.readouterr().err
     assert (folder / "task.py").read_text() == "# mine"
