@@ -28,7 +28,7 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     monkeypatch.chdir(elsewhere)
     with pytest.raises(
         ConfigError,
-        match="No module named 'only_here' beside the config or the script, nor installed",
+        match="cannot be imported: ModuleNotFoundError: No module named 'only_here'",
     ):
         load_task(load_config(["--config", str(config)]))
     monkeypatch.chdir(tmp_path)
@@ -39,9 +39,12 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("glob:Glob", r"task: 'glob:Glob': the module has no 'Glob'; known: none"),
-        ("empty_here:Mine", r"the module has no 'Mine'; known: none$"),
-        ("some_here:Mine", r"the module has no 'Mine'; known: Yours$"),
+        (
+            "glob:Glob",
+            r"task: 'glob:Glob': /.*glob.py has no Task 'Glob'; known: none",
+        ),
+        ("empty_here:Mine", r"empty_here.py has no Task 'Mine'; known: none$"),
+        ("some_here:Mine", r"some_here.py has no Task 'Mine'; known: Yours$"),
     ],
 )
 def test_a_class_that_is_not_there(

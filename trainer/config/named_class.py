@@ -25,43 +25,32 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
         ConfigError: there is no such module, or the module has no such class.
     """
     module_name, _, class_name = named.replace(":", ".").rpartition(".")
-    if re.fullmatch(CLASS, f"{module_name}:{class_name}") is None:
-        rule = "must be module:Class, such as mymodule:LogImages"
-    else:
-        try:
-            module = importlib.import_module(module_name)
-            # A folder is a module without a file. The run of a task often has the task's name.
-            if module.__spec__ and module.__spec__.origin is None:
-                raise ModuleNotFoundError(f"No module named {module_name!r}", name=module_name)
-        except Exception as error:  # of the user's code
-            rule = f"cannot be imported: {_told(error)}"
-            missing = getattr(error, "name", None)
-            if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(missing)):
-                rule = f"{error} beside the config or the script, nor installed"
-        else:
-            cls = getattr(module, class_name, None)
-            if isinstance(cls, type) and issubclass(cls, base):
-                return cls
-            names = [
-                name
-                for name, value in vars(module).items()
-                if isinstance(value, type) and issubclass(value, base) and value is not base
-            ]
-            rule = f"the module has no {class_name!r}; {did_you_mean(class_name, names)}"
-            if cls is not None:
-                package = base.__module__.partition(".")[0]
-                rule = f"does not name a subclass of {package}.{base.__name__}"
+    try:
+        check_name(f"{module_name}:{class_name}")
+        module = importlib.import_module(module_name)
+    except Exception as error:  # of the user's code
+        raise origin.error(f"cannot be imported: {_told(error)}", named) from None
+
+    # A package that imports lazily holds a class only after it is asked for.
+    values = {**vars(module), class_name: getattr(module, class_name, None)}
+    found = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    if class_name in found:
+        return found[class_name]
+    # A folder is a module without a file. The run of a task often has the task's name.
+    place = vars(module).get("__file__") or "the folder of this name"
+    rule = f"{place} has no {base.__name__} {class_name!r}; {did_you_mean(class_name, found)}"
     raise origin.error(rule, named)
 
 
 def check_name(text: str) -> str:
     """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
-    meant = re.sub(r"(\.py)?[.:]+(?=\w+$)", ":", text.rpartition("/")[2])
-    is_name = re.fullmatch(CLASS, meant)
-    if is_name and meant == text:
-        return text
-    hint = f"did you mean {meant!r}?" if is_name else "such as digits_cnn:DigitsCNN"
-    raise ValueError(f"must be module:Class; {hint}")
+    if re.fullmatch(CLASS, text) is None:
+        raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
+    return text
 
 
 def _told(error: Exception) -> str:

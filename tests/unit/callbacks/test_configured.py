@@ -113,7 +113,7 @@ def test_a_class_with_empty_settings() -> None:
     ("entry", "rule"),
     [
         (f"{HERE}:Thow", "did you mean 'Thaw'?"),
-        (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
+        (f"{HERE}:NoCallback", "has no Callback 'NoCallback'"),
         ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or {module"),
         ({}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": 3}, "must be module:Class, or {module"),

@@ -60,7 +60,7 @@ def test_errors_of_all_files_are_told_once(
             2,
             "64: must be a multiple of 3 ",
         ),
-        ([DIGITS, "--optimizer", "os.system"], 2, "a subclass of torch.Optimizer"),
+        ([DIGITS, "--optimizer", "os.system"], 2, "has no Optimizer 'system'"),
         ([DIGITS, "--run_name={task_settings.widht}"], 2, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),
         ([DIGITS, "--proceses", "8"], 2, "proceses: 8: unknown key; did you mean 'processes'?"),

@@ -20,9 +20,15 @@ def test_a_class_of_a_package_that_imports_lazily_is_found() -> None:
     [
         ("trainer.errors:LaunchEror", "did you mean 'LaunchError'?"),
         ("trainer.errors:Wxyz", "known: CheckpointError, ConfigError, DataError, LaunchError"),
-        ("no_such_module:X", "No module named 'no_such_module' beside the config or the script"),
-        ("trainer:EvaluationSet", "does not name a subclass of trainer.TrainerError"),
-        ("..x:C", "must be module:Class, such as mymodule:LogImages"),
+        (
+            "no_such_module:X",
+            "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            "trainer:EvaluationSet",
+            "trainer/__init__.py has no TrainerError 'EvaluationSet'; known: ",
+        ),
+        ("..x:C", "must be module:Class, such as digits_cnn:DigitsCNN"),
         ("trainer", "must be module:Class"),
     ],
 )
@@ -35,7 +41,7 @@ def test_what_is_not_there_is_an_error(named: str, rule: str) -> None:
 def test_a_folder_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits_run").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="No module named 'digits_run' beside the config"):
+    with pytest.raises(ConfigError, match="the folder of this name has no ConfigError 'DigitsCNN'"):
         find_class("digits_run:DigitsCNN", ConfigError, Origin("f"))
 
 
