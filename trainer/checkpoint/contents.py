@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from .export import ModelFile
 from .forms import STATE_FORM, check_form
 from .ranges import Ranges, of_rank_files
-from .safetensors_io import DTYPE_NAMES
+from .safetensors_io import CODES
 from .store import STATE
 from .untrusted import path_inside, read_json
 
@@ -51,9 +51,10 @@ class Contents:
 
         model = []
         for name, shape, dtype in state["model"]:
-            if dtype not in DTYPE_NAMES:
+            named = getattr(torch, dtype, None)
+            if named not in CODES:
                 raise CheckpointError(f"{STATE}: {name} has the unknown dtype {dtype!r}")
-            model.append((name, tuple(shape), DTYPE_NAMES[dtype]))
+            model.append((name, tuple(shape), named))
 
         paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
         return cls(state=state, model=model, ranges=of_rank_files(paths))

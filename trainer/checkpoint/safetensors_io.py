@@ -29,9 +29,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-DTYPE_NAMES = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
-
-
 class Entry(NamedTuple):
     """A tensor of a file. ``begin`` is the first byte, counted from the start of the file."""
 

@@ -75,13 +75,10 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
     settings = _with_tuples(plan.optimizer_settings)
     groups: list[dict[str, Any]] = [{"params": trainable}]
     if settings.get("weight_decay"):
-        matrices = [p for p in trainable if p.dim() >= 2]
-        vectors = [p for p in trainable if p.dim() < 2]
-        by_decay = [
-            {"params": matrices, "weight_decay": settings["weight_decay"]},
-            {"params": vectors, "weight_decay": 0.0},
+        groups = [
+            {"params": [p for p in trainable if p.dim() >= 2]},
+            {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
         ]
-        groups = [group for group in by_decay if group["params"]]
 
     cls: Any
     if plan.optimizer in OPTIMIZERS:
