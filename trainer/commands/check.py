@@ -10,7 +10,6 @@ checked with the defaults of a training config.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pydantic import Field
 from ..config.arguments import sort_files
 from ..config.naming import resolve_names
 from ..distributed.launcher import Launcher
-from ..errors import COMMAND_LINE, TrainerError, usage_error
+from ..errors import COMMAND_LINE, TrainerError
 from ..launching.request import visible_gpus
 from ..launching.resolve import resolve
 from ..launching.start import read_launch_file
@@ -52,10 +51,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: a file cannot be read, or a key of the command line is unknown.
     """
     options, settings, words = read_words(__doc__, Options, argv)
-    if not words and not settings:
-        raise usage_error("", None, "name files to check (`accelerate env` describes this machine)")
-
-    configs, files = sort_files(words, configs=math.inf, launch_files=math.inf)
+    configs, files = sort_files(words)
     trainings = [[file.path, *settings] for file in configs] or [settings]
     launch_files: list[str | None] = [file.path for file in files] or [None]
     codes = {}  # by the text of the error, in the order of the files

@@ -55,9 +55,9 @@ def run(argv: Sequence[str]) -> int:
         ConfigError, LaunchError: the job would not start, or cannot be rehearsed.
     """
     options, settings, words = read_words(__doc__, Options, argv)
-    training, launch_files = read_training(words, settings, launch_files=1)
-    if not launch_files:
-        raise usage_error("", None, "name a launch file, as in accel_configs/")
+    training, launch_files = read_training(words, settings)
+    if len(launch_files) != 1:
+        raise usage_error("", None, "name a launch file, as in accel_configs/, and no second")
     job = Job(
         launch_file=launch_files[0].data,
         file=launch_files[0].path,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import usage_error
 from ..script import load_config, load_task
-from .usage import Options, read_training, read_words
+from .usage import Options, read_words
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,8 +27,7 @@ def run(argv: Sequence[str]) -> int:
         DataError: there is nothing to train on.
     """
     _, settings, words = read_words(__doc__, Options, argv)
-    training, _ = read_training(words, settings, launch_files=0)
-    loaded = load_config(training)
+    loaded = load_config([*words, *settings])
 
     from ..building.data import build_data
     from ..data.batches import Layout

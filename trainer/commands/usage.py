@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,12 +37,7 @@ def read_words(
         ConfigError: an option is wrong, or a word is an address such as ``s3://bucket/run``.
         SystemExit: with 0, after ``--help``.
     """
-    texts, words = split_command_line(argv, cls)
-    if "help" in texts:
-        from ..config.help import print_help
-
-        print_help(about, cls)
-
+    texts, words = split_command_line(argv, about, cls)
     for word in words:
         rule = not_local(word)
         if rule:
@@ -63,18 +57,17 @@ def read_words(
 
 
 def read_training(
-    words: Sequence[str], settings: Sequence[str], *, launch_files: float = math.inf
+    words: Sequence[str], settings: Sequence[str]
 ) -> tuple[list[str], list[Document]]:
     """Return the command line of a training, which is checked, and the launch files.
 
     Args:
         words, settings: as from ``read_words``.
-        launch_files: the largest number of them.
 
     Raises:
         ConfigError: a file or a setting is wrong, or there is no training config.
     """
-    configs, found = sort_files(words, launch_files=launch_files)
+    configs, found = sort_files(words)
     training = [*(file.path for file in configs), *settings]
     load_config(training)
     return training, found

@@ -8,7 +8,6 @@ later how they are read.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,8 +17,7 @@ from .annotations import annotations_of, defaults_of
 from .documents import Document, read_document
 from .train_config import DEFAULTS, TrainConfig
 
-_SWITCHES = ("help", "print_config")
-FILES = ("config", "accel_config", "deepspeed")
+_FILES = ("config", "accel_config", "deepspeed", "deepspeed_config")
 GRAMMAR = """
 Words stand in any order. A FILE is a training config or a launch file, told apart by
 the keys, and --config FILE is the same as FILE. Options and settings are written
@@ -51,13 +49,12 @@ _OF_LAUNCH_FILES = {
         "zero_optimization",
     },
 }
-_OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
-_DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
+_DASHED = re.compile(r"--[A-Za-z_].*", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
 def split_command_line(
-    argv: Sequence[str], options: Callable[..., Any] = TrainConfig
+    argv: Sequence[str], about: str | None, options: Callable[..., Any] = TrainConfig
 ) -> tuple[dict[str, str], list[str]]:
     """Return the settings and options that were typed, as text by dotted key, and the other words.
 
@@ -66,25 +63,32 @@ def split_command_line(
     has the same value.
 
     Args:
+        about: the text of ``--help`` above the options.
         options: a dataclass of the command's own options.
 
     Raises:
         ConfigError: a key has no value.
+        SystemExit: with 0, after ``--help``.
     """
+    if {"--help", "-h"} & {*argv}:
+        from .help import print_help
+
+        print_help(about, options)
+
     texts: dict[str, str] = {}
     words: list[str] = []
     rest = list(argv)
-    is_flag = dict.fromkeys(FILES, False) | _flags(TrainConfig) | _flags(options)
+    is_flag = {**dict.fromkeys(_FILES, False), "print_config": True}
+    is_flag |= _flags(TrainConfig) | _flags(options)
     while rest:
         word = rest.pop(0)
         if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
             words.append(word)
             continue
         name, equals, text = word.partition("=")
-        typed = name.lstrip("-").replace("-", "_")
-        key = _OTHER_SPELLINGS.get(typed, typed)
-        text = text if equals else _value_after(name, key, rest, is_flag.get(key))
-        if key in FILES:
+        key = name.lstrip("-").replace("-", "_")
+        text = text if equals else _value_after(key, rest, is_flag.get(key))
+        if key in _FILES:
             words.append(text)
         else:
             texts[key] = text
@@ -92,41 +96,30 @@ def split_command_line(
     return texts, words
 
 
-def sort_files(
-    paths: Sequence[str], *, configs: float = 1, launch_files: float = 1
-) -> tuple[list[Document], list[Document]]:
+def sort_files(paths: Sequence[str]) -> tuple[list[Document], list[Document]]:
     """Return the training configs and the launch files among the files of a command line.
 
-    Args:
-        configs, launch_files: the largest numbers of files.
-
     Raises:
-        ConfigError: a file cannot be read or is neither, or there are too many files.
+        ConfigError: a file cannot be read, or is neither.
     """
     found: tuple[list[Document], list[Document]] = [], []
     for path in paths:
-        if path.startswith("-"):
-            raise usage_error("", path, "settings are written --key value or key=value")
         document = read_document(path)
         kind = kind_of(document.data)
         if not kind:
-            key = next(iter(document.data))
-            raise document.origin(key).error("no key of a training config, nor of a launch file")
+            raise usage_error("", path, "has no key of a training config, nor of a launch file")
         found[kind != "config"].append(document)
-        if len(found[0]) > configs or len(found[1]) > launch_files:
-            name = "training config" if kind == "config" else "launch file"
-            raise usage_error("", path, f"is one {name} too many")
     return found
 
 
 def kind_of(data: Mapping[str, Any]) -> str:
-    """Return the option in ``FILES`` that takes a file with this content. "" for another file."""
+    """Return the option that takes a file with this content. "" for another file."""
     if "task" in data:
         return "config"
     for kind, own in _OF_LAUNCH_FILES.items():
         if data.keys() & own:
             return kind
-    return "config" if 2 * len(data.keys() & DEFAULTS) >= len(data) else ""
+    return "config" if data.keys() & DEFAULTS else ""
 
 
 def _flags(cls: Callable[..., Any]) -> dict[str, bool]:
@@ -135,19 +128,15 @@ def _flags(cls: Callable[..., Any]) -> dict[str, bool]:
     return {key: isinstance(defaults.get(key), bool) for key in annotations_of(cls)}
 
 
-def _value_after(name: str, key: str, rest: list[str], is_flag: bool | None) -> str:
+def _value_after(key: str, rest: list[str], is_flag: bool | None) -> str:
     """Return the text of an option without ``=``: the first word of ``rest``, or ``true``.
 
     Args:
         is_flag: whether the key is true without a value. None for a key that is not known.
     """
-    follows = bool(rest) and not rest[0].startswith("--")
-    if key in _SWITCHES:
+    is_last = not rest or rest[0].startswith("--")
+    if is_last and is_flag is False:
+        raise usage_error(key, None, f"needs a value: --{key} VALUE")
+    if is_last or (is_flag and rest[0] not in ("true", "false")):
         return "true"
-    if is_flag and follows and (_ASSIGNMENT.match(rest[0]) or os.path.exists(rest[0])):
-        return "true"
-    if follows:
-        return rest.pop(0)
-    if is_flag is False:
-        raise usage_error(key, None, f"needs a value: {name} VALUE")
-    return "true"
+    return rest.pop(0)

@@ -54,13 +54,11 @@ def load_config(argv: Sequence[str]) -> Loaded:
         ConfigError: all mistakes in the file and the command line.
         SystemExit: with 0, after ``--help``.
     """
-    texts, words = split_command_line(argv)
-    if "help" in texts:
-        from .help import print_help
-
-        print_help("usage: trainer train | SCRIPT.py [FILE ...] [--key value ...]", TrainConfig)
-
+    usage = "usage: trainer train | SCRIPT.py [FILE ...] [--key value ...]"
+    texts, words = split_command_line(argv, usage)
     configs, launch_files = sort_files(words)
+    for file in [*configs[1:], *launch_files[1:]]:
+        raise usage_error("", file.path, "is too many: name a training config and a launch file")
     is_printed = bool(texts.pop("print_config", ""))
     document = Document(path=COMMAND_LINE, data={})
     if configs:

@@ -49,10 +49,9 @@ def test_errors_of_all_files_are_told_once(
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "name files to check"),
         ([DIGITS, "--processes", "0"], 2, "processes: 0: must be greater than or equal to 1"),
         (["missing.yaml"], 2, "missing.yaml: the file cannot be read"),
-        (["mkdocs.yml"], 2, "mkdocs.yml:1: site_name: no key of a training config, nor of a"),
+        (["mkdocs.yml"], 2, "'mkdocs.yml': has no key of a training config, nor of a"),
         (["accel_configs"], 2, "accel_configs: the file cannot be read: Is a directory"),
         (["/dev/zero"], 2, "/dev/zero: the file cannot be read: is a pipe, a device, or larger"),
         (
