@@ -139,8 +139,8 @@ def has_the_scaled_rate(folder: Path, out: str) -> None:
 
 
 def tells_the_memory(folder: Path, out: str) -> None:
-    assert "the fastest that fits" in out
-    assert "zero3 on 64 x H100" in out and "backward" in out
+    assert "the first that fits" in out
+    assert "zero3, 64 x cuda by" in out and "backward" in out
 
 
 def names_the_setting(folder: Path, out: str) -> None:

@@ -103,19 +103,23 @@ def run(argv: Sequence[str]) -> int:
         bounds = max(bounds_of(run.plan) for run in ended)
         gaps = {run.name: gaps_from_reference(run) for run in ended}
         nudged: dict[str, Gaps] = {}
-        while True:
-            verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
-            unsettled = "differs" if nudged else "unknown"
-            if len(nudged) >= options.nudges or all(
-                word != unsettled for word, _ in verdicts.values()
-            ):
+
+        def judged() -> dict[str, tuple[str, str]]:
+            nudges = [*nudged.values()]
+            return {name: judge(own, bounds, nudges) for name, own in gaps.items()}
+
+        verdicts = judged()
+        unsettled = "unknown"
+        for seed in range(1, options.nudges + 1):
+            if unsettled not in {word for word, _ in verdicts.values()}:
                 break
-            name = f"nudged-{len(nudged) + 1}"
-            file = files[runs.index(reference)]
-            runs.append(start(name, file, seed=len(nudged) + 1))
-            if runs[-1].error:
+            run = start(f"nudged-{seed}", files[runs.index(reference)], seed)
+            runs.append(run)
+            if run.error:
                 break
-            nudged[name] = gaps_from_reference(runs[-1])
+            nudged[run.name] = gaps_from_reference(run)
+            verdicts = judged()
+            unsettled = "differs"
 
         verdicts |= {name: ("nudged", "") for name in nudged}
         verdicts[reference.name] = "reference", ""

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..config.documents import Document, read_document
+from ..config.documents import read_document
 from ..config.train_config import Precision
-from ..errors import LaunchError, usage_error
+from ..errors import LaunchError
 from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
@@ -58,12 +58,8 @@ def run(argv: Sequence[str]) -> int:
     options, settings, words = read_words(__doc__, Options, argv)
     usable = usable_bytes(memory_of(options.gpu)) if options.gpu else math.inf
     layouts = LAYOUTS if options.gpus > 1 else ALONE
-    count = _COUNT.fullmatch(words[0]) if words else None
-    launch_files: list[Document] = []
+    count = _COUNT.fullmatch(" ".join([*words, *settings]))
     if count:
-        others = [*words[1:], *settings]
-        if others:
-            raise usage_error("", others[0], "a number of parameters takes no file and no setting")
         trainable = round(float(count[1]) * 1000 ** " kmbt".index(count[2].lower() or " "))
         rows = [_row(name, layout, trainable, options) for name, layout in layouts.items()]
         how = f"{options.precision}, AdamW; buffers are an upper bound, without activations"
@@ -84,8 +80,7 @@ def run(argv: Sequence[str]) -> int:
     if not fitting:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:
-        kind = "first" if launch_files else "fastest"
-        print(f"{options.gpu}: take {fitting[0]}, the {kind} that fits")
+        print(f"{options.gpu}: take {fitting[0]}, the first that fits")
     return int(not fitting)
 
 
@@ -115,21 +110,20 @@ def _rehearsed(
         LaunchError: no launch file can run.
     """
     rows = []
-    problems = []
+    problems = set()
     for file, data in files.items():
         gpu = options.gpu or "H100"
         job = Job(launch_file=data, file=file, words=words, gpus=options.gpus, gpu=gpu)
         try:
             (found,) = job.rehearse()
         except LaunchError as error:
-            problems.append(str(error))
+            problems.add(str(error))
             continue
         peak = max(found["phases"].values(), key=lambda phase: phase["most"])
         kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
         rows.append({"launch file": file, **kinds, "on the GPU": peak["most"]})
-    told = "\n".join(dict.fromkeys(problems))
+    for problem in sorted(problems):
+        print(f"left out: {problem}")
     if not rows:
-        raise LaunchError(told)
-    if told:
-        print(f"left out:\n{told}")
+        raise LaunchError("no launch file can run")
     return rows

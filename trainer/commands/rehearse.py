@@ -27,8 +27,9 @@ from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
 from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
+from ..reporting.banner import plan_rows
 from ..reporting.gpus import memory_of, usable_bytes
-from ..text import columns, size
+from ..text import columns, size, table
 from .usage import read_training, read_words
 
 
@@ -114,35 +115,29 @@ def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
 
 
 def table_of(report: Mapping[str, Any]) -> str:
-    """Return the report as a table of at most 80 columns."""
-    plan, phases = report["plan"], report["phases"]
-    batch = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {plan['world_size']}"
-    title = f"{plan['strategy']} on {plan['world_size']} x {report['gpu']}, "
-    title += f"{plan['mixed_precision']}, batch {batch}, {report['parameters']:,} parameters"
-
-    unit, name_of_unit = (2**30, "GiB") if most(report) >= 2**30 else (2**20, "MiB")
-    rows = [[f"{name_of_unit} of a rank", *KINDS, "all"]]
+    """Return the report as text of 80 columns."""
+    phases = report["phases"]
+    facts = [*plan_rows(report["plan"]), ("parameters", f"{report['parameters']:,}")]
+    rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
         counts = [*(phase["at_most"].get(kind, 0) for kind in KINDS), phase["most"]]
-        rows.append([name, *(f"{count / unit:.2f}" for count in counts)])
+        rows.append([name, *map(size, counts)])
     peak = max(phases, key=lambda name: phases[name]["most"])
-    line = phases[peak]["line"]
-    lines = [title, "", *columns(rows), f"most in {peak}{f', at {line}' if line else ''}", ""]
+    lines = [table(facts, report["notices"]), *columns(rows)]
+    lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
         cells = [made["kind"], str(made["ranks"]), str(made["count"]), size(made["bytes"])]
         rows.append([*cells, f"{made['seconds']:.3f}"])
-    lines += [*columns(rows), ""] if report["collectives"] else []
+    lines += columns(rows)
 
-    lines += [f"note: {notice}" for notice in report["notices"]]
     for kind, line, _, is_guessed, times in report["reads"]:
         if is_guessed:
-            told = f"{line} {kind} that is not known ({times} a step)"
-            lines.append(f"note: {told}: elements are 1")
-    lines += [report["difference"]] if report["difference"] else []
+            lines.append(f"note: {line} {kind} that is not known ({times} a step): elements are 1")
     used = f"{report['seconds']:.0f} s and {size(report['host_bytes'])}"
-    return "\n".join([*lines, f"rehearsed in {used} a rank, nothing is compiled"])
+    lines += [report["difference"], f"rehearsed in {used} a rank, nothing is compiled"]
+    return "\n".join(lines)
 
 
 def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
