@@ -24,7 +24,7 @@ _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
 
 
 class MeanLoss(Callback):
-    """Refuses a loss that is a sum over the micro-batch: it triples for a row three times.
+    """Refuses a loss that is a sum: of the losses of a batch's halves, and of a row three times.
 
     A loss that is not the mean of the losses of a batch's halves (over items that ``Task.weight``
     does not count, or with negatives in the batch) is told. All ranks try the batch of rank 0: if
@@ -53,7 +53,7 @@ class MeanLoss(Callback):
         if verdict == "a sum":
             raise LaunchError(
                 f"{type(run.task).__qualname__}.training_step returns a sum over the micro-batch: "
-                "the loss of an example three times is three times its loss. Return the mean over "
+                "the loss of a batch is the sum of the losses of its halves. Return the mean over "
                 "the items that Task.weight counts, or another layout trains another model "
                 "(sanity_evaluation: false skips this trial)"
             )
@@ -109,11 +109,17 @@ def _verdict(tried: list[dict[str, tuple[float, ...]]], rounding: float) -> str:
     verdict = ""
     for name in tried[0]:
         sums, weights = zip(*(losses[name] for losses in tried), strict=True)
-        whole, again, _, _, *rows = map(operator.truediv, sums, [weight or 1 for weight in weights])
-        once, once_again, thrice = rows
-        if all(abs(thrice - 3 * row) < abs(thrice - row) / 2 for row in (once, once_again)):
-            return "a sum"
+        means = map(operator.truediv, sums, [weight or 1 for weight in weights])
+        whole, again, first, second, once, once_again, thrice = means
         mean = (sums[2] + sums[3]) / (weights[2] + weights[3] or 1)
+        noise = abs(whole - again) + abs(once - once_again)
+        allowed = 0.3 if noise > rounding * (abs(whole) + abs(once)) else rounding
+        # A loss with negatives in the batch may look like a sum in either way, and not in both.
+        is_sum = abs(whole - first - second) <= allowed * abs(whole) < abs(whole - mean)
+        if is_sum and all(
+            abs(thrice - 3 * row) <= allowed * abs(thrice) for row in (once, once_again)
+        ):
+            return "a sum"
         if abs(whole - again) < rounding * (abs(whole) + abs(mean)) < abs(whole - mean):
             verdict = "another"
     return verdict
