@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate.tracking import WandBTracker
@@ -19,7 +18,6 @@ from ..config.naming import experiment_of
 from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
 from ..run import Run
-from ..text import hidden
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
@@ -38,14 +36,15 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
 
         config, plan = training.config, training.plan
         # The terminal's lines are in log.txt already, and may hold secrets: console="off". W&B's
-        # own description of the process would keep a secret of the command line.
+        # own description of the process would keep a secret of the command line. The configuration
+        # has the machine and the versions.
         settings = wandb.Settings(
             console="off",
             init_timeout=START_SECONDS,
             finish_timeout=UPLOAD_SECONDS,
             save_code=False,
             silent=True,
-            x_disable_meta=may_tell_secrets(vars(config), sys.argv),
+            x_disable_meta=True,
         )
         project = config.project
         if project == DEFAULTS["project"]:
@@ -103,12 +102,6 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
     def finish_as_failed(self) -> None:
         """End the run of a job that fails: the logged steps are kept, and W&B shows the failure."""
         self.run.finish(exit_code=1)
-
-
-def may_tell_secrets(config: Mapping[str, Any], words: Sequence[str]) -> bool:
-    """Return whether the settings of a run or the words of its command line hold a secret."""
-    told = [config, " ".join(words)]
-    return bool(hidden(told) != told)
 
 
 def run_id(directory: RunDirectory) -> str:

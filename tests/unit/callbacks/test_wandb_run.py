@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_run import fake_run
@@ -78,25 +77,6 @@ def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
     [file] = folder.glob("*.wandb")
     assert file.read_bytes().count(b"train/loss") >= 3
     assert json.loads(inspect("--summary", "--json", str(folder)))["exit_code"] == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"url": "a://b:c@d"}, ["--task_settings.url", "a://b:c@d"]),
-        ({"nested": {"api_key": "x"}}, ["--task_settings", "{nested: {api_key: x}}"]),
-        ({}, ["--my_script_token=x"]),
-    ],
-    ids=str,
-)
-def test_no_words_of_a_command_line_with_a_secret_go_to_a_server(
-    settings: dict[str, Any], words: list[str]
-) -> None:
-    """W&B's description of the process has the words."""
-    assert wandb_run.may_tell_secrets({"task_settings": settings}, words)
-    assert not wandb_run.may_tell_secrets(
-        {"task_settings": {"width": 3}}, ["--task_settings.width", "3"]
-    )
 
 
 def leaks(folder: Path) -> list[str]:
