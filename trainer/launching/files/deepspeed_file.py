@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -113,8 +112,6 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
             check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
     precision = _precision(data, read, doc, check)
-    engine = _engine_config(data) if stage else {}
-    _try_values(engine, doc, check)
     own: dict[str, Any] = {
         field: Sourced(data[key], doc.origin(key))
         for field, key in _OWN_FIELDS.items()
@@ -126,25 +123,10 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
         mixed_precision=precision,
         optimizer=read_section(doc, "optimizer", check),
         scheduler=read_section(doc, "scheduler", check),
-        deepspeed=engine,
+        deepspeed=_engine_config(data) if stage else {},
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},
         **own,
     )
-
-
-def _try_values(engine: dict[str, Any], doc: Document, check: Findings) -> None:
-    """Record the values that only DeepSpeed refuses, such as an unknown ``tag_validation``."""
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    tried = copy.deepcopy(engine)
-    tried.pop("aio", None)  # depends on the device, and a rehearsal leaves it out
-    for key, value in tried.items():
-        try:
-            with quiet():
-                DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, key: value})
-        except Exception as error:  # of many classes
-            reason = str(error).replace("\n", " ")
-            check.refuse(Sourced(value, doc.origin(key)), f"DeepSpeed refuses the value: {reason}")
 
 
 def _effective(data: Mapping[str, Any]) -> dict[str, Any]:

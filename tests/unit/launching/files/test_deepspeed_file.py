@@ -204,7 +204,6 @@ JSON_MISTAKES: list[tuple[str, Any, str]] = [
     ("managed_gradient_accumulation", False, "must be True"),
     ("bf16.bf16_master_weights_and_grads", True, "must be False"),
     ("data_types.param_dtype", "bf16", "must be null"),
-    ("checkpoint", {"tag_validation": "maybe"}, "DeepSpeed refuses the value: Checkpoint config"),
 ]
 
 
