@@ -258,7 +258,7 @@ def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(
     said = "step 3: the gradient is not finite, though the losses of all ranks are"
     names = [name for name, _ in Images(norm=False).build_model().named_parameters()]
     told = {
-        True: f"{said} (the engine keeps no gradients: a single process names the parameters). Lower",
+        True: f"{said}: of an unknown parameter (this engine keeps no gradients: a single process names it), in a step of samples {lost} of Data.train. Lower",
         False: f"{said}: of {listed(names[::-1])}, in a step of samples {lost} of Data.train. Lower",
     }
     assert first["gradient"]["error"].startswith(told[strategy.startswith("zero")])

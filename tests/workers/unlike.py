@@ -207,6 +207,31 @@ class Codebook(Plain):
         return Drifting()
 
 
+@case("rows of a table")
+class ScaledRows(Plain):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 4, max_norm=0.1), nn.Flatten(), nn.Linear(16, 1))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        rows = batch["x"].mul(10).long().remainder(8)
+        return functional.mse_loss(model(rows), batch["y"])
+
+
+class Drawing(torch.optim.SGD):
+    """Adds noise to the weights."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(torch.randn(parameter.shape))
+
+
+@case("noise of the optimizer")
+class NoisySteps(Plain):
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        return Drawing(model.parameters(), lr=0.1)
+
+
 CASES["lr"] = (Plain, {"lr": 0.1})
 CASES["task settings"] = (Plain, {})
 

@@ -16,7 +16,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -114,22 +114,22 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
     samples = samples_of(run.train_data, begin, info.samples)
     losses = zip(map(float, info.shares), samples, strict=True)
     mine = [(loss, numbers) for loss, numbers in losses if not math.isfinite(loss)]
-    for rank, lost in enumerate(run.agreement.gather(mine)):
+    names: list[str] = []
+    if info.update.norms is not None:
+        trained = [name for name, _ in run.strategy.parameters()]
+        names = [*compress(trained, info.update.norms.isfinite().logical_not())]
+    ranks = run.agreement.gather((mine, names[::-1], [*chain(*samples)]))
+    for rank, (lost, _, _) in enumerate(ranks):
         for loss, numbers in lost:
-            named = listed([str(number) for number in numbers], _SHOWN)
+            named = listed([*map(str, numbers)], _SHOWN)
             return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
-    text = "the gradient is not finite, though the losses of all ranks are"
-    norms = info.update.norms
-    if norms is None:
-        return f"{text} (the engine keeps no gradients: a single process names the parameters)"
 
-    names = [name for name, _ in run.strategy.parameters()]
-    lost = list(compress(names, norms.isfinite().logical_not()))
-    ranks = run.agreement.gather((lost[::-1], samples))
-    first = max((names for names, _ in ranks), key=len)  # a rank may have no row of a parameter
-    numbers = [str(number) for _, parts in ranks for part in parts for number in part]
+    first = max((names for _, names, _ in ranks), key=len)  # a rank may have no row of a parameter
+    unknown = "an unknown parameter (this engine keeps no gradients: a single process names it)"
+    named = listed([str(number) for _, _, numbers in ranks for number in numbers], _SHOWN)
     return (
-        f"{text}: of {listed(first)}, in a step of samples {listed(numbers, _SHOWN)} of Data.train"
+        "the gradient is not finite, though the losses of all ranks are: of "
+        f"{listed(first) or unknown}, in a step of samples {named} of Data.train"
     )
 
 
@@ -165,7 +165,7 @@ class SkippedBuffers(Callback):
 # -- the optimizer's step --------------------------------------------------------------------------
 
 
-def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> bool:
+def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
     """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
 
     A fused optimizer on a GPU reads the outcome on the device, so that the host does not wait. With
@@ -182,8 +182,6 @@ def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> bool:
         optimizer.step()
     else:
         mark_stepped(optimizer)
-        return True
-    return False
 
 
 def step_by_flag(optimizer: Any, norm: Tensor) -> None:
@@ -203,22 +201,22 @@ def refuse_to_save(run: Run) -> None:
     """
     if not run.config.keep_last:
         return
-    mine: list[str] = []
+    mine = ""
     with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
         mine = not_finite(run.parts)
-    for names in run.agreement.gather(mine[:1]):
-        for name in names:
-            run.fail(
-                f"step {run.step}: {name} holds values that are not finite: no checkpoint of "
-                "it is written, those before are kept"
-            )
+    name = next(filter(None, run.agreement.gather(mine)), "")
+    if name:
+        run.fail(
+            f"step {run.step}: {name} holds values that are not finite: no checkpoint of "
+            "it is written, those before are kept"
+        )
 
 
 @torch.no_grad()
-def not_finite(parts: Parts) -> list[str]:
-    """Return the names of this rank's tensors of a checkpoint, and buffers, with such values.
+def not_finite(parts: Parts) -> str:
+    """Return the name of a tensor of this rank's checkpoint, or a buffer, with such values.
 
-    A parameter is called by name, other tensors by kind and name (``buffer mean``). A sum shows
+    A parameter is called by name, another tensor by kind and name (``buffer mean``). A sum shows
     such a value at a fifteenth of the cost of a test of each, and may overflow: a tensor whose sum
     is not finite is looked at again.
 
@@ -227,18 +225,12 @@ def not_finite(parts: Parts) -> list[str]:
     """
     # Each rank has its own buffers until they are averaged and written.
     buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
-    pieces = (*parts.pieces(), *buffers)
-    named = [(key, tensor) for key, tensor in pieces if tensor.is_floating_point()]
-    device = parts.strategy.accelerator.device
-    sums = [tensor.sum(dtype=torch.float32).to(device) for _, tensor in named]
-    finite = torch.stack(sums).isfinite().tolist() if sums else []  # the host waits once
-    found = []
-    for (key, tensor), is_finite in zip(named, finite, strict=True):
-        if is_finite:
-            continue
-        values = tensor.float()
-        may_be_infinite = key.kind in ("buffer", "frozen")
-        good = ~values.isnan() if may_be_infinite else values.isfinite()
-        if not good.all():
-            found.append(key.name if key.kind == "parameter" else f"{key.kind} {key.name}")
-    return found
+    for key, tensor in (*parts.pieces(), *buffers):
+        is_fine = not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite()
+        if not is_fine:
+            may_be_infinite = key.kind in ("buffer", "frozen")
+            values = tensor.float()
+            good = ~values.isnan() if may_be_infinite else values.isfinite()
+            if not good.all():
+                return key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
+    return ""

@@ -24,13 +24,6 @@ class SupportedModel(Callback):
                         f"{name} is a {kind.__name__}: build the model itself, "
                         "a launch file says how it is distributed"
                     )
-            embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            if run.plan.world_size > 1 and embeds and module.max_norm is not None:
-                raise LaunchError(
-                    f"{name} has max_norm, by which each process would scale the rows of its own "
-                    "batch alone, in its own copy or part: build it without, and scale rows in a "
-                    "callback's on_step, in `with run.whole_parameters():`"
-                )
             if run.strategy.held and hasattr(module, "update_and_allocate"):  # AdaLoRA
                 raise LaunchError(
                     f"{name} ranks its parameters by whole gradients, and each process holds "

@@ -92,8 +92,8 @@ class StepResult:
             for the device to read this tensor.
         skipped: whether the scaler of fp16's loss has left the step out.
         norms: the norm of this rank's part of each gradient, on the device, in the order of
-            ``Strategy.trainable``. None if the engine does not tell, and on a CPU unless the step
-            was left out.
+            ``Strategy.trainable``. None if the engine does not tell, and on a CPU if the norm is
+            finite.
     """
 
     grad_norm: Tensor
@@ -130,9 +130,8 @@ class Strategy(ABC):
         notices: lines for the banner about what ``prepare`` has made of the model.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets a look
             at the parameters.
-        step_rule: steps an optimizer whose gradients have a norm, and returns True if the host
-            knows that the step was left out. ``checks/finite.py`` sets a rule that looks whether
-            the norm is finite.
+        step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
+            that looks whether the norm is finite.
     """
 
     held = ""
@@ -155,7 +154,7 @@ class Strategy(ABC):
         self.plan = plan
         self.accelerator = accelerator
         self.before_backward: Callable[[], object] = lambda: None
-        self.step_rule: Callable[..., bool | None] = _step
+        self.step_rule: Callable[..., None] = _step
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -180,23 +179,15 @@ class Strategy(ABC):
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step this rank's parts or copy. Empty if it can."""
-        is_alone = self.plan.world_size == 1 and not self.held
-        if is_alone or is_elementwise(optimizer):
+        """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
+        if not self.held or is_elementwise(optimizer):
             return ""
 
-        from .optimizer_probe import divided_step_problem, draws_random_numbers
+        from .optimizer_probe import divided_step_problem
 
-        if self.held:
-            problem = divided_step_problem(optimizer, self.step_device)
-            advice = "run it on replicas (DDP) or in one process"
-            return problem and f"each process holds {self.held} here, and {problem}; {advice}"
-        if draws_random_numbers(optimizer, self.step_device):
-            return (
-                "a step draws random numbers, which differ between processes, so the replicas "
-                "would drift apart; give it a generator with a seed"
-            )
-        return ""
+        problem = divided_step_problem(optimizer, self.step_device)
+        advice = "run it on replicas (DDP) or in one process"
+        return problem and f"each process holds {self.held} here, and {problem}; {advice}"
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.
@@ -350,7 +341,8 @@ class Strategy(ABC):
 
         skipped = False
         if scaler is None:
-            if self.step_if_finite(norm):
+            self.step_if_finite(norm)
+            if each is None and not math.isfinite(norm):
                 each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
@@ -364,9 +356,9 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
-    def step_if_finite(self, norm: Tensor) -> bool:
-        """Step the optimizer by ``step_rule``, and return whether the rule left the step out."""
-        return self.step_rule(self.optimizer, norm) is True
+    def step_if_finite(self, norm: Tensor) -> None:
+        """Step the optimizer by ``step_rule``."""
+        self.step_rule(self.optimizer, norm)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""

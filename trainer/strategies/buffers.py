@@ -113,5 +113,6 @@ def refuse_drift(shards: Iterable[Any], world: int, gather: Callable[[Any], list
     if difference:
         raise LaunchError(
             f"{difference}: code has changed a parameter by numbers of a process alone (its "
-            "batch): keep such values in buffers, or average the numbers over all processes"
+            "batch, max_norm of an embedding, random numbers of an optimizer): keep such values in "
+            "buffers, average the numbers over all processes, or draw by a generator with a seed"
         )

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import LaunchError
 from ..private.accelerate import register_model
 from ..private.fsdp import (
     complete_sums,
@@ -244,7 +244,7 @@ class FSDP2(Strategy):
         for name in sorted(classes - known):
             origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
             rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-            raise ConfigError(Problem(origin=origin, value=name, rule=rule))
+            raise origin.error(rule, name)
         if not classes:  # the layers of the transformers models within the model
             classes.update(*map(layer_classes, model.modules()))
         layers = {module for module in model.modules() if type(module).__name__ in classes}
@@ -348,11 +348,12 @@ class FSDP2(Strategy):
             "that a hook keeps, and change no output in place"
         )
 
-    def step_if_finite(self, norm: Tensor) -> bool:
+    def step_if_finite(self, norm: Tensor) -> None:
         if self._local_step is None:
-            return super().step_if_finite(norm)
+            super().step_if_finite(norm)
+            return
         with self._local_step.on_rows():
-            return super().step_if_finite(norm)
+            super().step_if_finite(norm)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

@@ -2,12 +2,10 @@
 
 FSDP2 and ZeRO give each rank parts of the parameters. LAMB and Adafactor take the norm of each
 parameter, and Prodigy that of all parameters: on the parts they would silently take another norm.
-DDP gives each rank a copy, and the copies of an optimizer that draws random numbers drift apart.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..data import rng
 from ..private.torch import has_step_hooks, leaves_of
-from .first_step import fresh_copy, small, stepped_copy
+from .first_step import fresh_copy, small
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -63,25 +60,24 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
         [drawn(tensor) for tensor in small(group["params"], device)]
         for group in optimizer.param_groups
     ]
-    halves = [[_halves(tensor) for tensor in group] for group in whole]
-    of_ranks = [[[both[rank] for both in group] for group in halves] for rank in (0, 1)]
+    of_ranks = [[[_half(tensor, n) for tensor in group] for group in whole] for n in (0, 1)]
     copies = [fresh_copy(optimizer, groups) for groups in (whole, *of_ranks)]
     for copy in copies:
         for group in copy.param_groups:
             group["lr"] = group["lr"] * 0 + 0.1  # at a small rate a step is lost in rounding
 
-    tensors = list(chain.from_iterable(whole))
-    parts = list(chain.from_iterable(chain.from_iterable(halves)))
+    tensors = [*chain(*whole)]
+    halves = [*chain(*of_ranks[0], *of_ranks[1])]
     for scale in _SCALES:
         gradients = [drawn(tensor) * scale for tensor in tensors]
-        of_parts = chain.from_iterable(map(_halves, gradients))
-        for tensor, gradient in zip((*tensors, *parts), (*gradients, *of_parts), strict=True):
+        gradients += [_half(gradient, n) for n in (0, 1) for gradient in gradients]
+        for tensor, gradient in zip((*tensors, *halves), gradients, strict=True):
             tensor.grad = gradient
         for copy in copies:
             copy.step()
 
-        expected = torch.cat([tensor.view(-1) for tensor in tensors])
-        difference = float((torch.cat(parts) - expected).abs().max())
+        expected = torch.cat([_half(tensor, n) for n in (0, 1) for tensor in tensors])
+        difference = float((torch.cat(halves) - expected).abs().max())
         largest = float(expected.abs().max())
         if not difference <= _BOUND * largest:  # also for NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
@@ -108,22 +104,6 @@ def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
     ]
 
 
-def _halves(tensor: Tensor) -> list[Tensor]:
-    """Cut a tensor into two flat halves, in copies. That of a single element has an empty half."""
-    return [half.clone() for half in tensor.view(-1).tensor_split(2)]
-
-
-def draws_random_numbers(optimizer: Optimizer, device: torch.device) -> bool:
-    """Return whether a step draws from the generators of the process, which ranks seed otherwise.
-
-    Args:
-        optimizer: fresh. Stays unchanged, as the generators do.
-        device: on which the optimizer will step.
-    """
-    before = rng.read()
-    with contextlib.suppress(Exception):  # the first step of the training raises the error
-        stepped_copy(optimizer, device)
-    after = rng.read()
-    rng.write(before)
-    drawn = ("torch", "numpy", "cuda")
-    return any(not torch.equal(before[key], after[key]) for key in drawn if key in before)
+def _half(tensor: Tensor, number: int) -> Tensor:
+    """Return a copy of a flat half of a tensor, which is empty for one of a single element."""
+    return tensor.view(-1).tensor_split(2)[number].clone()

@@ -28,10 +28,9 @@ class Nothing(nn.Linear):
         return torch.empty(0)
 
 
-def notes_of(model: nn.Module, world_size: int = 2) -> list[str]:
+def notes_of(model: nn.Module) -> list[str]:
     notes: list[str] = []
     run: Any = SimpleNamespace(
-        plan=SimpleNamespace(world_size=world_size),
         note=notes.append,
         strategy=SimpleNamespace(held="rows of the parameters"),
     )
@@ -60,7 +59,6 @@ def with_hook_behind() -> nn.Module:
             lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))),
             "0 is a DataParallel: build the model itself",
         ),
-        (lambda: nn.Embedding(4, 2, max_norm=1.0), "Embedding has max_norm"),
         (
             ranked,
             "PeftModel ranks its parameters by whole gradients, and each process holds rows",
@@ -75,10 +73,6 @@ def test_what_strategies_would_lose_is_refused(build: Callable[[], nn.Module], l
     with pytest.raises(LaunchError) as error:
         notes_of(build())
     assert str(error.value).startswith(line)
-
-
-def test_one_process_may_scale_the_rows_of_an_embedding() -> None:
-    assert notes_of(nn.Embedding(4, 2, max_norm=1.0), world_size=1) == []
 
 
 def test_extra_state_that_no_checkpoint_holds_is_a_notice() -> None:
@@ -103,7 +97,6 @@ def test_batch_norm_with_a_short_last_step_is_told_once(
     data = SimpleNamespace(size=size, drop_last=drop_last, layout=layout)
     notes: list[str] = []
     run: Any = SimpleNamespace(
-        plan=SimpleNamespace(world_size=1),
         note=notes.append,
         train_data=data,
         strategy=SimpleNamespace(held=""),

@@ -38,21 +38,6 @@ class Lost(SGD):
                 parameter.fill_(float("nan"))
 
 
-class Drawing(SGD):
-    """Adds noise to the weights."""
-
-    generator: torch.Generator | None = None
-
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                parameter.add_(torch.randn(parameter.shape, generator=self.generator))
-
-
-class Seeded(Drawing):
-    generator = torch.Generator().manual_seed(0)
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "slots"),
     [
@@ -144,25 +129,3 @@ def test_a_failing_step_and_no_number_are_refused() -> None:
     problem = divided_step_problem(Failing(parameters(), lr=0.1), CPU)
     assert problem == "a trial step fails (ValueError: not today)"
     assert "off by nan" in divided_step_problem(Lost(parameters(), lr=0.1), CPU)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "told"),
-    [
-        (Drawing, "a step draws random numbers, which differ between processes"),
-        (Seeded, ""),
-        (Failing, ""),  # at the first step
-    ],
-)
-def test_replicas_take_an_optimizer_that_draws_no_numbers_of_the_process(
-    optimizer: type[SGD], told: str
-) -> None:
-    accelerator: Any = SimpleNamespace(device=CPU)
-    ddp = strategy_class("ddp")
-    of_two = ddp(plan(request("ddp"), world=2), accelerator)
-    before = torch.get_rng_state()
-    assert of_two.optimizer_problem(optimizer(parameters(), lr=0.1)).startswith(told)
-    assert bool(told) == bool(of_two.optimizer_problem(optimizer(parameters(), lr=0.1)))
-    alone = ddp(plan(request("ddp"), world=1), accelerator)
-    assert alone.optimizer_problem(optimizer(parameters(), lr=0.1)) == ""
-    assert torch.equal(torch.get_rng_state(), before)
