@@ -33,10 +33,10 @@ def refuse_shared_memory(model: nn.Module) -> None:
     spans = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not tensor.is_meta and tensor.layout == torch.strided and tensor.numel():
-            has_no_gaps = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
             # A buffer may be a view of a constant: of another buffer, or a frozen parameter.
             kind = isinstance(tensor, nn.Parameter) + tensor.requires_grad
-            spans.append((tensor.data_ptr(), tensor.nbytes if has_no_gaps else 1, name, kind))
+            length = tensor.nbytes if tensor.is_contiguous() else 1
+            spans.append((tensor.data_ptr(), length, name, kind))
 
     for (begin, size, name, kind), (next_begin, _, other, other_kind) in pairwise(sorted(spans)):
         if next_begin < begin + size and kind + other_kind > 1:

@@ -44,9 +44,8 @@ def build_optimizer(
             name = f"{type(optimizer).__name__}.{method}"
             raise LaunchError(f"{name} must be called, and no loop here does: take another one")
 
-    of_model = {id(parameter) for parameter in model.parameters()}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not held <= of_model:
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not held <= set(model.parameters()):
         raise LaunchError(
             "the optimizer holds a parameter that is not the model's: make the parameter an "
             "attribute of the module that build_model returns"
@@ -60,7 +59,7 @@ def build_optimizer(
 
     frozen = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in held:
+        if parameter.requires_grad and parameter not in held:
             parameter.requires_grad_(False)
             frozen.append(name)
     told = "not in the optimizer, so frozen, and in no gradient norm"

@@ -14,7 +14,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
-from ..errors import ConfigError, Origin, Problem, TrainerError
+from ..errors import Origin, TrainerError
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import hidden, listed
@@ -42,7 +42,7 @@ class Tracking(Callback):
             if name not in installed:
                 known = listed(installed, 12)
                 rule = f"no tracker of Accelerate whose package is installed; there are {known}"
-                raise ConfigError(Problem(origin=origin, value=name, rule=rule))
+                raise origin.error(rule, name)
         self.names = names
         self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
         self._live: list[GeneralTracker] = []

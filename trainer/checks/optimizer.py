@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import Origin
 from ..hooks import Callback, Unfinished
 from ..run import Run
 from ..task import own_optimizer
@@ -23,11 +23,10 @@ class DivisibleOptimizer(Callback):
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             built_by = own_optimizer(run.task)
-            in_config = run.plan.origin("optimizer").named("optimizer")
-            origin = Origin(built_by) if built_by else in_config
-            rule = f"{problem}, or take another one"
-            kind = type(optimizer).__qualname__ if built_by else run.plan.optimizer
-            raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
+            origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
+            if built_by:
+                origin, kind = Origin(built_by), type(optimizer).__qualname__
+            raise origin.error(f"{problem}, or take another one", kind)
 
 
 class KeptRates(Callback):

@@ -52,18 +52,19 @@ class EditedParameters(Callback):
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
         self._read(run)
-        run.strategy.settle()
         saved = run.parts.model_file.names
-        for path, module in unwrapped(run.model).named_modules():
-            for key, parameter in dict.items(own_parameters(module)):
-                name = f"{path}.{key}".lstrip(".")
-                if parameter is None or (saved is not None and name not in saved):
-                    continue
-                shard = run.strategy.shard(name, parameter)
-                # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
-                if shard and (parameter.requires_grad or shard.copies < run.plan.world_size):
-                    known = (key, shard, storage_number(parameter))
-                    self._shards.setdefault(module, []).append(known)
+        shards: dict[int, tuple[Shard, int]] = {}
+        for name, parameter in run.strategy.parameters(trainable=None):
+            shard = run.strategy.shard(name, parameter)
+            # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
+            if shard and (parameter.requires_grad or shard.copies < run.plan.world_size):
+                if saved is None or name in saved:
+                    shards[id(parameter)] = shard, storage_number(parameter)
+        for module in run.model.modules():
+            # DeepSpeed's own kind of dict would gather the parameters.
+            for key, own in dict.items(own_parameters(module)):
+                if id(own) in shards:
+                    self._shards.setdefault(module, []).append((key, *shards[id(own)]))
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
@@ -76,7 +77,7 @@ class EditedParameters(Callback):
         step, every = run.step, run.config.log_every
         if step % every == 0:
             self._match(run.model)
-        is_logged = step == 0 or (step + 1) % every == 0 or step + 1 == run.last_step
+        is_logged = (step + 1) % every == 0 or step in (0, run.last_step - 1)
         if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
             self._watch = register_module_forward_hook(self._match)
             run.strategy.before_backward = partial(self._match, run.model)
@@ -104,18 +105,15 @@ class EditedParameters(Callback):
 
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` if a parameter was edited since the count was read."""
-        if self._counts is None:
-            return
         before = self._counts
-        names = [name for name, count in _edits(run).items() if count != before.get(name, 0)]
-        _refuse(names)
+        if before is not None:
+            _refuse([name for name, count in _edits(run).items() if count != before.get(name, 0)])
 
     def _match(self, module: nn.Module, *passed: Any) -> None:
         """Raise ``LaunchError`` if a copy in a module has other values than the engine."""
         names = []
         for inner in module.modules():
             for key, shard, number in self._shards.get(inner, ()):
-                # DeepSpeed's own kind of dict would gather the parameter.
                 copy: Any = dict.get(own_parameters(inner), key)
                 if copy is None or not copy.numel():  # not gathered
                     continue
@@ -196,11 +194,11 @@ def refuse_replacement(model: nn.Module) -> Any:
     Returns:
         The handle that removes the watch.
     """
-    paths: Any = WeakKeyDictionary()
-    for path, module in model.named_modules():
-        kind: Any = type(module)
-        if kind.__setattr__ is nn.Module.__setattr__:
-            paths[module] = path
+    paths: Any = WeakKeyDictionary(
+        (module, path)
+        for path, module in model.named_modules()
+        if type(module).__setattr__ is nn.Module.__setattr__  # type: ignore[comparison-overlap]
+    )
 
     def refuse(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if module not in paths:
@@ -221,9 +219,7 @@ def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Param
         before: the trainable parameters when training began.
         named: the parameters of the model now.
     """
-    known = {id(parameter) for parameter in before}
-    now = {id(parameter) for _, parameter in named if parameter.requires_grad}
-    changed = known ^ now
+    changed = {parameter for _, parameter in named if parameter.requires_grad} ^ set(before)
     if changed:
-        names = [name for name, parameter in named if id(parameter) in changed]
+        names = [name for name, parameter in named if parameter in changed]
         raise LaunchError(changed_trainable(names))

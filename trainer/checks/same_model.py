@@ -29,19 +29,9 @@ if TYPE_CHECKING:
 class SameModel(Callback):
     """Compares the model and the optimizer, as the task built them, between ranks."""
 
-    def __init__(self) -> None:
-        self._model: nn.Module | None = None
-
-    def on_model(self, run: Unfinished, model: nn.Module) -> None:
-        self._model = model
-
     def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
         """Raise ``LaunchError`` if a rank has built another model or optimizer. Collective."""
-        assert self._model is not None, "on_model comes first"
-        check_model(
-            self._model, optimizer, run.agreement, values_come_later=run.reads_weights_later
-        )
-        self._model = None
+        check_model(run.module, optimizer, run.agreement, values_come_later=run.reads_weights_later)
 
 
 def check_model(
@@ -62,8 +52,13 @@ def check_model(
     stored = set()
     if values_come_later:
         stored = {id(tensor) for _, tensor in canonical_state(model)}
-    facts = _form(model) | _groups(model, optimizer)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    facts = {"the model": type(model).__qualname__}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for place, (name, tensor) in enumerate(named):
+        kind = "trainable " * tensor.requires_grad + str(tensor.dtype)
+        facts[f"tensor {place}"] = f"{name} {tuple(tensor.shape)} {kind}"
+    facts |= _groups(model, optimizer)
+    for name, tensor in named:
         if _is_whole(tensor) and id(tensor) not in stored:
             facts[f"the checksum of {name}"] = xxhash.xxh3_64_hexdigest(bytes_of(tensor))
 
@@ -81,17 +76,6 @@ def _is_whole(tensor: Tensor) -> bool:
     """Return whether all values are there, and in order: neither on the meta device nor sparse."""
     is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
     return is_plain and not tensor.is_meta
-
-
-def _form(model: nn.Module) -> dict[str, str]:
-    """Return the kind of a model, and the parameters and buffers by their places in order."""
-    facts = {"the model": type(model).__qualname__}
-    for place, (name, parameter) in enumerate(model.named_parameters()):
-        kind = "trainable" if parameter.requires_grad else "frozen"
-        facts[f"parameter {place}"] = f"{name} {tuple(parameter.shape)} {parameter.dtype} {kind}"
-    for place, (name, buffer) in enumerate(model.named_buffers()):
-        facts[f"buffer {place}"] = f"{name} {tuple(buffer.shape)} {buffer.dtype}"
-    return facts
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config.plain import flat
 from ..distributed.same import same_on_all_ranks
-from ..errors import ConfigError, Origin, Problem
+from ..errors import Origin
 from ..hooks import Callback, Unfinished
 
 # Of a plan: the origins of values, how the processes were started, and notices of a machine.
@@ -21,5 +21,6 @@ class SameSettings(Callback):
         facts = flat("", {**vars(run.config), **run.task_facts}) | flat("plan.", planned)
         difference = same_on_all_ranks(facts, run.agreement.gather)
         if difference:
-            rule = "every rank must run with the same settings: the same files, arguments and code"
-            raise ConfigError(Problem(origin=Origin(difference), rule=rule))
+            raise Origin(difference).error(
+                "every rank must run with the same settings: the same files, arguments and code"
+            )

@@ -29,13 +29,13 @@ class TaskState(Callback):
         """Raise ``LaunchError`` in the first step if a parameter of the task gets a gradient."""
         if self._before is not None:
             return
-        of_model = {id(parameter) for parameter in run.model.parameters()}
+        of_model = set(run.model.parameters())
         for name, value in vars(run.task).items():
             own = value.parameters() if isinstance(value, nn.Module) else [value]
             if any(
                 isinstance(parameter, nn.Parameter)
                 and parameter.grad is not None
-                and id(parameter) not in of_model
+                and parameter not in of_model
                 for parameter in own
             ):
                 raise LaunchError(

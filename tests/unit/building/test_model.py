@@ -123,7 +123,7 @@ def constants(model: Any) -> None:
 @pytest.mark.parametrize(
     ("tie", "names"),
     [
-        (transposed, "0.weight and 1.weight"),
+        (transposed, "1.weight and 0.weight"),
         (plain, "0.weight and 1.weight"),
         (rows, "0.weight and 1.weight"),
         (buffer, "0.weight and seen"),

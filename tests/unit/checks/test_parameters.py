@@ -38,8 +38,9 @@ class Engine:
     def temporary_parameters(self) -> list[tuple[str, nn.Parameter | None]]:
         return self.named
 
-    def settle(self) -> None:
-        """Do nothing: nothing is gathered."""
+    def parameters(self, *, trainable: bool | None) -> list[tuple[str, nn.Parameter]]:
+        """Return all parameters: none is frozen."""
+        return list(self.model.named_parameters())
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
         """Return the values, of which the parameters are copies."""
