@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_parameter_registration_hook,
@@ -117,11 +118,11 @@ class EditedParameters(Callback):
                 copy: Any = dict.get(own_parameters(inner), key)
                 if copy is None or not copy.numel():  # not gathered
                     continue
-                if type(copy.data) is Tensor:
+                if isinstance(copy.data, DTensor):  # the rows themselves, in which edits are kept
+                    is_same = storage_number(copy) == number
+                else:  # of a rehearsal a tensor of another class
                     part = shard.cut(copy.data)
                     is_same = torch.equal(part, shard.tensor.to(part))
-                else:  # the rows themselves, in which edits are kept
-                    is_same = storage_number(copy) == number
                 if not is_same:
                     names.append(shard.name)
         _refuse(names)
