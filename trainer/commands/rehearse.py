@@ -27,10 +27,11 @@ from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
 from ..rehearsal.job import Job
 from ..rehearsal.kinds import KINDS
-from ..reporting.banner import plan_rows
 from ..reporting.gpus import memory_of, usable_bytes
 from ..text import columns, size, table
 from .usage import read_training, read_words
+
+_TOLD = ("strategy", "world_size", "mixed_precision", "micro_batch_size", "accumulation_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,8 @@ def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
 def table_of(report: Mapping[str, Any]) -> str:
     """Return the report as text of 80 columns."""
     phases = report["phases"]
-    facts = [*plan_rows(report["plan"]), ("parameters", f"{report['parameters']:,}")]
+    facts = [(key, str(report["plan"][key])) for key in _TOLD]
+    facts.append(("parameters", f"{report['parameters']:,}"))
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
         counts = [*(phase["at_most"].get(kind, 0) for kind in KINDS), phase["most"]]
