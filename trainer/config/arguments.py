@@ -18,7 +18,7 @@ from .documents import Document, read_document
 from .train_config import DEFAULTS, TrainConfig
 
 _FILES = ("config", "accel_config", "deepspeed", "deepspeed_config")
-GRAMMAR = """
+_GRAMMAR = """
 Words stand in any order. A FILE is a training config or a launch file, told apart by
 the keys, and --config FILE is the same as FILE. Options and settings are written
 --key value, --key=value or key=value. Settings are those of the training config,
@@ -73,7 +73,7 @@ def split_command_line(
     if {"--help", "-h"} & {*argv}:
         from .help import print_help
 
-        print_help(about, options)
+        print_help(f"{about}\n{_GRAMMAR}", options)
 
     texts: dict[str, str] = {}
     words: list[str] = []

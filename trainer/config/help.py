@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .annotations import annotations_of, defaults_of
-from .arguments import GRAMMAR
 from .train_config import GROUPS
 
 
-def print_help(about: str | None, cls: Callable[..., Any]) -> NoReturn:
-    """Print a text, the grammar of command lines, and a line for each key of a dataclass. Exit."""
-    print(about, GRAMMAR, *_rows_of(cls), sep="\n")
+def print_help(about: str, cls: Callable[..., Any]) -> NoReturn:
+    """Print a text and a line for each key of a dataclass, and exit."""
+    print(about, *_rows_of(cls), sep="\n")
     raise SystemExit(0)
 
 
