@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import seconds_of
@@ -15,12 +17,8 @@ class TimeLimit(Callback):
     def __init__(self, max_time: str) -> None:
         self.max_time = max_time
         self.limit_seconds = seconds_of(max_time)
-        self.has_passed = False
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if not run.is_main or self.has_passed:
-            return
-
-        if run.meter.seconds > self.limit_seconds:
-            self.has_passed = True
+        if run.is_main and run.meter.seconds > self.limit_seconds:
+            self.limit_seconds = sys.maxsize
             run.stop(f"max_time {self.max_time} has passed")

@@ -44,15 +44,15 @@ class EditedParameters(Callback):
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] | None = None  # None: nothing is compared
+        self._counts: dict[str, int] = {}
         self._writes = 0
         self._shards: dict[nn.Module, list[tuple[str, Shard, int]]] = {}
         self._watch: Any = None
 
     def on_start(self, run: Run) -> None:
+        self._read(run)
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
-        self._read(run)
         saved = run.parts.model_file.names
         shards: dict[int, tuple[Shard, int]] = {}
         for name, parameter in run.strategy.parameters(trainable=None):
@@ -69,7 +69,7 @@ class EditedParameters(Callback):
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
-        if self._counts is None or run.strategy.writes == self._writes:
+        if run.strategy.writes == self._writes:
             self._compare(run)
         else:
             self._read(run)
@@ -92,8 +92,7 @@ class EditedParameters(Callback):
         self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if self._counts is not None:
-            self._read(run)
+        self._read(run)
 
     def on_save(self, run: Run) -> None:
         if run.strategy.writes == self._writes:
@@ -107,8 +106,7 @@ class EditedParameters(Callback):
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` if a parameter was edited since the count was read."""
         before = self._counts
-        if before is not None:
-            _refuse([name for name, count in _edits(run).items() if count != before.get(name, 0)])
+        _refuse([name for name, count in _edits(run).items() if count != before.get(name, 0)])
 
     def _match(self, module: nn.Module, *passed: Any) -> None:
         """Raise ``LaunchError`` if a copy in a module has other values than the engine."""

@@ -27,14 +27,14 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     for module in model.modules():
         for key, buffer in own_buffers(module).items():
             if id(buffer) in copies:
-                places.append((module, key, copies[id(buffer)]))
+                places.append((module, key, id(buffer)))
         if isinstance(module, BatchNormBase) and module.track_running_stats:
             norms.append((module, type(module)))
 
     def put_back(device: torch.device) -> None:
-        on_device = {id(copy): copy.to(device) for copy in copies.values()}
-        for module, key, copy in places:
-            set_buffer(module, key, on_device[id(copy)])
+        on_device = {number: copy.to(device) for number, copy in copies.items()}
+        for module, key, number in places:
+            set_buffer(module, key, on_device[number])
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 

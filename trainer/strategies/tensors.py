@@ -136,13 +136,8 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
     """
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
         names = [part for part in path.split(".") if part and part != RECOMPUTED]
-        tensors: list[tuple[str, Tensor | None]] = [*own_parameters(module).items()]
-        for key, buffer in own_buffers(module).items():
-            if is_persistent(module, key):
-                tensors.append((key, buffer))
-
-        for key, tensor in tensors:
-            if tensor is not None:
+        for key, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
+            if tensor is not None and is_persistent(module, key):
                 yield ".".join([*names, key]), tensor
 
 
