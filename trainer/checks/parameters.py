@@ -54,18 +54,18 @@ class EditedParameters(Callback):
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
         saved = run.parts.model_file.names
-        shards: dict[int, tuple[Shard, int]] = {}
+        shards: dict[Tensor | None, tuple[Shard, int]] = {}
         for name, parameter in run.strategy.parameters(trainable=None):
             shard = run.strategy.shard(name, parameter)
             # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
             if shard and (parameter.requires_grad or shard.copies < run.plan.world_size):
                 if saved is None or name in saved:
-                    shards[id(parameter)] = shard, storage_number(parameter)
+                    shards[parameter] = shard, storage_number(parameter)
         for module in run.model.modules():
             # DeepSpeed's own kind of dict would gather the parameters.
             for key, own in dict.items(own_parameters(module)):
-                if id(own) in shards:
-                    self._shards.setdefault(module, []).append((key, *shards[id(own)]))
+                if own in shards:
+                    self._shards.setdefault(module, []).append((key, *shards[own]))
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""

@@ -49,9 +49,7 @@ def check_model(
     if not agreement.distributed:
         return
 
-    stored = set()
-    if values_come_later:
-        stored = {id(tensor) for _, tensor in canonical_state(model)}
+    stored = {tensor for _, tensor in canonical_state(model) if values_come_later}
     facts = {"the model": type(model).__qualname__}
     named = [*model.named_parameters(), *model.named_buffers()]
     for place, (name, tensor) in enumerate(named):
@@ -59,7 +57,7 @@ def check_model(
         facts[f"tensor {place}"] = f"{name} {tuple(tensor.shape)} {kind}"
     facts |= _groups(model, optimizer)
     for name, tensor in named:
-        if _is_whole(tensor) and id(tensor) not in stored:
+        if _is_whole(tensor) and tensor not in stored:
             facts[f"the checksum of {name}"] = xxhash.xxh3_64_hexdigest(bytes_of(tensor))
 
     difference = same_on_all_ranks(facts, agreement.gather)

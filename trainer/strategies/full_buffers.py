@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +22,20 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     Returns:
         A function that puts the buffers back on a device, after the engine has cast them.
     """
-    copies = {id(b): b.clone() for b in model.buffers() if b.is_floating_point()}
+    copies: dict[Any, Tensor] = {b: b.clone() for b in model.buffers() if b.is_floating_point()}
     places = []
     norms = []  # with their classes, which sharding replaces
     for module in model.modules():
         for key, buffer in own_buffers(module).items():
-            if id(buffer) in copies:
-                places.append((module, key, id(buffer)))
+            if buffer in copies:
+                places.append((module, key, buffer))
         if isinstance(module, BatchNormBase) and module.track_running_stats:
             norms.append((module, type(module)))
 
     def put_back(device: torch.device) -> None:
-        on_device = {number: copy.to(device) for number, copy in copies.items()}
-        for module, key, number in places:
-            set_buffer(module, key, on_device[number])
+        on_device = {buffer: copy.to(device) for buffer, copy in copies.items()}
+        for module, key, buffer in places:
+            set_buffer(module, key, on_device[buffer])
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 

@@ -31,7 +31,7 @@ class GradientOrder:
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
         self.fingerprint = 0
         self._parameters = parameters
-        self._numbers = {id(own): number for number, own in enumerate(parameters.values(), 1)}
+        self._numbers = {own: number for number, own in enumerate(parameters.values(), 1)}
         self._reduce = reduce
         self._is_first = True
 
@@ -55,7 +55,7 @@ class GradientOrder:
         self._is_first = False
 
         reached = _reached(loss)
-        used = {name for name, own in self._parameters.items() if id(own) in reached}
+        used = {name for name, own in self._parameters.items() if own in reached}
         of_ranks = gather([used])
         differing = used.union(*of_ranks) - used.intersection(*of_ranks)
         if differing:
@@ -66,20 +66,20 @@ class GradientOrder:
 
     def reduce(self, *gradient: Any) -> None:
         """Give a gradient to the engine, as the arguments of the engine's own method."""
-        number = self._numbers[id(gradient[0])]
+        number = self._numbers[gradient[0]]
         self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
         self._reduce(*gradient)
 
 
-def _reached(loss: Tensor) -> set[int]:
-    """Return the ids of the parameters that the backward pass of a loss leads to."""
-    reached: set[int] = set()
+def _reached(loss: Tensor) -> set[Any]:
+    """Return the parameters that the backward pass of a loss leads to."""
+    reached: set[Any] = set()
     seen: set[Any] = {None}
     to_visit: list[Any] = [loss.grad_fn]
     while to_visit:
         node = to_visit.pop()
         if node not in seen:
             seen.add(node)
-            reached.add(id(getattr(node, "variable", None)))
+            reached.add(getattr(node, "variable", None))
             to_visit += [below for below, _ in node.next_functions]
     return reached

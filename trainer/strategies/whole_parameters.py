@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -40,13 +40,13 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
         LaunchError: the model has no parameter of these names.
     """
     prefixes = tuple(f"{name}." for name in names) or ("",)
-    wholes: dict[int, tuple[str, nn.Parameter]] = {}  # by the id of the engine's parameter
+    wholes: dict[Any, tuple[str, nn.Parameter]] = {}  # by the engine's parameter
     for name, parameter in strategy.parameters(trainable=None):
         if f"{name}.".startswith(prefixes):
             whole = strategy.full_tensor(name, parameter)
             if whole.dtype in (torch.bfloat16, torch.float16):  # frozen: in the engine's precision
                 whole = whole.float()
-            wholes[id(parameter)] = name, nn.Parameter(whole, parameter.requires_grad)
+            wholes[parameter] = name, nn.Parameter(whole, parameter.requires_grad)
     if not wholes:
         raise LaunchError(f"the model has no parameters called {listed(names)}")
 
@@ -55,10 +55,10 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
         (own, key, engines)
         for own in map(own_parameters, strategy.model.modules())
         for key, engines in dict.items(own)
-        if id(engines) in wholes
+        if engines in wholes
     ]
     for own, key, engines in places:
-        _, own[key] = wholes[id(engines)]
+        _, own[key] = wholes[engines]
     try:
         with torch.no_grad():
             yield unwrapped(strategy.model)
