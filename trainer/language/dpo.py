@@ -146,7 +146,7 @@ class DPO(PreferenceTask):
             raise setting_error(
                 "reference_model",
                 self.reference_model,
-                f"has another vocabulary than the model ({len(theirs):,} and {len(ours):,} tokens)",
+                f"has another vocabulary than the model ({len(theirs)} and {len(ours)} tokens)",
             )
         return other
 
@@ -248,7 +248,7 @@ class DPO(PreferenceTask):
         every = range(len(pairs))
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
         state = PartialState()
-        say(f"reference: the log-probabilities of {len(pairs):,} pairs are computed")
+        say(f"reference: the log-probabilities of {len(pairs)} pairs are computed")
         for start in range(0, len(pairs), BLOCK * state.num_processes):
             block = every[start + BLOCK * state.process_index :][:BLOCK]
             # Every rank calls the model as often.

@@ -64,7 +64,7 @@ class Rows:
             raise setting_error(
                 "sequence_length",
                 length,
-                f"a document has {longest:,} tokens; set a longer one, or long_documents",
+                f"a document has {longest} tokens; set a longer one, or long_documents",
             )
 
         def write_plan(folder: Path) -> None:

@@ -184,11 +184,11 @@ class PairEncoder(Encoder):
         limit = self.columns.tokens
         longest = max(len(ids) for ids, _ in pair)
         if longest > limit and not self.columns.cuts:
-            return f"a side has {longest:,} tokens, and sequence_length allows {limit:,}"
+            return f"a side has {longest} tokens, and sequence_length allows {limit}"
         for _, targets in pair:
             if not np.any(targets[1:limit]):  # nothing predicts the first token
                 prompt = int(np.argmax(targets))
-                return f"the prompt has {prompt:,} tokens, and sequence_length allows {limit:,}"
+                return f"the prompt has {prompt} tokens, and sequence_length allows {limit}"
         return SAME if pair[0][0][:limit] == pair[1][0][:limit] else ""
 
 

@@ -147,10 +147,10 @@ def without_dropout(model: Any) -> Any:
             owners.append(module.config)
         for owner in owners:
             for name, value in vars(owner).items():
-                of_class = type(owner).__name__ if name == "p" else ""
-                if isinstance(value, float) and re.search(
-                    "(?i)drop|^(moe_)?jitter", name + of_class
-                ):
+                is_dropout = re.search(
+                    r"(?i)drop|\.(moe_)?jitter", f"{type(owner).__name__}.{name}"
+                )
+                if is_dropout and isinstance(value, float):
                     setattr(owner, name, 0.0)
     return model
 

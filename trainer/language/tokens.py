@@ -270,12 +270,12 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
     silent = sum(encoder.writer.without_thoughts for encoder in encoders if encoder.writer)
     notices = []
     if bad:
-        notices.append(f"{len(bad):,} bad rows are left out, the first: {bad[0]}")
+        notices.append(f"{len(bad)} bad rows are left out, the first: {bad[0]}")
     if left_out:
-        notices.append(f"{left_out:,} documents without a token to train on are left out")
+        notices.append(f"{left_out} documents without a token to train on are left out")
     if silent:
         notices.append(
-            f"the template leaves out the thoughts of {silent:,} turns; "
+            f"the template leaves out the thoughts of {silent} turns; "
             "write a row that ends with such a turn, and weight: 0 in the turns before"
         )
 
