@@ -139,8 +139,7 @@ class Trainer:
         """
         run = self.run
         if run.train_data.weight_is_planned:
-            planned = {"loss": float(window.samples)}
-            return lambda: planned
+            return lambda: {"loss": float(window.samples)}
         weights = window.weights
         if run.step == self._first_step:  # other names on a rank would never be answered
             parts = {"the result of Task.weight": ", ".join(weights)}

@@ -165,7 +165,7 @@ class SkippedBuffers(Callback):
 # -- the optimizer's step --------------------------------------------------------------------------
 
 
-def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
+def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> bool:
     """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
 
     A fused optimizer on a GPU reads the outcome on the device, so that the host does not wait. With
@@ -175,6 +175,9 @@ def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
     Args:
         optimizer: steps the parameters that ``norm`` belongs to.
         norm: the global norm of the gradient, a scalar, the same on every rank.
+
+    Returns:
+        Whether the host knows that the step was left out.
     """
     if norm.is_cuda and reads_found_inf(optimizer):
         step_by_flag(optimizer, norm)
@@ -182,6 +185,8 @@ def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> None:
         optimizer.step()
     else:
         mark_stepped(optimizer)
+        return True
+    return False
 
 
 def step_by_flag(optimizer: Any, norm: Tensor) -> None:

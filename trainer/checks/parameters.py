@@ -50,7 +50,6 @@ class EditedParameters(Callback):
         self._watch: Any = None
 
     def on_start(self, run: Run) -> None:
-        self._read(run)
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
         saved = run.parts.model_file.names
@@ -66,15 +65,16 @@ class EditedParameters(Callback):
             for key, own in dict.items(own_parameters(module)):
                 if own in shards:
                     self._shards.setdefault(module, []).append((key, *shards[own]))
+        self._read(run)
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
+        if not self._shards:
+            return
         if run.strategy.writes == self._writes:
             self._compare(run)
         else:
             self._read(run)
-        if not self._shards:
-            return
         step, every = run.step, run.config.log_every
         if step % every == 0:
             self._match(run.model)
@@ -92,7 +92,8 @@ class EditedParameters(Callback):
         self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        self._read(run)
+        if self._shards:
+            self._read(run)
 
     def on_save(self, run: Run) -> None:
         if run.strategy.writes == self._writes:
@@ -105,6 +106,8 @@ class EditedParameters(Callback):
 
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` if a parameter was edited since the count was read."""
+        if not self._shards:
+            return
         before = self._counts
         _refuse([name for name, count in _edits(run).items() if count != before.get(name, 0)])
 

@@ -130,8 +130,9 @@ class Strategy(ABC):
         notices: lines for the banner about what ``prepare`` has made of the model.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets a look
             at the parameters.
-        step_rule: steps an optimizer whose gradients have a norm. ``checks/finite.py`` sets a rule
-            that looks whether the norm is finite.
+        step_rule: steps an optimizer whose gradients have a norm, and returns True if the host
+            knows that the step was left out. ``checks/finite.py`` sets a rule that looks whether
+            the norm is finite.
     """
 
     held = ""
@@ -154,7 +155,7 @@ class Strategy(ABC):
         self.plan = plan
         self.accelerator = accelerator
         self.before_backward: Callable[[], object] = lambda: None
-        self.step_rule: Callable[..., None] = _step
+        self.step_rule: Callable[..., bool | None] = _step
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -341,8 +342,7 @@ class Strategy(ABC):
 
         skipped = False
         if scaler is None:
-            self.step_if_finite(norm)
-            if each is None and not math.isfinite(norm):
+            if self.step_if_finite(norm):
                 each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
@@ -356,9 +356,9 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
-    def step_if_finite(self, norm: Tensor) -> None:
-        """Step the optimizer by ``step_rule``."""
-        self.step_rule(self.optimizer, norm)
+    def step_if_finite(self, norm: Tensor) -> bool:
+        """Step the optimizer by ``step_rule``, and return whether the rule left the step out."""
+        return self.step_rule(self.optimizer, norm) is True
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""

@@ -348,12 +348,11 @@ class FSDP2(Strategy):
             "that a hook keeps, and change no output in place"
         )
 
-    def step_if_finite(self, norm: Tensor) -> None:
+    def step_if_finite(self, norm: Tensor) -> bool:
         if self._local_step is None:
-            super().step_if_finite(norm)
-            return
+            return super().step_if_finite(norm)
         with self._local_step.on_rows():
-            super().step_if_finite(norm)
+            return super().step_if_finite(norm)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
