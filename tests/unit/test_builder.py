@@ -17,6 +17,7 @@ from trainer import (
     Callback,
     Data,
     EvaluationSet,
+    LaunchError,
     Run,
     StepInfo,
     TrainConfig,
@@ -190,6 +191,21 @@ def test_no_gradient_and_no_state_is_kept_and_no_weight_moves(tmp_path: Path) ->
         assert tensor.equal(before[name]), name
     run.close()
     assert not (tmp_path / "run").exists(), "nothing is written"
+
+
+class Mixed(Plain):
+    """Leaves one of two layers in evaluation mode."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.5).eval(), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def test_an_evaluation_does_not_ask_for_modes(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="leaves some layers in evaluation mode"):
+        build(Mixed(), config_in(tmp_path))
+    run = build_for_evaluation(Mixed(), config_in(tmp_path), None)
+    assert run.evaluate() == run.evaluate()
+    run.close()
 
 
 def test_an_evaluation_has_a_folders_weights_whatever_the_config_names(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def model_of(
         resumes: whether a checkpoint has the values.
     """
     module, changes = build_model(task, config, plan)
-    frozen_modes, modes = enter_training_mode(task, module)
+    frozen_modes, modes = enter_training_mode(task, module) if trains else ([], [])
     sources = sources_of(task, module) if is_on_meta(module) else []
     dtypes = export_dtypes(module, config.export_dtype, sources)
     model_file = ModelFile.of(task, module, dtypes)
