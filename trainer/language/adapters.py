@@ -86,7 +86,7 @@ def adapter_part(model: Any) -> SavedPart:
     settings = model.peft_config[model.active_adapter]
     tensors = dict(canonical_state(model))
     # Checkpoints hold a shared tensor under the first of its names.
-    first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    first_name = {tensor: name for name, tensor in reversed(tensors.items())}
 
     # With "auto" peft would ask the Hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
@@ -95,8 +95,8 @@ def adapter_part(model: Any) -> SavedPart:
         adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )
-    names = {first_name[id(t)]: name for name, t in in_file.items() if id(t) in first_name}
-    trained = {first_name[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
+    names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
+    trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
     lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
     if lost:
@@ -107,8 +107,8 @@ def adapter_part(model: Any) -> SavedPart:
             "no saved modules",
         )
 
-    uses = Counter(map(id, tensors.values()))
-    tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[id(t)] > 1]
+    uses = Counter(tensors.values())
+    tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[t] > 1]
     if tied:
         raise setting_error(
             "adapter",

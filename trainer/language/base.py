@@ -21,7 +21,7 @@ from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
-from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, vocabulary_of
+from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +51,8 @@ class LanguageTask(Task):
             b.jsonl}``.
         memory: values kept between calls: the tokenizer, the files of the model, notices.
     """
+
+    scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
 
     model: LocalPath | None = None
     tokenizer: LocalPath | None = None
@@ -107,7 +109,7 @@ class LanguageTask(Task):
                 raise setting_error(
                     "evaluation",
                     given,
-                    f"keeps {kept.sum()} of {len(items)} documents; both parts must hold one",
+                    f"divides {len(items)} documents so that a part has none; give another share",
                 )
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
@@ -122,7 +124,10 @@ class LanguageTask(Task):
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
-            self.memory["tokenizer"] = load_tokenizer(str(self.tokenizer or self.model), key)
+            tokenizer = load_tokenizer(str(self.tokenizer or self.model), key)
+            if self.scores_texts:
+                tokenizer.pad_token = padding_of(tokenizer)
+            self.memory["tokenizer"] = tokenizer
         return self.memory["tokenizer"]
 
     def note(self, *lines: str) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -21,7 +21,6 @@ from .meta_model import CLASSIFIER
 from .pretrained import configure
 from .problems import setting_error
 from .sources import find_sources
-from .tokens import padding_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +46,8 @@ class SequenceClassifier(LanguageTask):
         cache_dir: for converted files.
     """
 
+    scores_texts: ClassVar[bool] = True
+
     model: str
     text_column: str = "text"
     label_column: str = "label"
@@ -60,11 +61,6 @@ class SequenceClassifier(LanguageTask):
         )
         version = xxh3_128_hexdigest(json.dumps(train).encode())
         return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
-
-    def load_tokenizer(self) -> Any:
-        tokenizer = super().load_tokenizer()
-        tokenizer.pad_token = padding_of(tokenizer)
-        return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[tuple[str, str]]:
         """Return the text and the label of each row that the setting ``key`` names."""

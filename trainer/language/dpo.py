@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
+from accelerate.utils import gather
 from pydantic import Field
 from torch import nn
 from torch.nn.functional import logsigmoid
@@ -30,6 +30,7 @@ from .loss import token_losses
 from .packing import IGNORED, collate, row_of
 from .preference import PreferenceTask, without_dropout
 from .problems import setting_error
+from .quantized import training_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,12 +142,9 @@ class DPO(PreferenceTask):
             ConfigError: the reference has other tokens.
         """
         other = replace(self, model=self.reference_model or self.model, adapter=None)
-        ours, theirs = self.load_tokenizer().get_vocab(), other.load_tokenizer().get_vocab()
-        if ours != theirs:
+        if other.load_tokenizer().get_vocab() != self.load_tokenizer().get_vocab():
             raise setting_error(
-                "reference_model",
-                self.reference_model,
-                f"has another vocabulary than the model ({len(theirs)} and {len(ours)} tokens)",
+                "reference_model", self.reference_model, "has another vocabulary than the model"
             )
         return other
 
@@ -202,10 +200,10 @@ class DPO(PreferenceTask):
         if self.objective == "ipo":
             return (gap - 1 / (2 * self.beta)).square()
         share = self.label_smoothing
-        right, flipped = -logsigmoid(self.beta * gap), -logsigmoid(-self.beta * gap)
         if self.objective == "robust":
-            return ((1 - share) * right - share * flipped) / (1 - 2 * share)
-        return (1 - share) * right + share * flipped
+            share /= 2 * share - 1
+        # (1 - share) times the loss of the gap, plus share times the loss of the flipped gap.
+        return share * self.beta * gap - logsigmoid(self.beta * gap)
 
     def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
         """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64.
@@ -222,15 +220,13 @@ class DPO(PreferenceTask):
         if self.kind != "computed_once":
             return self.log_probs(model, batch, from_reference=True)
 
-        numbers = batch["pair"]
-        if "log_probs" not in self.memory:
-            self.memory["log_probs"] = self._compute_once(model, numbers.device)
-        table = self.memory["log_probs"] = self.memory["log_probs"].to(numbers.device)
-        return table[numbers]  # type: ignore[no-any-return]
+        if self.memory.get("log_probs") is None:
+            self.memory["log_probs"] = self._compute_once(model)
+        return self.memory["log_probs"][batch["pair"]]  # type: ignore[no-any-return]
 
     # -- the reference, computed once -------------------------------------------------------------
 
-    def _compute_once(self, model: nn.Module, device: torch.device) -> Tensor:
+    def _compute_once(self, model: nn.Module) -> Tensor:
         """Return the reference's log-probabilities of all pairs.
 
         Collective: all ranks come here in the same micro-batch.
@@ -245,28 +241,27 @@ class DPO(PreferenceTask):
                 "these pairs no checkpoint holds; set reference: frozen"
             )
         pairs: Any = ConcatDataset(self.memory["sets"])
-        every = range(len(pairs))
+        device = training_device()
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
-        state = PartialState()
         say(f"reference: the log-probabilities of {len(pairs)} pairs are computed")
-        for start in range(0, len(pairs), BLOCK * state.num_processes):
-            block = every[start + BLOCK * state.process_index :][:BLOCK]
-            # Every rank calls the model as often.
-            batch = self.collate([pairs[number] for number in block or every[:1]])
-            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-            values = self.log_probs(model, on_device, from_reference=True)
-            table[block.start : block.stop] = values[: len(block)]
-        return reduce(table, "sum")  # type: ignore[no-any-return]
+        numbers = [*range(len(pairs))]
+        # Every rank calls the model as often: the last pair fills up the shares.
+        with PartialState().split_between_processes(numbers, apply_padding=True) as share:
+            for start in range(0, len(share), BLOCK):
+                batch = self.collate([pairs[number] for number in share[start : start + BLOCK]])
+                on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+                values = self.log_probs(model, on_device, from_reference=True)
+                table[gather(on_device["pair"])] = gather(values)
+        return table
 
     def _version(self) -> str:
         """Return a hash of all pairs."""
         return " ".join(pairs.version for pairs in self.memory["sets"])
 
     def state_dict(self) -> dict[str, Any]:
-        if "log_probs" not in self.memory:
-            return {}
-        return {"pairs": self._version(), "log_probs": self.memory["log_probs"].cpu()}
+        table = self.memory.get("log_probs")
+        return {} if table is None else {"pairs": self._version(), "log_probs": table.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("pairs") == self._version():
-            self.memory["log_probs"] = state["log_probs"]
+            self.memory["log_probs"] = state["log_probs"].to(training_device())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,21 +53,14 @@ class FusedHead(nn.Linear):
             return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
         rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
+        hidden = hidden.flatten(0, -2)
         if self.reduction == "none":
-            return torch.cat(
-                [
-                    # The logits of a chunk are computed again in the backward pass.
-                    checkpoint(self._losses, *chunk, use_reentrant=False, preserve_rng_state=False)
-                    for chunk in zip(
-                        torch.split(hidden.flatten(0, -2), rows),
-                        torch.split(targets, rows),
-                        strict=True,
-                    )
-                ]
-            )
+            chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+            # The logits of a chunk are computed again in the backward pass.
+            again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+            return torch.cat([again(self._losses, *chunk) for chunk in chunks])
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         dtype = dtype_of_products(hidden)
-        hidden = hidden.flatten(0, -2)
         return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
             hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
         )

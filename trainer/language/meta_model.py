@@ -49,8 +49,8 @@ def stored_part(
     tensors = dict(canonical_state(model))
     in_model = {bare_name(name): name for name in tensors if bare_name(name) in names}
     # By identity, because a tensor may have several names in the model.
-    in_files = {id(tensors[name]) for name in in_model.values()}
-    new = [name for name, tensor in tensors.items() if id(tensor) not in in_files]
+    in_files = {tensors[name] for name in in_model.values()}
+    new = [name for name, tensor in tensors.items() if tensor not in in_files]
     return Pretrained(folder=folder, names=in_model, new=new, left_out=left_out)
 
 
@@ -158,11 +158,8 @@ def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of the files."""
     _, entries = of_model_folder(folder)
     tensors = dict(canonical_state(model))
-    for name, entry in entries.items():
-        dtype = tensors.get(name, model).dtype
-        if torch.promote_types(entry.dtype, dtype) != dtype:
-            return True
-    return False
+    dtypes = ((entry.dtype, tensors.get(name, model).dtype) for name, entry in entries.items())
+    return any(torch.promote_types(*pair) != pair[1] for pair in dtypes)
 
 
 def _new_tensors(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import compress, takewhile
 from operator import eq
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from .tokens import Corpus, Encoder, Int64Array, UInt32Array
 # Columns of the prompt that data sets have. Without any, the prompt is the beginning of both sides.
 PROMPTS = ("prompt", "messages", "conversations", "conversation", "question", "instruction")
 SIDES = ("chosen_column", "rejected_column")  # the settings that name the columns of the answers
-SAME = "chosen and rejected are the same"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class PairColumns(Columns):
         begin = len(shared)
         for key, chat in zip(SIDES, chats, strict=True):
             chat.trained[:begin] = [False] * begin
-            answers = [m for m, learns in zip(chat.messages, chat.trained, strict=True) if learns]
+            answers = compress(chat.messages, chat.trained)
             if not any(m["content"].strip() or m.get("tool_calls") for m in answers):
                 raise _no_answer(key, origin)
         return chats
@@ -166,15 +165,16 @@ class PairEncoder(Encoder):
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         for origin, row in rows:
+            margin = row.get("margin") or 0.0
             pair = list(super().encode([(origin, row)]))
-            problem = self._problem(pair, row.get("margin") or 0.0) if pair else ""
+            problem = pair and self._problem(pair, margin)
             if problem:
                 error = setting_error("data", origin, problem)
                 if not self.bad_rows:
                     raise error
                 self.bad.append(error)
             elif pair:
-                self.numbers.append(row.get("margin") or 0.0)
+                self.numbers.append(margin)
                 yield from pair
 
     def _problem(self, pair: list[tuple[list[int], Any]], margin: Any) -> str:
@@ -185,11 +185,10 @@ class PairEncoder(Encoder):
         longest = max(len(ids) for ids, _ in pair)
         if longest > limit and not self.columns.cuts:
             return f"a side has {longest} tokens, and sequence_length allows {limit}"
-        for _, targets in pair:
-            if not np.any(targets[1:limit]):  # nothing predicts the first token
-                prompt = int(np.argmax(targets))
-                return f"the prompt has {prompt} tokens, and sequence_length allows {limit}"
-        return SAME if pair[0][0][:limit] == pair[1][0][:limit] else ""
+        if not all(np.any(targets[1:limit]) for _, targets in pair):
+            return f"the prompt takes all {limit} tokens that sequence_length allows"
+        (chosen, _), (rejected, _) = pair
+        return "chosen and rejected are the same" if chosen[:limit] == rejected[:limit] else ""
 
 
 class PairCorpus(Corpus):
@@ -217,26 +216,22 @@ class Pairs:
     Args:
         chosen: pairs of the corpus, by number.
         tokens: of a side, at most.
-
-    Attributes:
         first: the number of the first pair among those of all data sets of a task.
     """
 
-    def __init__(self, corpus: PairCorpus, chosen: Int64Array, tokens: int) -> None:
+    def __init__(self, corpus: PairCorpus, chosen: Int64Array, tokens: int, first: int) -> None:
         self.corpus = corpus
         self.chosen = chosen
-        self.starts = corpus.starts
-        self.ends = np.minimum(corpus.ends, self.starts + tokens)
+        self.first = first
+        ends = np.minimum(corpus.ends, corpus.starts + tokens)
+        # (pairs, 2 sides, start and end)
+        self.spans = np.stack([corpus.starts, ends], -1).reshape(-1, 2, 2)[chosen]
         self.version = f"{corpus.version(chosen)}-{tokens}"
-        self.first = 0
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Pair:
-        number = int(self.chosen[index])  # IndexError behind the last pair
-        sides = [
-            self.corpus.tokens[self.starts[document] : self.ends[document]]
-            for document in (2 * number, 2 * number + 1)
-        ]
-        return Pair(sides, self.first + index, self.corpus.numbers[number])
+        # IndexError behind the last pair
+        sides = [self.corpus.tokens[start:end] for start, end in self.spans[index]]
+        return Pair(sides, self.first + index, self.corpus.numbers[self.chosen[index]])

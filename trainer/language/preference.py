@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -19,7 +18,7 @@ from .decoder import DecoderTask
 from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
 from .problems import setting_error
 from .sources import Row
-from .tokens import ROWS, Corpus, Encoder
+from .tokens import ROWS, Corpus, Encoder, Int64Array
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,7 +66,7 @@ class PreferenceTask(DecoderTask):
             raise setting_error(
                 "data",
                 ", ".join(row),
-                f"are no preferences; a row needs {' and '.join(sides)} (or chosen_column and "
+                "are no preferences; a row needs chosen and rejected (or chosen_column and "
                 "rejected_column name others), and a prompt or the same beginning",
             )
         prompts = [self.prompt_column] if self.prompt_column else PROMPTS
@@ -84,13 +83,14 @@ class PreferenceTask(DecoderTask):
         return self.encoder_of(columns, row, PairEncoder)
 
     def build_data(self) -> Data:
-        train, evaluation = self.parts(self.tokenized, partial(Pairs, tokens=self.most_tokens))
-        sets = [train]
-        if evaluation is not None:
-            sets += evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
-        for before, after in pairwise(sets):
-            after.first = before.first + len(before)
+        sets: list[Pairs] = []
         self.memory["sets"] = sets
+
+        def pairs(corpus: Any, chosen: Int64Array) -> Pairs:
+            sets.append(Pairs(corpus, chosen, self.most_tokens, sum(map(len, sets))))
+            return sets[-1]
+
+        train, evaluation = self.parts(self.tokenized, pairs)
         return Data(train=train, evaluation=evaluation, collate=self.collate, version=train.version)
 
     @abstractmethod

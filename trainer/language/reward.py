@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -16,7 +16,7 @@ from .packing import collate
 from .preference import PreferenceTask, without_dropout
 from .pretrained import checkpoint_activations, configure
 from .problems import setting_error
-from .tokens import padding_of, words_of
+from .tokens import words_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +38,7 @@ class RewardModel(PreferenceTask):
             off is not scored.
     """
 
+    scores_texts: ClassVar[bool] = True
     long_documents: Literal["cut", "refuse"] = "refuse"
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
@@ -47,7 +48,8 @@ class RewardModel(PreferenceTask):
         data = super().build_data()
         tokenizer = self.load_tokenizer()
         for pairs in self.memory["sets"]:
-            if (words_of(pairs.corpus.tokens[pairs.ends - 1]) == tokenizer.pad_token_id).any():
+            last = pairs.corpus.tokens[pairs.spans[..., 1] - 1]
+            if tokenizer.pad_token_id in words_of(last):
                 raise setting_error(
                     "tokenizer",
                     tokenizer.pad_token,
@@ -55,11 +57,6 @@ class RewardModel(PreferenceTask):
                     "tokenizer with another pad_token",
                 )
         return data
-
-    def load_tokenizer(self) -> Any:
-        tokenizer = super().load_tokenizer()
-        tokenizer.pad_token = padding_of(tokenizer)
-        return tokenizer
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         ids = [torch.from_numpy(words_of(side)) for side in sides]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .problems import first_line, setting_error
 
@@ -75,8 +75,6 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
         expected[SECOND] = True
         if torch.equal(reached, expected):
             return
-        if any(isinstance(module, nn.Conv1d) for module in model.modules()):
-            name += " (its convolution reads tokens of the document before)"
         problem = f"documents of one row reach each other in {name}"
     raise setting_error("packing", "best_fit", f"{problem}; set packing: none")
 

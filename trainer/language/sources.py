@@ -53,13 +53,13 @@ class JsonRows:
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
             opened: Any = gzip.open if file.lower().endswith(".gz") else open
-            with opened(file, "rb") as content:
-                is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-                rows = (
-                    json.load(content) if is_list else map(json.loads, filter(bytes.strip, content))
-                )
-                for row in rows:
-                    yield row if isinstance(row, Mapping) else {"text": row}
+            with opened(file, "rt", encoding="utf-8-sig") as content:
+                lines = filter(str.strip, content)
+                for line in lines:
+                    is_list = line.lstrip().startswith("[")
+                    rows = json.loads(line + "".join(lines)) if is_list else [json.loads(line)]
+                    for row in rows:
+                        yield row if isinstance(row, Mapping) else {"text": row}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,7 @@ class Source:
                     row = {column: _without_nulls(value) for column, value in row.items()}
                 yield f"{self.name} row {number}", row
         except Exception as error:  # pyarrow, pandas and datasets each raise their own
-            raise _unreadable(
-                self.name, self.key, error, f", behind row {number}" if number else ""
-            ) from None
+            raise _unreadable(self.name, self.key, error, f", behind row {number}") from None
         if not number:
             raise _unreadable(self.name, self.key, StopIteration())
 

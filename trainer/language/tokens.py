@@ -6,7 +6,6 @@ conversation the tokens of the assistant.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
-FORMAT = 6  # raised when the same rows become other files
+FORMAT = 7  # raised when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 
@@ -69,7 +68,8 @@ def padding_of(tokenizer: Any) -> Any:
 
 def vocabulary_of(tokenizer: Any) -> int:
     """Return the largest token of a tokenizer plus 1."""
-    return 1 + int(max(tokenizer.get_vocab().values()))
+    largest: int = max(tokenizer.get_vocab().values())
+    return largest + 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Encoder:
     numbers: list[float] = field(default_factory=list)
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
-        """Yield the tokens of each document of some rows, in order, and 1 for each target, else 0.
+        """Yield the tokens of each document of some rows, in order, and whether each is a target.
 
         Args:
             rows: each with an origin, for messages.
@@ -121,7 +121,7 @@ class Encoder:
             verbose=False,
         )
         for number, ids in enumerate(coded["input_ids"]):
-            targets = np.ones(len(ids), np.uint32)
+            targets = np.ones(len(ids), bool)
             if spans[number] is not None:
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
             yield (ids, targets) if self.writer else self._with_ends(ids, targets)
@@ -143,8 +143,8 @@ class Encoder:
 
         if end is not None:
             if ids[-1:] != [end]:
-                ids, targets = [*ids, end], np.append(targets, 0)
-            targets[-1] = 1
+                ids, targets = [*ids, end], np.append(targets, False)
+            targets[-1] = True
         return ids, targets
 
 
@@ -155,8 +155,8 @@ def words_of(tokens: UInt32Array) -> Int64Array:
 
 def tokens_in_spans(
     offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
-) -> UInt32Array:
-    """Return 1 for each token with a character of a span, and for all tokens between. Else 0.
+) -> NDArray[np.bool]:
+    """Return whether each token has a character of a span, or is between such tokens.
 
     A token across the border of a span is a target: some of the characters are the assistant's.
 
@@ -165,11 +165,11 @@ def tokens_in_spans(
         spans: of characters, in the same way.
     """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    targets = np.zeros(len(offsets), np.uint32)
+    targets = np.zeros(len(offsets), bool)
     for start, end in spans:
         inside = np.flatnonzero((begins < end) & (ends > start))
         if len(inside):
-            targets[inside[0] : inside[-1] + 1] = 1
+            targets[inside[0] : inside[-1] + 1] = True
     return targets
 
 
@@ -212,8 +212,7 @@ class Corpus:
         content = [
             FORMAT,
             [source.digest for source in sources],
-            [dataclasses.asdict(encoder.columns) for encoder in encoders],
-            [encoder.writer and encoder.writer.text for encoder in encoders],
+            [(str(e.columns), e.writer and e.writer.text) for e in encoders],
             encoders[0].bad_rows,
             sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
             str(tokenizer.special_tokens_map),
@@ -261,7 +260,7 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
                     if not np.any(targets[1:]):  # nothing predicts the first token of a document
                         left_out += 1
                         continue
-                    tokens = np.array(ids, np.uint32) | np.asarray(targets, np.uint32) * TARGET
+                    tokens = np.array(ids, np.uint32) | targets * TARGET
                     file.write(tokens.data)
                     content.update(tokens.data)
                     lengths.append(len(ids))

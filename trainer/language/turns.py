@@ -58,8 +58,9 @@ def tokenize_rows(
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         turns = []
         for message, start, end in parts:
-            tokens = np.flatnonzero(tokens_in_spans(coded["offset_mapping"], [(start, end)]))
-            if len(tokens):
-                role, trained = chat.messages[message]["role"], chat.trained[message]
-                turns.append(Turn(role, int(tokens[0]), int(tokens[-1]) + 1, trained))
+            inside = tokens_in_spans(coded["offset_mapping"], [(start, end)])
+            tokens = np.flatnonzero(inside).tolist()
+            if tokens:
+                role = chat.messages[message]["role"]
+                turns.append(Turn(role, tokens[0], tokens[-1] + 1, chat.trained[message]))
         yield Tokenized(coded["input_ids"], turns)

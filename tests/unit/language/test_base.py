@@ -22,7 +22,8 @@ def test_evaluation_keeps_a_share_of_the_documents(
     whole = task(evaluation=str(texts)).build_data()
     assert (len(whole.train.ends), len(whole.evaluation.ends)) == (120, 120)
     with pytest.raises(
-        ConfigError, match=r"evaluation: 0.001: keeps 0 of 120 documents; both parts must hold one"
+        ConfigError,
+        match=r"evaluation: 0.001: divides 120 documents so that a part has none",
     ):
         task(evaluation=0.001).build_data()
 

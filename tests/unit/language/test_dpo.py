@@ -188,9 +188,7 @@ def test_a_reference_with_other_tokens_is_refused(given: Path, tmp_path: Path) -
     longer.add_tokens(["<|extra|>"])
     longer.save_pretrained(other)
     dpo = task(given, tmp_path, reference_model=str(other))
-    with pytest.raises(
-        ConfigError, match=r"another vocabulary than the model \(321 and 320 tokens"
-    ):
+    with pytest.raises(ConfigError, match=r"model'.*: has another vocabulary than the model"):
         dpo.build_model()
 
 

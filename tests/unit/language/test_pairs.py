@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a long prompt": (
         preference("Why? " * 90, "Yes", "No."),
-        r"the prompt has \d+ tokens, and sequence_length allows 65",
+        "the prompt takes all 65 tokens that sequence_length allows",
     ),
     "conversations without a beginning": (
         {"chosen": [Q, GOOD], "rejected": [WHO, BAD]},
