@@ -15,10 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..data.batches import Window
 from ..errors import LaunchError
@@ -47,7 +44,7 @@ class EditedParameters(Callback):
         self._counts: dict[str, int] = {}
         self._writes = 0
         self._shards: dict[nn.Module, list[tuple[str, Shard, int]]] = {}
-        self._watch: Any = None
+        self._watch: list[Any] = []
 
     def on_start(self, run: Run) -> None:
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
@@ -80,14 +77,17 @@ class EditedParameters(Callback):
             self._match(run.model)
         is_logged = (step + 1) % every == 0 or step in (0, run.last_step - 1)
         if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
-            self._watch = register_module_forward_hook(self._match)
+            # Before the engine's hooks, which free the copies.
+            modules = run.model.modules()
+            self._watch = [m.register_forward_hook(self._match, prepend=True) for m in modules]
             run.strategy.before_backward = partial(self._match, run.model)
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
-        if self._watch is not None:
-            self._watch.remove()
-            self._watch = None
+        if self._watch:
+            for hook in self._watch:
+                hook.remove()
+            self._watch = []
             run.strategy.before_backward = lambda: None
         self._compare(run)
 
