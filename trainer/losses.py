@@ -94,7 +94,9 @@ def split_loss(
     are_numbers = all(hasattr(part, "numel") and part.numel() == 1 for part in losses.values())
     if not are_counted or not are_numbers or not isinstance(values, Mapping):
         shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
-        counted = "" if are_counted else f" with {[*losses]}. Task.weight counts {[*names]}"
+        rule = "For a loss of parts Task.weight returns their counts, by the same names"
+        parts = [name.removeprefix("loss/") for name in losses]
+        counted = "" if are_counted else f" with the names {parts}. {rule}"
         raise DataError(
             "training_step must return the loss, a single number, or (loss, {name: value}). "
             f"It returned a {type(result).__name__}{shape}{counted}"

@@ -13,13 +13,16 @@ from trainer import DataError
 from trainer.losses import explained, refuse_independent, share_of, split_loss
 
 
+COUNTED = "For a loss of parts Task.weight returns their counts, by the same names"
+
+
 @pytest.mark.parametrize(
     ("result", "said"),
     [
         (None, "a NoneType"),
         ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "a tuple"),
         (torch.ones(4, requires_grad=True), "a Tensor of shape (4,)"),
-        ({"loss": torch.ones(())}, "a dict with ['loss/loss']. Task.weight counts ['loss']"),
+        ({"loss": torch.ones(())}, f"a dict with the names ['loss']. {COUNTED}"),
     ],
 )
 def test_a_step_returns_the_loss(result: Any, said: str) -> None:

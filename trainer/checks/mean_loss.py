@@ -100,7 +100,7 @@ def _cut(value: Any, size: int, rows: Sequence[int]) -> Any:
 
 
 def _verdict(tried: list[dict[str, tuple[float, ...]]], rounding: float) -> str:
-    """Return what the loss is: ``a sum``, ``another`` than a mean, or a mean (empty).
+    """Return the kind of a loss: ``a sum``, ``another`` than a mean, or a mean (empty).
 
     Args:
         tried: sums and weights of ``_losses``, by the part of the loss.
