@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from trainer import DataError
 from trainer.losses import explained, refuse_independent, share_of, split_loss
 
-
 COUNTED = "For a loss of parts Task.weight returns their counts, by the same names"
 
 
