@@ -75,7 +75,7 @@ class InFourBits(Words):
 
     def build_model(self) -> nn.Module:
         from trainer.language.adapters import Adapter, add_adapter
-        from trainer.language.meta_model import build_on_meta
+        from trainer.language.model_files import build_on_meta
 
         folder = f"{JOB['folder']}/unquantized"
         save(super().build_model(), folder)

@@ -17,7 +17,7 @@ How a file of rows becomes a packed batch, and the module of each step:
    row apart. ``separation`` proves on the model itself that they do not see each other.
 6. ``causal``, ``masked``, ``classifier``, ``dpo``, ``reward``: the tasks, on ``base``, ``decoder``
    and ``preference``. ``loss`` computes the mean over the targets, or the loss of each.
-   ``pretrained`` and ``meta_model`` build the model without values and find these in the files.
+   ``pretrained`` and ``model_files`` build the model without values and find these in the files.
    ``adapters`` and ``quantized`` add LoRA and QLoRA.
 7. ``ends``, ``card``: the end of a text and the model card of an export.
 8. ``pairs``: rows with a chosen and a rejected answer, as two neighbouring documents. ``turns``:

@@ -16,7 +16,7 @@ from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .loss import mean_loss, token_losses
-from .meta_model import build_on_meta
+from .model_files import build_on_meta
 from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error

@@ -17,7 +17,7 @@ from ..task import Data
 from .base import LanguageTask
 from .card import model_card
 from .columns import take
-from .meta_model import CLASSIFIER
+from .model_files import CLASSIFIER
 from .pretrained import configure
 from .problems import setting_error
 from .sources import find_sources

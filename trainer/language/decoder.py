@@ -17,7 +17,7 @@ from .chat import ChatWriter
 from .columns import Columns
 from .ends import end_with
 from .loss import FusedHead, why_not_fusible
-from .meta_model import CAUSAL, small_copy
+from .model_files import CAUSAL, small_copy
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..text import did_you_mean
-from .meta_model import CAUSAL
+from .model_files import CAUSAL
 from .problems import first_line, setting_error
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from ..task import Data
 from .card import model_card
-from .meta_model import CLASSIFIER
+from .model_files import CLASSIFIER
 from .packing import collate
 from .preference import PreferenceTask, without_dropout
 from .pretrained import checkpoint_activations, configure

@@ -12,7 +12,7 @@ from architectures import ARCHITECTURES, EXPERTS, FAMILIES, SEEING, save_archite
 from whole_model import build_whole
 
 from trainer.language import CausalLM
-from trainer.language.meta_model import bare_name
+from trainer.language.model_files import bare_name
 
 # Layers that pass on what they have seen before to the next document of a row.
 NOT_PACKED = ("gpt_oss", "opt", "jamba", "qwen3_next", "minimax", "mamba2", "bloom", "falcon")

@@ -13,7 +13,7 @@ from whole_model import build_whole
 
 from trainer import ConfigError
 from trainer.language import CausalLM
-from trainer.language.meta_model import small_copy
+from trainer.language.model_files import small_copy
 from trainer.language.pretrained import from_configuration
 from trainer.language.separation import check_separation
 
