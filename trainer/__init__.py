@@ -25,7 +25,7 @@ _MODULES = {
     "TrainConfig": "config.train_config",
     "Trainer": "loop",
     "TrainerError": "errors",
-    "build": "builder",
+    "build": "building.build",
     "is_main": "distributed.main_process",
     "launch": "launching",
     "load_config": "script",

@@ -1,4 +1,4 @@
-from .builder import build as build
+from .building.build import build as build
 from .checkpoint.load_export import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once

@@ -2,7 +2,7 @@
 
 ``Evaluator`` measures whole sets, tries a batch of each before the first step, and surrounds code
 that computes with the model as an evaluation does. The batches are made in ``data/evaluation.py``,
-and ``callbacks/evaluation.py`` says when a set is measured.
+and ``callbacks/measuring.py`` says when a set is measured.
 """
 
 from __future__ import annotations

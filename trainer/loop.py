@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .builder import build
+from .building.build import build
 from .config.train_config import TrainConfig
 from .data.batches import MicroBatch, Window
 from .distributed.exit import Stopped, meet_at_the_end

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .callbacks.checkpoints import SaveCheckpoints
 from .callbacks.clock import Clock
-from .callbacks.evaluation import Evaluation, SanityEvaluation
 from .callbacks.log import Log
+from .callbacks.measuring import Evaluation, SanityEvaluation
 from .callbacks.metrics_file import MetricsFile
 from .callbacks.progress import Progress
+from .callbacks.saving import SaveCheckpoints
 from .callbacks.stopping import Stopping
 from .checks.finite import FiniteNumbers, SkippedBuffers
 from .checks.gradients import ExchangedGradients

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import trainer
 from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.data.indexed import IndexedData
-from trainer.optim.schedule import lr_factor
+from trainer.optim.learning_rate import lr_factor
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

@@ -85,7 +85,7 @@ ELSEWHERE = {
 # before its own arrow.
 WAY = """
 errors, text, plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
-<- evaluator <- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- row <- builder
+<- evaluator <- checkpoint <- reporting <- run <- hooks <- checks, callbacks <- row <- building
 <- loop <- script, language <- rehearsal <- commands
 """
 

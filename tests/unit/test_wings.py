@@ -45,13 +45,13 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         set(),
         {
             "private/peft.py": "the switch of its layers",
-            "building/model.py": "peft adds layers in another mode than the model's",
+            "building/new_model.py": "peft adds layers in another mode than the model's",
         },
     ),
     "weights in 4 bits": (
         r"bitsandbytes|\b4.bit|quant_state",
         set(),
-        {"building/model.py": "counts the elements of a packed parameter"},
+        {"building/new_model.py": "counts the elements of a packed parameter"},
     ),
     # These have left. A task draws its own pictures, and sets a group's rate to 0 until a step.
     "pictures": (r"gallery|show_confusion|run\.show\b", set(), {}),

@@ -321,7 +321,7 @@ def test_a_registered_state_runs_code_when_it_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_pretrained_model_has_the_dtype_of_its_file(tmp_path: Path) -> None:
-    """``unit/building/test_model.py`` has ours, which learns in float32."""
+    """``unit/building/test_new_model.py`` has ours, which learns in float32."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(

@@ -153,7 +153,7 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     Raises:
         ConfigError: the config is missing or wrong.
     """
-    from ..builder import build_for_evaluation
+    from ..building.build import build_for_evaluation
 
     if not words:
         raise usage_error("", str(weights), "belongs to no run; add --config FILE")

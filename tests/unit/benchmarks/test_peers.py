@@ -15,7 +15,7 @@ from benchmarks.peers import coordinator, page
 from benchmarks.peers.judge import apart, control_problem, idle_problem, ratio, weight_problem
 from benchmarks.peers.tables import BY_HAND, SAMECURVE, TABLES
 from benchmarks.peers.work import Work
-from trainer.optim.schedule import lr_factor
+from trainer.optim.learning_rate import lr_factor
 
 START = {"weight": torch.zeros(2), "bias": torch.zeros(1)}
 END = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.ones(1)}

@@ -21,7 +21,7 @@ from torch import nn
 
 import trainer
 from trainer import Callback, Task, TrainConfig, Trainer
-from trainer.builder import build_for_evaluation
+from trainer.building.build import build_for_evaluation
 from trainer.commands.evaluate import evaluate
 from trainer.commands.predictions import write_predictions
 from trainer.errors import CheckpointError, ConfigError, DataError

@@ -12,7 +12,7 @@ from ..config.plain import plain
 from ..config.train_config import DEFAULTS
 from ..errors import LaunchError, origin_of
 from ..optim.groups import OF_GROUPS, describe_groups
-from ..optim.schedule import build_schedule as schedule_of_plan
+from ..optim.learning_rate import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
 from ..text import listed
 from .returned import returned

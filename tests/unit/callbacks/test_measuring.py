@@ -18,8 +18,8 @@ from launchers import json_in
 from one_process import rows, steps
 
 from trainer import Data, Run, StepInfo, Trainer
-from trainer.callbacks.evaluation import Evaluation
 from trainer.callbacks.log import Log
+from trainer.callbacks.measuring import Evaluation
 from trainer.config.interval import interval_of
 from trainer.distributed import votes
 from trainer.distributed.exit import Stopped

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_run import fake_run, step_info
 
-from trainer.callbacks.checkpoints import SaveCheckpoints
+from trainer.callbacks.saving import SaveCheckpoints
 from trainer.errors import CheckpointError
 
 

@@ -14,7 +14,7 @@ from plans import plan
 
 from trainer.config.schedules import SCHEDULES, TO_FINAL
 from trainer.errors import ConfigError
-from trainer.optim.schedule import build_schedule, lr_factor
+from trainer.optim.learning_rate import build_schedule, lr_factor
 from trainer.plan import Plan
 
 SETTINGS: dict[str, dict[str, Any]] = {

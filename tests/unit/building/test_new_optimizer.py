@@ -11,7 +11,7 @@ from plans import plan
 from torch import nn
 
 from trainer import Task, TrainConfig
-from trainer.building.optimizer import build_no_optimizer, build_optimizer, build_schedule
+from trainer.building.new_optimizer import build_no_optimizer, build_optimizer, build_schedule
 from trainer.errors import ConfigError, LaunchError
 
 

@@ -24,7 +24,7 @@ from trainer import (
     Trainer,
     build,
 )
-from trainer.builder import build_for_evaluation
+from trainer.building.build import build_for_evaluation
 from trainer.row import checks_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

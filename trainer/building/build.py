@@ -19,44 +19,44 @@ from accelerate.utils import set_seed
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from .building.data import build_data, sample_data
-from .building.length import last_step, stop_step
-from .building.model import Model, count_parameters, model_of, operations_per_token
-from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
-from .checkpoint import store
-from .checkpoint.optimizer_state import OptimizerForm
-from .checkpoint.parts import Parts
-from .checkpoint.saver import Saver
-from .checkpoint.start import Start
-from .checks.finite import refuse_to_save
-from .checks.names import refuse_uncalled
-from .config.documents import to_yaml
-from .config.fingerprint import task_facts, task_folder
-from .config.interval import checked_interval
-from .config.naming import as_literal, resolve_names
-from .config.plain import plain
-from .config.train_config import TrainConfig
-from .data.batches import Layout, is_stream
-from .data.seeds import seed_of
-from .distributed.agreement import Agreement
-from .distributed.heartbeat import BUILDING, watched
-from .distributed.restarts import restarts
-from .errors import DEFAULT, Origin, origin_of
-from .evaluator import Evaluator, measured_sets, sizes_of
-from .hooks import Callback, Hooks, Unfinished
-from .launching import Launched, launch
-from .optim.ema import Average
-from .position import Position
-from .reporting.banner import banner
-from .reporting.directory import RunDirectory
-from .reporting.machine import machine
-from .reporting.meter import Meter, count_call
-from .reporting.say import say_and_log
-from .row import checks_of
-from .run import Folder, Prepared, Run, RunData, Setup
-from .strategies.memory import states_of_run
-from .task import Task, own_optimizer
-from .text import hidden, versions
+from ..checkpoint import store
+from ..checkpoint.optimizer_state import OptimizerForm
+from ..checkpoint.parts import Parts
+from ..checkpoint.saver import Saver
+from ..checkpoint.start import Start
+from ..checks.finite import refuse_to_save
+from ..checks.names import refuse_uncalled
+from ..config.documents import to_yaml
+from ..config.fingerprint import task_facts, task_folder
+from ..config.interval import checked_interval
+from ..config.naming import as_literal, resolve_names
+from ..config.plain import plain
+from ..config.train_config import TrainConfig
+from ..data.batches import Layout, is_stream
+from ..data.seeds import seed_of
+from ..distributed.agreement import Agreement
+from ..distributed.heartbeat import BUILDING, watched
+from ..distributed.restarts import restarts
+from ..errors import DEFAULT, Origin, origin_of
+from ..evaluator import Evaluator, measured_sets, sizes_of
+from ..hooks import Callback, Hooks, Unfinished
+from ..launching import Launched, launch
+from ..optim.ema import Average
+from ..position import Position
+from ..reporting.banner import banner
+from ..reporting.directory import RunDirectory
+from ..reporting.machine import machine
+from ..reporting.meter import Meter, count_call
+from ..reporting.say import say_and_log
+from ..row import checks_of
+from ..run import Folder, Prepared, Run, RunData, Setup
+from ..strategies.memory import states_of_run
+from ..task import Task, own_optimizer
+from ..text import hidden, versions
+from .data import build_data, sample_data
+from .length import last_step, stop_step
+from .new_model import Model, count_parameters, model_of, operations_per_token
+from .new_optimizer import build_no_optimizer, build_optimizer, build_schedule
 
 
 def build(
@@ -243,7 +243,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     setup.note(*directory.lock(agreement))
     start = Start()
     if config.resume != "none" or restarts():
-        from .checkpoint.find import start_of_attempt
+        from ..checkpoint.find import start_of_attempt
 
         start = start_of_attempt(
             config.resume,
@@ -396,7 +396,7 @@ def _prepare(
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts))
     if model.model_file.names is not None:  # no checkpoint holds the rest of the model
-        from .checkpoint.checksums import base_weights
+        from ..checkpoint.checksums import base_weights
 
         settings = {**parts.settings, "base_weights": base_weights(parts, setup.agreement)}
         parts = dataclasses.replace(parts, settings=settings)
@@ -442,7 +442,7 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
         setup.note(f"passed over {info.path.name}: {info.problem}")
 
     if start.found is not None:
-        from .checkpoint.restore import load
+        from ..checkpoint.restore import load
 
         counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
         setup.meter.before = counters.pop("spent", setup.meter.before)
@@ -459,7 +459,7 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
         )
 
     if start.found is None and config.weights is not None:
-        from .checkpoint.restore import load_weights
+        from ..checkpoint.restore import load_weights
 
         setup.note(*load_weights(parts, Path(config.weights), setup.agreement))
     if start.continues and not finished:

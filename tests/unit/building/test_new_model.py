@@ -12,7 +12,7 @@ from plans import plan
 from torch import nn
 
 from trainer import LaunchError, Task, TrainConfig
-from trainer.building.model import (
+from trainer.building.new_model import (
     build_model,
     count_parameters,
     enter_training_mode,
