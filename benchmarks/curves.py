@@ -47,7 +47,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 # Relative differences of loss and gradient norm that are put down to float32: sums in another order
 # differ by 1e-7 at the first step; in fifty steps training amplifies that some ten times. It holds
-# for networks without kinks (see smooth_cnn.py and kinks.py), and for Adam where its eps is above
+# for networks without kinks (see smooth_cnn.py), and for Adam where its eps is above
 # the rounding of the gradients (see the page).
 FIRST_STEP, BOUND = 1e-6, 1e-5
 
@@ -158,9 +158,8 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
         "",
         "The CNN is that of the example with SiLU and mean pooling. ReLU and max pooling choose: where two values",
         "are as close as a rounding, 1e-7 takes the other branch, and the gradient of that sample jumps. One process",
-        "does it as well: fifty SGD steps of the example's network, from weights changed in their last place, end up",
-        "4e-3 to 2e-2 apart in the loss, those of the smooth one 1e-6 (`python benchmarks/kinks.py`). Curves of a",
-        "network with kinks agree to rounding up to the first jump, and carry the jump from there on.",
+        "does it as well, from weights changed in their last place: `trainer parity` trains that beside the others.",
+        "Curves of a network with kinks agree to rounding up to the first jump, and carry the jump from there on.",
         "",
         "Adam chooses as well: with its usual eps of 1e-8 it gives a gradient of 1e-8, mostly rounding, nearly the",
         "step of a large one, by its sign. The Llama hardly learns words that are not in the batch and has many",

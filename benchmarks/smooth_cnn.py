@@ -1,6 +1,4 @@
-"""The CNN of the example without kinks: rounding stays rounding (see kinks.py for what happens with
-them).
-"""
+"""The CNN of the example without kinks: rounding stays rounding."""
 
 from __future__ import annotations
 

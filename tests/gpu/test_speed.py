@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import completed, json_in, ranks
+from launchers import json_in, ranks
 
 REHEARSAL = os.environ.get("DEVICE") == "cpu"
 MODELS = ["tiny"] if REHEARSAL else ["124M", "1B"]
@@ -35,14 +34,3 @@ def test_a_step_costs_what_a_loop_by_hand_costs(
     if "error" not in found and not REHEARSAL:
         assert found["samecurve"]["seconds_per_step"] <= 1.05 * found["by hand"]["seconds_per_step"]
         assert found["samecurve"]["peak_bytes"] <= 1.01 * found["rehearsed_bytes"]
-
-
-def test_data_parallel_says_what_it_needs_or_is_measured(
-    gpus: int, note: Callable[..., None]
-) -> None:
-    words = [sys.executable, "benchmarks/data_parallel.py"]
-    done = completed(words)
-    assert done.returncode == 0, done.stderr
-    note(said=done.stdout.strip().splitlines())
-    if gpus < 2 or REHEARSAL:
-        assert done.stdout.startswith("nn.DataParallel needs two GPUs")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_language import TASKS, borders_of, documents_alone
-from benchmarks.gpu_speed import MODELS, Clock, by_hand, forget, ours
+from benchmarks.gpu_speed import Clock, by_hand, forget, ours
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_accelerate"),
@@ -49,16 +49,6 @@ def test_packed_rows_have_the_same_losses_by_hand_and_beside_a_mask() -> None:
         assert losses(loop) == pytest.approx(hand, rel=1e-3), loop  # bf16
 
 
-def test_batches_are_whole_and_full() -> None:
-    data = TASKS["lm"]("tiny").build_data()
-    size = MODELS["tiny"]
-    assert len(data.train) % size.examples == 0 and len(data.train) >= 16 * size.examples
-    assert data.collate is not None
-    labels = data.collate([data.train[at] for at in range(len(data.train))])["labels"]
-    assert (labels != -100).float().mean() > 0.95
-    assert len(borders_of(labels)) > len(labels), "room for the documents of a batch"
-
-
 @pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")
 def test_the_layers_compile_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_with = torch.compile
@@ -73,8 +63,3 @@ def test_the_layers_compile_without_a_break(monkeypatch: pytest.MonkeyPatch) -> 
         ours(TASKS["lm"]("tiny"), True, Clock(warm=1, timed=1))
     forget()
     assert counters["stats"]["unique_graphs"] > 0 and not counters["graph_break"]
-
-
-def test_adapters_need_no_gradients_of_the_frozen_weights() -> None:
-    whole, adapted = (TASKS[loop]("8B").operations() for loop in ("lm", "lora"))
-    assert adapted / whole == pytest.approx(2 / 3, rel=0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_table import (
-    EXCHANGES,
-    LANGUAGE,
-    LOOPS,
-    Case,
-    cases,
     furthest_loss,
     hands,
-    launch_file,
     read,
     table,
 )
@@ -28,51 +21,6 @@ ROW: dict[str, Any] = {
     "mfu": 0.4, "tokens_per_second": 819_200.0, "allocated_gib": 9.0, "reserved_gib": 10.0,
     "losses": [10.0, 8.0],
 }  # fmt: skip
-
-
-def test_the_most_wanted_rows_come_first() -> None:
-    wanted = cases(["124M"], [*LOOPS, *LANGUAGE], [False, True])
-    assert [str(case) for case in wanted[:4]] == [
-        "124M cold",
-        "124M hand",
-        "124M single",
-        "124M ddp",
-    ]
-    assert [case.loop for case in wanted].count("hand") == 4, "each kind begins and ends by hand"
-    assert wanted[12] == Case("124M", "hand", True) and wanted[-1] == wanted[12]
-    assert Case("124M", "zero3", True) not in wanted, "ZeRO-3 refuses to compile"
-    assert len(wanted) == 1 + 11 + 10 and cases(["1B"], ["hand"], [True])[1:] == [
-        Case("1B", "hand", True)
-    ]
-
-
-def test_rows_about_the_exchange_come_once_behind_the_first_others() -> None:
-    wanted = cases(["124M"], LOOPS, [False, True], EXCHANGES)
-    assert [case.loop for case in wanted[8:13]] == [*EXCHANGES, "hand"]
-    assert wanted[8] == Case("124M", "zero2-overlap", False) and wanted[13].compiled
-
-
-def test_overlap_is_on_in_the_file_of_its_row_alone() -> None:
-    late = json.loads(Path(launch_file("zero2-overlap", 2)["deepspeed"]).read_text())
-    assert late["zero_optimization"] == {"stage": 2, "overlap_comm": True}
-    for loop in ("zero2", "fsdp"):
-        plain, narrow = (launch_file(name, 4)["accel_config"] for name in (loop, f"{loop}-bf16"))
-        assert Path(plain).read_text() == Path(narrow).read_text()
-        assert "num_processes: 4" in Path(plain).read_text()
-
-
-@pytest.mark.parametrize(("processes", "sizes"), [(2, (2, 1)), (4, (2, 2)), (8, (2, 4))])
-def test_replicas_of_a_divided_model_fill_the_machine(
-    processes: int, sizes: tuple[int, int]
-) -> None:
-    text = Path(launch_file("hsdp", processes)["accel_config"]).read_text()
-    assert f"num_processes: {processes}\n" in text
-    assert f"dp_replicate_size: {sizes[0]}\n" in text and f"dp_shard_size: {sizes[1]}\n" in text
-
-
-def test_packed_rows_of_several_processes_are_replicas() -> None:
-    assert launch_file("lm", 1) == {} == launch_file("lora", 1)
-    assert "MULTI" in Path(launch_file("lm-mask", 2)["accel_config"]).read_text()
 
 
 def test_a_row_is_held_against_the_nearest_row_by_hand_that_trained_the_same_way() -> None:
@@ -86,14 +34,6 @@ def test_a_row_is_held_against_the_nearest_row_by_hand_that_trained_the_same_way
     assert hands(words, rows) == [], "packed documents have a loop by hand of their own"
     assert hands(words, [*rows, {**ROW, "loop": "lm-hand"}])[0]["loop"] == "lm-hand"
     assert hands(fsdp, [failed, fsdp, last]) == [last], "a first row that failed loses no ratio"
-
-
-def test_losses_are_compared_with_the_loop_by_hand() -> None:
-    row = {**ROW, "loop": "fsdp", "losses": [10.0, 8.4]}
-    assert furthest_loss(row, [ROW]) == pytest.approx(0.05)
-    assert furthest_loss(row, []) is None and furthest_loss(ROW, [ROW]) is None
-    assert furthest_loss({**row, "losses": []}, [ROW]) is None
-    assert furthest_loss({**row, "losses": [10.0]}, [ROW]) == 0.0, "as many steps as both have"
 
 
 def test_the_table_has_each_row_beside_the_loop_by_hand_and_the_errors_below() -> None:

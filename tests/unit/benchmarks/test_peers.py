@@ -12,8 +12,7 @@ import torch
 from launchers import ROOT, clean_environment, json_in
 
 from benchmarks.peers import coordinator, page
-from benchmarks.peers.judge import apart, control_problem, idle_problem, ratio, weight_problem
-from benchmarks.peers.tables import BY_HAND, SAMECURVE, TABLES
+from benchmarks.peers.judge import apart, control_problem, ratio, weight_problem
 from benchmarks.peers.work import Work
 from trainer.optim.learning_rate import lr_factor
 
@@ -47,11 +46,6 @@ def test_reference_far_from_itself_makes_the_run_invalid() -> None:
     assert control_problem("by hand", 1.029) == control_problem("by hand", 0.971) == ""
     assert "by hand is at 0.960 of itself" in control_problem("by hand", 0.96)
     assert control_problem("by hand", 1.04)
-
-
-def test_contender_that_works_while_it_waits_is_named() -> None:
-    assert idle_problem("samecurve", 0.01) == ""
-    assert "samecurve used 100.0% of a core" in idle_problem("samecurve", 1.0)
 
 
 def test_contender_with_other_weights_is_named_with_the_tensor() -> None:
@@ -120,12 +114,6 @@ def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
         and whole.endswith("more\n")
     )
     assert "| 1.08 |" not in whole, "what is invalid is in no summary"
-
-
-def test_every_table_begins_with_its_reference_and_holds_samecurve() -> None:
-    for name, table in TABLES.items():
-        assert "samecurve" in [one.name for one in table.contenders[1:]], name
-    assert TABLES["step"].contenders[0] == BY_HAND and SAMECURVE in TABLES["step"].contenders
 
 
 @pytest.mark.slow
