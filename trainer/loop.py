@@ -110,7 +110,7 @@ class Trainer:
 
             # Clip, step, zero. Then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
-            update = strategy.finish_step()
+            update = strategy.finish_step(run.config.on_nan)
             run.advance(window, skipped=update.skipped)
 
             # Hooks: stopping, log, evaluation, checks, yours, checkpoints.

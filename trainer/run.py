@@ -22,7 +22,7 @@ from .checkpoint.parts import Parts, StatefulCallback
 from .checkpoint.saver import Saver
 from .checkpoint.start import Start, how_to_resume
 from .data.now import Now, current, set_now
-from .errors import CheckpointError, Origin, TrainerError
+from .errors import Origin
 from .reporting.say import say_and_log
 from .task import Task
 
@@ -156,7 +156,7 @@ class Prepared:
         parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
         callbacks: the hooks whose state belongs into checkpoints, in the order of their calls.
-        before_save: called with the run before each checkpoint.
+        before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
     """
 
     schedule: LRScheduler
@@ -353,7 +353,7 @@ class Run(Setup, Folder, RunData, Prepared):
         Call it between steps.
 
         Raises:
-            TrainerError: a value is not finite (``checks/finite.py``).
+            TrainerError: a value is not finite.
             CheckpointError: the checkpoint cannot be written, and ``on_save_error`` is ``stop``.
         """
         with self.meter.paused("saving"):
@@ -416,11 +416,8 @@ class Run(Setup, Folder, RunData, Prepared):
         Raises:
             TrainerError: always.
         """
-        with self.meter.paused("saving"), contextlib.suppress(CheckpointError):
-            self.saver.finish()
-        raise TrainerError(
-            f"{text}. Lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
-        )
+        with self.meter.paused("saving"):
+            self.saver.fail(text)
 
     def how_to_resume(self) -> str:
         """Return how a job that ends now is resumed. Any thread may call it."""

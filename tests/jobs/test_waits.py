@@ -57,7 +57,7 @@ def test_every_value_that_a_step_reads_back_is_listed(strategy: str, folder: Pat
         # Of two micro-batches each.
         expected["transformers/masking_utils.py: find_packed_sequence_indices"] = 2 * 2
         if case == "sgd" and not strategy.startswith("zero"):
-            expected["trainer/checks/finite.py: step_if_finite"] = 2
+            expected["trainer/strategies/finite_step.py: step_if_finite"] = 2
         if case in ("masked", "sgd"):  # they skip, and the model has buffers
             expected["trainer/strategies/base.py: left_out"] = 2
         if strategy.startswith("zero"):

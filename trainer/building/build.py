@@ -24,8 +24,6 @@ from ..checkpoint.optimizer_state import OptimizerForm
 from ..checkpoint.parts import Parts
 from ..checkpoint.saver import Saver
 from ..checkpoint.start import Start
-from ..checks.finite import refuse_to_save
-from ..checks.names import refuse_uncalled
 from ..config.documents import to_yaml
 from ..config.fingerprint import task_facts, task_folder
 from ..config.interval import checked_interval
@@ -57,6 +55,7 @@ from .data import build_data, sample_data
 from .length import last_step, stop_step
 from .new_model import Model, count_parameters, model_of, operations_per_token
 from .new_optimizer import build_no_optimizer, build_optimizer, build_schedule
+from .uncalled import refuse_uncalled
 
 
 def build(
@@ -401,10 +400,6 @@ def _prepare(
         settings = {**parts.settings, "base_weights": base_weights(parts, setup.agreement)}
         parts = dataclasses.replace(parts, settings=settings)
 
-    def before_save(run: Run) -> None:
-        hooks.call("on_save", run)
-        refuse_to_save(run)
-
     return Prepared(
         schedule=schedule,
         average=average,
@@ -426,7 +421,7 @@ def _prepare(
         parts=parts,
         saver=saver,
         callbacks=hooks.row,
-        before_save=before_save,
+        before_save=partial(hooks.call, "on_save"),
     )
 
 

@@ -11,13 +11,14 @@ waits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from . import store
 from .disk import FileFact, check_free, check_shared
+from .finite_values import name_not_finite
 from .parts import Parts
 from .pieces import Key
 from .snapshot import Snapshot, describe, read_extras, take
@@ -105,8 +107,15 @@ class Saver:
         Collective: call on every rank.
 
         Raises:
+            TrainerError: a value is not finite (``finite_values.py``).
             CheckpointError: this save or the one before failed, and ``on_save_error`` is ``stop``.
         """
+        name = name_not_finite(parts, self.agreement.gather) if self.config.keep_last else ""
+        if name:
+            self.fail(
+                f"step {parts.step}: {name} holds values that are not finite: no checkpoint of "
+                "it is written, those before are kept"
+            )
         self.finish()
         if self.config.keep_last == 0 or parts.step == self.last_step:
             return
@@ -121,7 +130,7 @@ class Saver:
             problem = str(error)
         problems = self.agreement.gather(problem)
         if any(problems):
-            self._fail(problems)
+            self._report(problems)
             return
 
         parts.strategy.sync_copies(self.agreement.gather)
@@ -153,6 +162,18 @@ class Saver:
         if card:
             files["extras/README.md"] = card.encode()
         return files, user_tensors
+
+    def fail(self, text: str) -> NoReturn:
+        """End the run because of a value that is not finite, after a save in flight. Collective.
+
+        Raises:
+            TrainerError: always.
+        """
+        with contextlib.suppress(CheckpointError):
+            self.finish()
+        raise TrainerError(
+            f"{text}. Lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
+        )
 
     def finish(self) -> None:
         """Wait for the save in flight. Collective: call on every rank.
@@ -186,7 +207,7 @@ class Saver:
         if worst == FAILED:
             task.thread.join()
             errors = self.agreement.gather(task.error)
-            self._fail(errors)
+            self._report(errors)
         elif snapshot is not None:
             written = self.agreement.gather(task.result)
             files = [fact for facts in written for fact in facts]
@@ -208,7 +229,7 @@ class Saver:
         except (OSError, CheckpointError) as error:  # the new checkpoint is safe
             self.say(f"note: an old checkpoint cannot be deleted: {error}")
 
-    def _fail(self, errors: list[str]) -> None:
+    def _report(self, errors: list[str]) -> None:
         """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(filter(None, errors))

@@ -1,34 +1,23 @@
-"""The rule about numbers that are not finite (NaN, infinity). Nothing about them is elsewhere.
+"""Hooks about numbers that are not finite (NaN, infinity). docs/architecture.md lists the rules.
 
-- The gradient of a step: its global norm, the same on every rank, shows it. ``step_if_finite``
-  makes no optimizer step. Then ``FiniteNumbers`` ends the run (``on_nan: stop``), or says so and
-  goes on (``skip``). DeepSpeed and the scaler of fp16 leave such a step out by themselves. The
-  scaler may do so 31 times in a row, until the scale fits.
-- The loss of a step whose gradient is finite ends the run when the step is logged or saved.
-- The buffers of a step that was left out get their values back: ``SkippedBuffers``.
-- A checkpoint with such values is refused, because the good checkpoints would be pushed out:
-  ``refuse_to_save``. Buffers and frozen parameters may be infinite (a mask of -inf), and not NaN.
+The global norm of a step's gradient, the same on every rank, shows such a gradient, and the
+strategy makes no step (``strategies/finite_step.py``). The scaler of fp16 may leave 31 steps in a
+row out, until the scale fits. The loss of a step whose gradient is finite ends the run when the
+step is logged or saved.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain, compress
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint.parts import Parts
-from ..checkpoint.pieces import Key
 from ..data.batches import TrainData, Window, parts_of_rank
 from ..data.indexed import IndexedData
-from ..errors import CheckpointError
 from ..hooks import Callback, StepInfo
-from ..private.torch import mark_stepped, reads_found_inf
 from ..run import Run
 from ..strategies.buffers import BuffersBefore
 from ..text import listed
@@ -53,9 +42,6 @@ class FiniteNumbers(Callback):
         self.on_nan = on_nan
         self.in_a_row = 0
         self._on_its_way: tuple[StepInfo, int, _Norm] | None = None
-
-    def on_start(self, run: Run) -> None:
-        run.strategy.step_rule = partial(step_if_finite, on_nan=self.on_nan)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if 0 < run.position.skipped_in_a_row < self.patience:
@@ -160,82 +146,3 @@ class SkippedBuffers(Callback):
         # A model without buffers does not wait for the device.
         if self._buffers.before and info.update.left_out:
             self._buffers.put_back()
-
-
-# -- the optimizer's step --------------------------------------------------------------------------
-
-
-def step_if_finite(optimizer: Any, norm: Tensor, *, on_nan: str) -> bool:
-    """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
-
-    A fused optimizer on a GPU reads the outcome on the device, so that the host does not wait. With
-    other optimizers the host would have to wait in each step, and does so for ``skip`` only: with
-    ``stop`` they make the step, and the run ends before any result of the step is written.
-
-    Args:
-        optimizer: steps the parameters that ``norm`` belongs to.
-        norm: the global norm of the gradient, a scalar, the same on every rank.
-
-    Returns:
-        Whether the host knows that the step was left out.
-    """
-    if norm.is_cuda and reads_found_inf(optimizer):
-        step_by_flag(optimizer, norm)
-    elif (norm.is_cuda and on_nan == "stop") or math.isfinite(norm.item()):
-        optimizer.step()
-    else:
-        mark_stepped(optimizer)
-        return True
-    return False
-
-
-def step_by_flag(optimizer: Any, norm: Tensor) -> None:
-    """Step a fused optimizer, which reads on the device whether the norm is finite."""
-    optimizer.grad_scale = None
-    optimizer.found_inf = norm.isfinite().logical_not().float()
-    optimizer.step()
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-def refuse_to_save(run: Run) -> None:
-    """Raise ``TrainerError`` if a value that a checkpoint would hold is not finite.
-
-    Collective: call on every rank.
-    """
-    if not run.config.keep_last:
-        return
-    mine = ""
-    with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
-        mine = not_finite(run.parts)
-    name = next(filter(None, run.agreement.gather(mine)), "")
-    if name:
-        run.fail(
-            f"step {run.step}: {name} holds values that are not finite: no checkpoint of "
-            "it is written, those before are kept"
-        )
-
-
-@torch.no_grad()
-def not_finite(parts: Parts) -> str:
-    """Return the name of a tensor of this rank's checkpoint, or a buffer, with such values.
-
-    A parameter is called by name, another tensor by kind and name (``buffer mean``). A sum shows
-    such a value at a fifteenth of the cost of a test of each, and may overflow: a tensor whose sum
-    is not finite is looked at again.
-
-    Raises:
-        CheckpointError: as ``Parts.pieces``.
-    """
-    # Each rank has its own buffers until they are averaged and written.
-    buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
-    for key, tensor in (*parts.pieces(), *buffers):
-        is_fine = not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite()
-        if not is_fine:
-            may_be_infinite = key.kind in ("buffer", "frozen")
-            values = tensor.float()
-            good = ~values.isnan() if may_be_infinite else values.isfinite()
-            if not good.all():
-                return key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
-    return ""

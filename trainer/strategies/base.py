@@ -35,6 +35,7 @@ from ..distributed.restarts import connect_attempt
 from ..errors import DataError
 from ..private.torch import local_of, norms_of
 from .buffers import refuse_drift, sync
+from .finite_step import step_if_finite
 from .first_step import is_elementwise
 from .tensors import (
     canonical_names,
@@ -130,9 +131,6 @@ class Strategy(ABC):
         notices: lines for the banner about what ``prepare`` has made of the model.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets a look
             at the parameters.
-        step_rule: steps an optimizer whose gradients have a norm, and returns True if the host
-            knows that the step was left out. ``checks/finite.py`` sets a rule that looks whether
-            the norm is finite.
     """
 
     held = ""
@@ -155,7 +153,6 @@ class Strategy(ABC):
         self.plan = plan
         self.accelerator = accelerator
         self.before_backward: Callable[[], object] = lambda: None
-        self.step_rule: Callable[..., bool | None] = _step
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -316,12 +313,17 @@ class Strategy(ABC):
             )
         self._has_begun = True
 
-    def finish_step(self) -> StepResult:
+    def finish_step(self, on_nan: str | None = None) -> StepResult:
         """Clip by global norm, step, and drop the gradients. Collective: call on every rank.
 
         The step is skipped if the scaler found inf or NaN. The optimizer steps a parameter that no
         sample of the global batch used with a gradient of zero, not None: the flat groups of ZeRO
         cannot leave a parameter out, and all strategies do the same.
+
+        Args:
+            on_nan: ``stop`` or ``skip``, as in ``TrainConfig``: a step with a gradient that is not
+                finite is left out, and who calls acts on ``StepResult.grad_norm``. By default the
+                optimizer steps with any gradient.
         """
         scaler = self.accelerator.scaler
         if scaler is not None:
@@ -342,7 +344,7 @@ class Strategy(ABC):
 
         skipped = False
         if scaler is None:
-            if self.step_if_finite(norm):
+            if self.step_optimizer(norm, on_nan):
                 each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
@@ -356,9 +358,12 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
-    def step_if_finite(self, norm: Tensor) -> bool:
-        """Step the optimizer by ``step_rule``, and return whether the rule left the step out."""
-        return self.step_rule(self.optimizer, norm) is True
+    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
+        """Step the optimizer, and return whether the host knows that the step was left out."""
+        if on_nan is not None:
+            return step_if_finite(self.optimizer, norm, on_nan)
+        self.optimizer.step()
+        return False
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
@@ -530,8 +535,3 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
     if dtype is not None:
         model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
-
-
-def _step(optimizer: Optimizer, norm: Tensor) -> None:
-    """Step the optimizer, for every norm of the gradients."""
-    optimizer.step()

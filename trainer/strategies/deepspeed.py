@@ -290,7 +290,7 @@ class ZeRO(Strategy):
         if self._order is not None:
             self.fingerprint = self._order.fingerprint
 
-    def finish_step(self) -> StepResult:
+    def finish_step(self, on_nan: str | None = None) -> StepResult:
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.

@@ -348,11 +348,11 @@ class FSDP2(Strategy):
             "that a hook keeps, and change no output in place"
         )
 
-    def step_if_finite(self, norm: Tensor) -> bool:
+    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
         if self._local_step is None:
-            return super().step_if_finite(norm)
+            return super().step_optimizer(norm, on_nan)
         with self._local_step.on_rows():
-            return super().step_if_finite(norm)
+            return super().step_optimizer(norm, on_nan)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

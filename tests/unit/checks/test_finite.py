@@ -1,7 +1,10 @@
-"""The rule about numbers that are not finite: steps, losses, buffers and checkpoints."""
+"""Hooks about numbers that are not finite, and the table of the page that names all rules."""
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +13,12 @@ import pytest
 import torch
 from brought_tasks import Numbers, Plain
 from fake_run import TwoRanks, fake_run, step_info
+from launchers import ROOT
 from one_process import fit
-from resuming import Odd
 from torch import nn
 
 from trainer import Data, TrainerError, now
-from trainer.checks.finite import (
-    FiniteNumbers,
-    SkippedBuffers,
-    not_finite,
-    samples_of,
-    step_by_flag,
-    step_if_finite,
-)
+from trainer.checks.finite import FiniteNumbers, SkippedBuffers, samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
@@ -32,82 +28,14 @@ fresh = pytest.mark.usefixtures("fresh_accelerate")
 NAN = torch.tensor(float("nan"))
 
 
-# -- the optimizer's step --------------------------------------------------------------------------
-
-
-def stepped() -> tuple[nn.Parameter, torch.optim.Optimizer]:
-    """A parameter and a fused AdamW that has stepped it once."""
-    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    parameter.grad = torch.tensor([0.5, -0.5])
-    step_by_flag(optimizer, torch.tensor(0.7))
-    return parameter, optimizer
-
-
-def test_a_fused_step_looks_at_the_flag_on_its_device() -> None:
-    parameter, optimizer = stepped()
-    assert parameter.tolist() != [1.0, 2.0]
-    before = [tensor.clone() for tensor in (parameter, *optimizer.state[parameter].values())]
-    for norm in (float("nan"), float("inf")):
-        parameter.grad = torch.tensor([norm, 1.0])
-        step_by_flag(optimizer, torch.tensor(norm))
-    after = (parameter, *optimizer.state[parameter].values())
-    assert all(map(torch.equal, before, after)), "moments and count as well"
-
-    other, plain = stepped()
-    for one, stepper in (
-        (parameter, lambda: step_by_flag(optimizer, torch.tensor(1.0))),
-        (other, plain.step),
-    ):
-        one.grad = torch.tensor([0.3, 0.4])
-        stepper()
-    assert torch.equal(parameter, other), "the same bits as without the flag"
-
-
-@pytest.mark.parametrize("on_nan", ["stop", "skip"])
-def test_on_the_cpu_no_optimizer_steps_with_a_norm_that_is_not_finite(on_nan: str) -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    parameter.grad = torch.ones(2)
-    step_if_finite(optimizer, torch.tensor(float("inf")), on_nan=on_nan)
-    assert parameter.tolist() == [1.0, 1.0]
-    step_if_finite(optimizer, torch.tensor(1.0), on_nan=on_nan)
-    assert parameter.tolist() == [0.0, 0.0]
-
-
-class OnGPU(torch.Tensor):
-    """A norm that says it is on a GPU, and whose value nobody may wait for."""
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    def item(self) -> Any:
-        raise AssertionError("the host waits")
-
-
-class Optimizer:
-    def __init__(self, *, fused: bool = False) -> None:
-        self._step_supports_amp_scaling = fused
-        self.steps = 0
-        self.found_inf: Any = None
-
-    def step(self) -> None:
-        self.steps += 1
-
-
-def test_on_a_gpu_the_host_waits_for_skip_without_a_fused_optimizer_only() -> None:
-    norm = NAN.clone().as_subclass(OnGPU)
-    fused, plain = Optimizer(fused=True), Optimizer()
-    step_if_finite(fused, norm, on_nan="skip")
-    assert fused.steps == 1 and torch.equal(fused.found_inf, torch.tensor(1.0).as_subclass(OnGPU))
-    step_if_finite(plain, norm, on_nan="stop")
-    assert plain.steps == 1, "the run ends before anything of it is written"
-    with pytest.raises(AssertionError, match="the host waits"):
-        step_if_finite(plain, norm, on_nan="skip")
-
-
-# -- the run ---------------------------------------------------------------------------------------
+def test_the_page_names_each_rule_by_file_and_function() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("## A number that is not finite\n")[1].split("\n## ")[0]
+    rows = re.findall(r"\| `([\w/]+)\.py` \| `([\w.]+)` \|", table)
+    assert len(rows) == table.count("\n| ") - 1, "beside the head"
+    for file, name in rows:
+        module = import_module(f"trainer.{file.replace('/', '.')}")
+        assert attrgetter(name)(module).__module__ == module.__name__
 
 
 def test_samples_of_a_step_are_those_of_its_window() -> None:
@@ -261,14 +189,3 @@ def test_statistics_follow_a_batch_only_if_its_step_was_made(
     hook.on_step(run, step_info(update=update))
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]) == stays
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-@fresh
-def test_large_values_and_infinite_ones_of_frozen_layers_are_no_error(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
-    trainer.model.scale.data.fill_(3e38)  # its sum with itself would be infinite
-    trainer.model.frozen.weight.data[0, 0] = float("inf")  # as a mask may be
-    assert not_finite(trainer.parts) == ""

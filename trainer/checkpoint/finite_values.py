@@ -1,0 +1,50 @@
+"""The refusal of checkpoints with values that are not finite: they would push out the good ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+from .parts import Parts
+from .pieces import Key
+
+
+def name_not_finite(parts: Parts, gather: Callable[[Any], list[Any]]) -> str:
+    """Return the name of a value that is not finite on some rank. Collective: call on every rank.
+
+    Returns:
+        The same on every rank. Empty if all values are finite.
+    """
+    mine = ""
+    with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
+        mine = not_finite(parts)
+    return next(filter(None, gather(mine)), "")
+
+
+@torch.no_grad()
+def not_finite(parts: Parts) -> str:
+    """Return the name of a tensor of this rank's checkpoint, or a buffer, with such values.
+
+    A parameter is called by name, another tensor by kind and name (``buffer mean``). Buffers and
+    frozen parameters may be infinite (a mask of -inf), and not NaN. A sum shows such a value at a
+    fifteenth of the cost of a test of each, and may overflow: a tensor whose sum is not finite is
+    looked at again.
+
+    Raises:
+        CheckpointError: as ``Parts.pieces``.
+    """
+    # Each rank has its own buffers until they are averaged and written.
+    buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
+    for key, tensor in (*parts.pieces(), *buffers):
+        is_fine = not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite()
+        if not is_fine:
+            may_be_infinite = key.kind in ("buffer", "frozen")
+            values = tensor.float()
+            good = ~values.isnan() if may_be_infinite else values.isfinite()
+            if not good.all():
+                return key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
+    return ""
