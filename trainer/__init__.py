@@ -29,7 +29,7 @@ _MODULES = {
     "is_main": "distributed.main_process",
     "launch": "launching",
     "load_config": "script",
-    "load_export": "checkpoint.load_export",
+    "load_export": "checkpoint.exported",
     "load_task": "script",
     "main": "script",
     "now": "data.now",

@@ -1,5 +1,5 @@
 from .building.build import build as build
-from .checkpoint.load_export import load_export as load_export
+from .checkpoint.exported import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once
 from .data.now import Now as Now

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
-from .checkpoint.export import export_model
+from .checkpoint.exported import export_model
 from .checkpoint.parts import Parts, StatefulCallback
 from .checkpoint.saver import Saver
-from .checkpoint.start import Start, how_to_resume
+from .checkpoint.store import Start
 from .data.now import Now, current, set_now
 from .errors import Origin
 from .reporting.say import say_and_log
@@ -421,6 +421,8 @@ class Run(Setup, Folder, RunData, Prepared):
 
     def how_to_resume(self) -> str:
         """Return how a job that ends now is resumed. Any thread may call it."""
+        from .checkpoint.discover import how_to_resume
+
         return how_to_resume(self.directory.path / "checkpoints")
 
     def tracker(self, name: str) -> Any:

@@ -85,7 +85,7 @@ def differences(run: Trainer, path: Path) -> list[str]:
     """The parameters that are not those of a checkpoint, and those whose optimizer state is another
     one.
     """
-    kept, strategy = discover.inspect(path).open(), run.run.strategy
+    kept, strategy = discover.opened(discover.inspect(path)), run.run.strategy
     wrong = []
     for shard in strategy.shards(trainable=None):
         out = torch.empty_like(shard.tensor)

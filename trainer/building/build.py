@@ -23,7 +23,7 @@ from ..checkpoint import store
 from ..checkpoint.optimizer_state import OptimizerForm
 from ..checkpoint.parts import Parts
 from ..checkpoint.saver import Saver
-from ..checkpoint.start import Start
+from ..checkpoint.store import Start
 from ..config.documents import to_yaml
 from ..config.fingerprint import task_facts, task_folder
 from ..config.interval import checked_interval
@@ -242,7 +242,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     setup.note(*directory.lock(agreement))
     start = Start()
     if config.resume != "none" or restarts():
-        from ..checkpoint.find import start_of_attempt
+        from ..checkpoint.discover import start_of_attempt
 
         start = start_of_attempt(
             config.resume,
@@ -395,7 +395,7 @@ def _prepare(
     if model.meta_model is not None:
         setup.note(*model.meta_model.fill(parts))
     if model.model_file.names is not None:  # no checkpoint holds the rest of the model
-        from ..checkpoint.checksums import base_weights
+        from ..checkpoint.compatibility import base_weights
 
         settings = {**parts.settings, "base_weights": base_weights(parts, setup.agreement)}
         parts = dataclasses.replace(parts, settings=settings)

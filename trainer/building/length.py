@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checkpoint.start import Start
+from ..checkpoint.store import Start
 from ..config.interval import Interval
 from ..config.train_config import TrainConfig
 from ..data.batches import TrainData

@@ -12,7 +12,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..checkpoint.export import ModelFile, check_storable, export_dtypes, set_config_dtype
+from ..checkpoint.exported import ModelFile, check_storable, export_dtypes, set_config_dtype
 from ..checkpoint.safetensors_io import dtype_name
 from ..errors import CheckpointError, LaunchError
 from ..private.torch import BatchNormBase, DropoutBase

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..checkpoint.untrusted import trusting_no_value
+from ..checkpoint.disk import trusting_no_value
 from ..errors import TrainerError
 from ..evaluator import set_of_metric
 from ..hooks import Callback, StepInfo

@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint.disk import part_of
-from ..checkpoint.untrusted import read_json
+from ..checkpoint.disk import part_of, read_json
 from ..hooks import Callback, StepInfo
 from ..reporting.directory import json_text
 from ..run import Run

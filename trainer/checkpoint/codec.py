@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,3 +60,25 @@ def _can_be_key(key: object) -> bool:
 def encode_plain(value: Any, path: str) -> Any:
     """Return the JSON form of a value without tensors. Objects that JSON lacks become texts."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
+
+
+def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
+    """Return the value that was encoded.
+
+    Args:
+        tensor_of: reads a tensor by name. None for a value without tensors.
+    """
+    if isinstance(value, list):
+        return [decode(item, tensor_of) for item in value]
+    if not isinstance(value, dict):
+        return value
+
+    if "$number" in value:
+        return float(value["$number"])
+    if "$tuple" in value:
+        return tuple(decode(value["$tuple"], tensor_of))
+    if "$tensor" in value:
+        assert tensor_of is not None, "a value without tensors"
+        name, shape = value["$tensor"]
+        return tensor_of(name).reshape(shape)
+    return {key: decode(item, tensor_of) for key, item in value.items()}

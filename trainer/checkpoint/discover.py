@@ -1,77 +1,22 @@
-"""The checkpoints on a disk, and whether each is as its manifest says.
+"""The checkpoints on a disk, whether each is as its manifest says, and which a run begins with.
 
 Each reader of a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
-files. ``verify`` reads every byte as well. ``docs/checkpoint_format.md`` describes the format for
-other programs.
+files. ``verify`` reads every byte as well.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..distributed.agreement import Agreement
-from ..errors import CheckpointError
-from .contents import Contents
-from .disk import hash_file
-from .forms import MANIFEST_FORM, check_form
-from .store import MANIFEST, STATE, VERSION, named, sealed, step_of
-from .untrusted import Unreadable, path_inside, read_json
-
-
-@dataclass(kw_only=True)
-class CheckpointInfo:
-    """A checkpoint as it is on the disk.
-
-    Args:
-        step: by the name. -1 for another name, if the manifest cannot be read either.
-        manifest: the content of manifest.json. Empty if the file cannot be read.
-        problem: why the checkpoint cannot be loaded. Empty if no reason is known.
-        broken: whether the files are damaged. Otherwise this program or this machine cannot read
-            them now.
-    """
-
-    path: Path
-    step: int
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
-    broken: bool = False
-
-    @property
-    def files(self) -> dict[str, Mapping[str, Any]]:
-        files: dict[str, Mapping[str, Any]] = self.manifest.get("files", {})
-        return files
-
-    @property
-    def bytes(self) -> int:
-        return sum(int(fact["bytes"]) for fact in self.files.values())
-
-    def open(self) -> Contents:
-        """Open a checkpoint that was verified.
-
-        Raises:
-            CheckpointError: the checkpoint has a problem, or cannot be read any more.
-        """
-        if not self.problem:
-            try:
-                return Contents.of(self.path, self.files)
-            except (CheckpointError, OSError) as error:
-                self.record(error)
-        raise CheckpointError(f"{self.path}: {self.problem}")
-
-    def record(self, error: CheckpointError | OSError) -> None:
-        """Note an error as the problem of this checkpoint."""
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            self.problem = f"{os.path.relpath(error.filename, self.path)} is missing"
-            self.broken = True
-        elif isinstance(error, OSError):
-            self.problem = f"cannot be read: {error}"
-        else:
-            self.problem = str(error)
-            self.broken = not isinstance(error, Unreadable)
+from ..distributed.restarts import restarts
+from ..errors import CheckpointError, LaunchError, Origin
+from .contents import MANIFEST_FORM, Contents, check_form
+from .disk import Unreadable, hash_file, path_inside, read_json
+from .store import MANIFEST, STATE, VERSION, CheckpointInfo, Start, named, sealed, step_of
 
 
 def listing(folder: Path) -> list[CheckpointInfo]:
@@ -94,7 +39,7 @@ def inspect(path: Path) -> CheckpointInfo:
         info.manifest = manifest
         _check_sizes(info)
     except (CheckpointError, OSError) as error:
-        info.record(error)
+        _record(info, error)
     return info
 
 
@@ -119,6 +64,32 @@ def _check_sizes(info: CheckpointInfo) -> None:
             raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
 
 
+def opened(info: CheckpointInfo) -> Contents:
+    """Open a checkpoint that was verified.
+
+    Raises:
+        CheckpointError: the checkpoint has a problem, or cannot be read any more.
+    """
+    if not info.problem:
+        try:
+            return Contents.of(info.path, info.files)
+        except (CheckpointError, OSError) as error:
+            _record(info, error)
+    raise CheckpointError(f"{info.path}: {info.problem}")
+
+
+def _record(info: CheckpointInfo, error: CheckpointError | OSError) -> None:
+    """Note an error as the problem of a checkpoint."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        info.problem = f"{os.path.relpath(error.filename, info.path)} is missing"
+        info.broken = True
+    elif isinstance(error, OSError):
+        info.problem = f"cannot be read: {error}"
+    else:
+        info.problem = str(error)
+        info.broken = not isinstance(error, Unreadable)
+
+
 def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
     """Read every byte, and check that the tensors are those of the model that state.json lists.
 
@@ -139,7 +110,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
             raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
         contents.check_model()
     except (CheckpointError, OSError) as error:
-        info.record(error)
+        _record(info, error)
     return info
 
 
@@ -162,3 +133,81 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
                 "the main process"
             )
     return agreement.of_main(info)  # type: ignore[no-any-return]
+
+
+def how_to_resume(folder: Path) -> str:
+    """Return the command that resumes a job that ends now from the newest checkpoint."""
+    for info in listing(folder):
+        if not info.problem:
+            return f"to resume from {info.path}: start the same command with --resume auto"
+    return "there is no checkpoint to resume from"
+
+
+def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
+    """Choose the checkpoint to begin with, and read every byte.
+
+    The command is the same for every attempt of a job: ``resume`` is meant for the first attempt,
+    and counts for later attempts only if nothing was saved. Collective: call on every rank.
+
+    Args:
+        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, or none) or a
+            path.
+        folder: of the run's own checkpoints.
+        origin: of ``resume``, for messages.
+
+    Raises:
+        ConfigError: newer checkpoints of the same run follow the path.
+        LaunchError: the path is no folder.
+        CheckpointError: the path is no checkpoint, or a damaged checkpoint. Or all checkpoints that
+            ``auto`` found are damaged, or this program or machine cannot read a checkpoint.
+    """
+    again = restarts() > 0
+    own: list[Path] = agreement.of_main(named(folder))
+    if resume == "auto" or again:
+        start = _newest_complete(own, folder, agreement)
+        if start.found is not None or resume in ("none", "auto"):
+            return start
+
+    path = Path(resume)
+    info = verify_together(path, agreement)
+    if info.problem:
+        kind = CheckpointError if path.is_dir() else LaunchError
+        raise kind(
+            f"{path}: {info.problem}; name another checkpoint (RUN/checkpoints/step-...), or give "
+            "resume: auto, which takes the newest complete one"
+        )
+
+    continues = path.resolve().parent == folder.resolve()
+    if continues and own and step_of(own[0]) > info.step:
+        raise origin.named("resume").error(
+            f"{folder} continues to {own[0].name}; give another output_dir to branch off, or "
+            "delete the newer ones",
+            str(path),
+        )
+    return Start(found=info, continues=continues or again)
+
+
+def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Start:
+    """Begin with the first of these checkpoints that is not damaged.
+
+    Collective: call on every rank.
+    """
+    damaged: list[CheckpointInfo] = []
+    for path in own:
+        info = verify_together(path, agreement)
+        if not info.problem:
+            return Start(found=info, passed_over=tuple(damaged), continues=True)
+        if not info.broken:
+            raise CheckpointError(
+                f"{path}: {info.problem}; resume: auto passes over damaged checkpoints only; start "
+                "again when it can be read, or name an older checkpoint and another output_dir"
+            )
+        damaged.append(info)
+
+    if damaged:
+        damages = "; ".join(f"{info.path.name}: {info.problem}" for info in damaged)
+        raise CheckpointError(
+            f"{folder}: all checkpoints are damaged ({damages}); to start anew give another "
+            "output_dir, or --overwrite without resume, which deletes this one"
+        )
+    return Start(continues=True)

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import CheckpointError
 from .parts import Parts
-from .pieces import Key
+from .ranges import Key
 
 
 def name_not_finite(parts: Parts, gather: Callable[[Any], list[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The optimizer's state by parameter name, whatever tensors the optimizer itself sees.
+"""The state of optimizer and schedule, as a checkpoint holds it.
 
 torch keeps state for each parameter. An engine may give the optimizer flat groups of fragments
 instead. Each ``Shard`` names the tensor that has the state, and the offset in this tensor. State is
@@ -9,6 +9,9 @@ is refused before training, since a resume would lose the state.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..config.plain import plain
 from ..data.digest import traces
@@ -150,3 +154,45 @@ def state_of(
             raise CheckpointError(
                 f"the optimizer keeps {key!r} for {shard.name}, and did not at the start"
             )
+
+
+def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
+    """Return class, steps and rates of a schedule, and the state that JSON can hold.
+
+    Raises:
+        CheckpointError: a function object of the schedule counts its calls, which a resume repeats.
+    """
+    for factor in getattr(schedule, "lr_lambdas", ()):
+        before, trial = traces(factor), copy.copy(factor)
+        trial(0)
+        refuse_counters(trial, before)
+
+    own = _plain(schedule.state_dict())
+    counting = own if "last_epoch" in own else own["_schedulers"][0]  # a ChainedScheduler's parts
+    return {
+        "kind": type(schedule).__name__,
+        "steps": counting["last_epoch"],
+        "lr": [float(group["lr"]) for group in schedule.optimizer.param_groups],
+        "own": own,
+    }
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and texts of a schedule's state, also those of inner schedules.
+
+    Functions and the like are not state: the settings make them again. So are the milestones of
+    ``MultiStepLR``, a dictionary with the steps as keys.
+    """
+    plain: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, LRScheduler):
+            value = value.state_dict()
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            plain[key] = [_plain(item) for item in value]
+        elif not isinstance(value, dict):
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                # Rates may be tensors.
+                plain[key] = json.loads(json.dumps(value, default=Tensor.item))
+        elif all(isinstance(name, str) for name in value):
+            plain[key] = _plain(value)
+    return plain

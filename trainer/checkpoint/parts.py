@@ -19,9 +19,9 @@ from ..position import Position
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import unwrapped
 from ..task import Task
-from .export import ModelFile, changed_buffer, save_config
+from .exported import ModelFile, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
-from .pieces import Key
+from .ranges import Key
 
 
 class StatefulCallback(Protocol):

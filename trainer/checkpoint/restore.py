@@ -21,10 +21,12 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import listed
+from .codec import decode
 from .compatibility import changed_settings
 from .contents import WEIGHTS, Contents
-from .decode import decode
-from .discover import CheckpointInfo, verify_together
+from .discover import opened, verify_together
+from .disk import trusting_no_value
+from .optimizer_state import schedule_state
 from .parts import Parts
 from .ranges import Ranges, of_pretrained
 from .restore_optimizer import (
@@ -33,10 +35,8 @@ from .restore_optimizer import (
     restore_schedule,
     restore_settings,
 )
-from .schedule_state import schedule_state
 from .snapshot import fingerprint
-from .store import MANIFEST
-from .untrusted import trusting_no_value
+from .store import MANIFEST, CheckpointInfo
 
 Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
 
@@ -59,7 +59,7 @@ def load(
         CheckpointError: the checkpoint holds another model, another sort of data, or a value that
             no run writes.
     """
-    contents = info.open()
+    contents = opened(info)
     state, ranges = contents.state, contents.ranges
     with trusting_no_value(info.path):
         notices = _load_parts(parts, info, contents, allow_change=allow_change)
@@ -137,7 +137,7 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     # Beside the saved part of a model, the other tensors keep the values of build_model.
     part = parts.model_file.names or {}
     if os.path.lexists(path / MANIFEST):
-        contents = verify_together(path, agreement).open()
+        contents = opened(verify_together(path, agreement))
         shapes = {name: shape for name, shape, _ in contents.model}
         return _load_found(parts, contents.ranges, shapes, path, only=part)
     names = {name_in_file: name for name, name_in_file in part.items()}

@@ -14,10 +14,9 @@ from ..optim.groups import settings
 from ..private.torch import set_schedule
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
-from .decode import decode
+from .codec import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
-from .schedule_state import merged
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
@@ -146,7 +145,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
     elif (state["kind"], len(rates)) != (type(schedule).__name__, len(groups)):
         return [f"the schedule was {state['kind']} of {len(rates)} groups: it starts fresh"]
     else:
-        schedule.load_state_dict(merged(schedule.state_dict(), state["own"]))
+        schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
 
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
@@ -154,3 +153,18 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
         else:
             group["lr"] = float(rate)
     return []
+
+
+def _merged(current: Any, saved: Any) -> Any:
+    """Return a value of a fresh schedule's state with the saved numbers and texts in their places.
+
+    Inner schedules are set, and stay the same objects.
+    """
+    if isinstance(current, LRScheduler):
+        current.load_state_dict(_merged(current.state_dict(), saved))
+        return current
+    if isinstance(current, dict) and isinstance(saved, Mapping):
+        return {**current, **{key: _merged(current.get(key), saved[key]) for key in saved}}
+    if isinstance(current, list) and current and isinstance(current[0], dict):
+        return [_merged(*pair) for pair in zip(current, saved, strict=True)]
+    return saved

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..private.safetensors import DTYPES
-from .untrusted import Unreadable
+from .disk import Unreadable
 
 METADATA = "__metadata__"  # the key of a header that is no tensor
 CODES = {dtype: code for code, dtype in DTYPES.items()}

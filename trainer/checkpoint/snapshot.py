@@ -20,13 +20,12 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..text import versions
 from .codec import encode, encode_plain
-from .disk import FileFact, write_file
+from .disk import LARGEST_JSON, FileFact, path_inside, write_file
+from .optimizer_state import schedule_state
 from .parts import Parts
-from .pieces import Key, write_pieces
+from .ranges import Key, write_pieces
 from .safetensors_io import dtype_name
-from .schedule_state import schedule_state
 from .store import STATE
-from .untrusted import LARGEST_JSON, path_inside
 
 _tell_once = cache(print_line)
 

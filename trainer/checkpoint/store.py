@@ -8,8 +8,8 @@
 
 A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then a rename
 makes the checkpoint visible. Older checkpoints are deleted only after that, and renamed first: at
-any instant each visible checkpoint is complete. ``discover.py`` reads the folder.
-``docs/checkpoint_format.md`` describes the format for other programs.
+any instant each visible checkpoint is complete. ``discover.py`` reads the
+folder. ``docs/checkpoint_format.md`` describes the format for other programs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,54 @@ def set_aside(damaged: Iterable[Path]) -> None:
 def is_ours(entry: Path) -> bool:
     """Return whether an entry of a folder of checkpoints has a name that only a run gives."""
     return _OURS.fullmatch(entry.name) is not None
+
+
+@dataclass(kw_only=True)
+class CheckpointInfo:
+    """A checkpoint as it is on the disk.
+
+    Args:
+        step: by the name. -1 for another name, if the manifest cannot be read either.
+        manifest: the content of manifest.json. Empty if the file cannot be read.
+        problem: why the checkpoint cannot be loaded. Empty if no reason is known.
+        broken: whether the files are damaged. Otherwise this program or this machine cannot read
+            them now.
+    """
+
+    path: Path
+    step: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    broken: bool = False
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        files: dict[str, Mapping[str, Any]] = self.manifest.get("files", {})
+        return files
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(fact["bytes"]) for fact in self.files.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The beginning of a run.
+
+    Args:
+        found: the checkpoint to resume from. None to begin at step 0.
+        passed_over: newer checkpoints that are damaged.
+        continues: whether ``output_dir`` may be the used folder of a run that is continued.
+    """
+
+    found: CheckpointInfo | None = None
+    passed_over: tuple[CheckpointInfo, ...] = ()
+    continues: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.found.step if self.found else 0
+
+    @property
+    def samples(self) -> int:
+        return int(self.found.manifest["samples"]) if self.found else 0

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from ..checkpoint.export import exported_file
+from ..checkpoint.disk import read_json
+from ..checkpoint.exported import exported_file
 from ..checkpoint.store import MANIFEST
-from ..checkpoint.untrusted import read_json
 from ..config.arguments import sort_files
 from ..config.paths import LocalPath
 from ..distributed.exit import run_and_exit

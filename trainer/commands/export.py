@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ..checkpoint.contents import Contents
-from ..checkpoint.discover import inspect, verify
-from ..checkpoint.export import write_model
+from ..checkpoint.discover import inspect, opened, verify
+from ..checkpoint.exported import write_model
 from ..config.paths import LocalPath
 from ..errors import usage_error
 from .usage import read_folders
@@ -58,7 +58,7 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     if not checkpoint.is_dir():
         raise usage_error("", str(checkpoint), "is no folder; give RUN/checkpoints/NAME")
     info = verify(inspect(checkpoint))
-    contents = info.open()
+    contents = opened(info)
     form = contents.model_file
     exported = [entry for entry in contents.model if form.name(entry[0]) is not None]
     entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in exported]

@@ -23,9 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.disk import part_of, publish
-from ..checkpoint.export import exported_file
-from ..checkpoint.untrusted import read_json
+from ..checkpoint.disk import part_of, publish, read_json
+from ..checkpoint.exported import exported_file
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, writing
 from ..text import without_secrets

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.disk import delete
-from ..checkpoint.export import exported_file
-from ..checkpoint.start import how_to_resume
+from ..checkpoint.disk import delete, read_json
+from ..checkpoint.exported import exported_file
 from ..checkpoint.store import is_ours
-from ..checkpoint.untrusted import read_json
 
 CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
@@ -37,6 +35,8 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
     if continues and is_of_a_run:
         return ""
     if not overwrite and not (is_of_a_run and holds_no_step):
+        from ..checkpoint.discover import how_to_resume
+
         return (
             f"holds files already; {how_to_resume(folder / CHECKPOINTS)}; otherwise give a new "
             "folder, or --overwrite to replace a former run"

@@ -10,7 +10,7 @@ from layouts import Numbers
 
 from trainer import ConfigError, TrainConfig
 from trainer.building.length import last_step, stop_step
-from trainer.checkpoint.start import Start
+from trainer.checkpoint.store import Start
 from trainer.config.interval import interval_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData

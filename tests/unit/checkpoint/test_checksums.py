@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from trainer.checkpoint.checksums import content_sum
+from trainer.checkpoint.compatibility import content_sum
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -197,7 +197,7 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
     }
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
     assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
-    kept = discover.inspect(path).open()
+    kept = discover.opened(discover.inspect(path))
     for name, parameter in trainer.run.model.named_parameters():
         saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
         assert torch.equal(parameter.data, saved), f"{name} is as it was saved"

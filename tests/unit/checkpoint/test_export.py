@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load_export
 from trainer.checkpoint import discover, saver
-from trainer.checkpoint.export import ModelFile, export_dtypes, save_config
+from trainer.checkpoint.exported import ModelFile, export_dtypes, save_config
 from trainer.commands import cli
 from trainer.task import Pretrained, Task
 
@@ -151,7 +151,7 @@ def test_weights_that_are_not_finite_never_replace_good_ones(
     assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
     found = discover.verify(discover.inspect(checkpoint(tmp_path, step - 2)))
     assert not found.problem and all(
-        found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",)
+        discover.opened(found).ranges.whole("parameter", n).isfinite().all() for n in ("scale",)
     )
     again = {**settings, "log_every": 1, "allow_config_change": True}  # a task that loses nothing
     fit(tmp_path, Odd(), resume="auto", **again)
@@ -210,12 +210,12 @@ def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
 def test_an_export_that_safetensors_cannot_read_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import export
+    from trainer.checkpoint import exported
 
     fit(tmp_path / "run")
     before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
-    real = export.raw
-    monkeypatch.setattr(export, "raw", lambda tensor: real(tensor)[:-1])
+    real = exported.raw
+    monkeypatch.setattr(exported, "raw", lambda tensor: real(tensor)[:-1])
     with pytest.raises(
         CheckpointError,
         match=r"the model could not be written to .*: no readable safetensors file:",

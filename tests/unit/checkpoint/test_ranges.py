@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from trainer import CheckpointError
 from trainer.checkpoint import disk, ranges
-from trainer.checkpoint.pieces import Key, write_pieces
-from trainer.checkpoint.ranges import of_model_folder, of_rank_files
+from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_pieces
 from trainer.checkpoint.safetensors_io import DTYPES
 
 

@@ -18,7 +18,7 @@ from resuming import Odd
 from safetensors.torch import load_file, save_file
 
 from trainer import CheckpointError
-from trainer.checkpoint import store, untrusted
+from trainer.checkpoint import disk, store
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -159,7 +159,7 @@ def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> N
 
 
 def test_json_above_the_limit_is_not_parsed(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untrusted, "LARGEST_JSON", 100)
+    monkeypatch.setattr(disk, "LARGEST_JSON", 100)
     check_refused(forged, "manifest.json cannot be read: more than")
 
 

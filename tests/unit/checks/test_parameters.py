@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from trainer import LaunchError
-from trainer.checkpoint.export import ModelFile
+from trainer.checkpoint.exported import ModelFile
 from trainer.checks.parameters import EditedParameters, TrainableSet, refuse_replacement
 from trainer.strategies import Shard
 

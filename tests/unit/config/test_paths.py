@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer import CheckpointError, ConfigError, DataError, TrainConfig, prepare_once
-from trainer.checkpoint.export import write_model
+from trainer.checkpoint.exported import write_model
 from trainer.commands import cli
 from trainer.config.load import check_settings, load_config
 from trainer.config.paths import not_local

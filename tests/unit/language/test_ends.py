@@ -13,7 +13,7 @@ from tiny_language import UNMARKED, conversation, save_model, save_rows, tokeniz
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from whole_model import build_whole
 
-from trainer.checkpoint.export import save_config
+from trainer.checkpoint.exported import save_config
 from trainer.language import CausalLM
 
 TEXT_END, TURN_END = 0, 2  # <|end|>, as a base model has it, and <|im_end|>

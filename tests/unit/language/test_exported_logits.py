@@ -16,7 +16,7 @@ from tiny_language import save_model
 from torch import nn
 
 from trainer import CheckpointError, ConfigError, Data, Task
-from trainer.checkpoint.export import save_config
+from trainer.checkpoint.exported import save_config
 from trainer.language import CausalLM
 from trainer.language.adapters import adapter_part
 from trainer.task import SavedPart

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..config.paths import not_local
@@ -260,3 +261,18 @@ def set_config_dtype(config: Any, dtype: torch.dtype) -> None:
     for part in (config, *(getattr(config, name, None) for name in names)):
         if hasattr(part, "dtype"):
             part.dtype = dtype
+
+
+def load_export(model: nn.Module, directory: str | Path) -> None:
+    """Load an exported model into a freshly built model. All names and shapes must agree.
+
+    Raises:
+        CheckpointError: names or shapes differ, or there is no model.
+    """
+    from safetensors.torch import load_model
+
+    try:
+        load_model(model, Path(directory) / MODEL_FILE)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{directory}: does not hold this model: {reason}") from None
