@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection
 
 from ..errors import LaunchError
+from ..hooks import EVENTS
 
 # Names of Lightning and of transformers' Trainer, by the method that does the same.
 _ELSEWHERE = {
@@ -25,7 +26,7 @@ _ELSEWHERE = {
 }
 
 
-def refuse_uncalled(owner: object, base: type, events: Collection[str]) -> None:
+def refuse_uncalled(owner: object, base: type) -> None:
     """Refuse methods that nothing calls, and whose names are meant for methods of ``base``.
 
     A method that the source text of its module calls is a helper.
@@ -33,7 +34,6 @@ def refuse_uncalled(owner: object, base: type, events: Collection[str]) -> None:
     Args:
         owner: a task or a callback.
         base: ``Task`` or ``Callback``.
-        events: the names of the methods of ``Callback`` that a run calls.
 
     Raises:
         LaunchError: with the right names.
@@ -47,7 +47,7 @@ def refuse_uncalled(owner: object, base: type, events: Collection[str]) -> None:
         for name, value in vars(cls).items():
             is_method = callable(value) and not name.startswith("_")
             if is_method and name not in known and not re.search(rf"\.{name}\b", source):
-                right = _right_name(name, cls, known, events)
+                right = _right_name(name, cls, known)
                 found += [f"{name} ({right})"] if right else []
     if found:
         raise LaunchError(
@@ -56,7 +56,7 @@ def refuse_uncalled(owner: object, base: type, events: Collection[str]) -> None:
         )
 
 
-def _right_name(name: str, cls: type, known: Collection[str], events: Collection[str]) -> str:
+def _right_name(name: str, cls: type, known: Collection[str]) -> str:
     """Return the method that a name is meant for. "" for a name of the user's own."""
     for right, others in _ELSEWHERE.items():
         if name in others.split() and right in known:
@@ -64,4 +64,4 @@ def _right_name(name: str, cls: type, known: Collection[str], events: Collection
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     if near and near[0] not in vars(cls):
         return f"did you mean {near[0]}?"
-    return f"the events of a trainer.Callback are {', '.join(events)}" * name.startswith("on_")
+    return f"the events of a trainer.Callback are {', '.join(EVENTS)}" * name.startswith("on_")

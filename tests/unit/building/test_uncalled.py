@@ -12,7 +12,6 @@ from resuming import Odd
 
 from trainer import Callback, LaunchError, Task
 from trainer.building.uncalled import refuse_uncalled
-from trainer.hooks import EVENTS
 
 
 def given(*names: str, base: type = Task, **also: Any) -> Any:
@@ -37,7 +36,7 @@ def given(*names: str, base: type = Task, **also: Any) -> Any:
 )
 def test_a_misnamed_method_of_a_task_is_refused_with_the_right_name(name: str, right: str) -> None:
     with pytest.raises(LaunchError) as error:
-        refuse_uncalled(given(name), Task, EVENTS)
+        refuse_uncalled(given(name), Task)
     beginning = f"Mine has methods that nothing calls: {name} ({right}"
     assert str(error.value).startswith(beginning)
     assert str(error.value).endswith("; rename each to the method of trainer.Task, or delete it")
@@ -46,12 +45,12 @@ def test_a_misnamed_method_of_a_task_is_refused_with_the_right_name(name: str, r
 @pytest.mark.parametrize("name", ["on_step_end", "on_train_begin", "on_steps", "before_updates"])
 def test_a_misnamed_event_of_a_callback_is_refused(name: str) -> None:
     with pytest.raises(LaunchError, match=f"^Mine has methods that nothing calls: {name} "):
-        refuse_uncalled(given(name, base=Callback), Callback, EVENTS)
+        refuse_uncalled(given(name, base=Callback), Callback)
 
 
 def test_all_names_stand_in_one_error() -> None:
     with pytest.raises(LaunchError) as error:
-        refuse_uncalled(given("build_scheduler", "configure_optimizers"), Task, EVENTS)
+        refuse_uncalled(given("build_scheduler", "configure_optimizers"), Task)
     assert "build_scheduler (did" in str(error.value)
     assert "configure_optimizers (here: build_optimizer)" in str(error.value)
 
@@ -71,9 +70,9 @@ class Helped(Task):
 
 
 def test_helpers_and_names_of_ones_own_are_no_mistakes() -> None:
-    refuse_uncalled(Helped(), Task, EVENTS)
-    refuse_uncalled(given("text", "base", "wrap", "hidden", "_training_steps"), Task, EVENTS)
-    refuse_uncalled(given("on_step", "measure", base=Callback), Callback, EVENTS)
+    refuse_uncalled(Helped(), Task)
+    refuse_uncalled(given("text", "base", "wrap", "hidden", "_training_steps"), Task)
+    refuse_uncalled(given("on_step", "measure", base=Callback), Callback)
 
 
 def test_a_misspelt_method_over_the_right_one_of_a_base_class_is_refused() -> None:
@@ -84,7 +83,7 @@ def test_a_misspelt_method_over_the_right_one_of_a_base_class_is_refused() -> No
         def trainin_step(self, model: Any, batch: Any) -> Any: ...
 
     with pytest.raises(LaunchError, match="did you mean training_step"):
-        refuse_uncalled(Mine(), Task, EVENTS)
+        refuse_uncalled(Mine(), Task)
 
 
 def test_a_run_looks_at_its_task_and_at_its_callbacks(tmp_path: Path) -> None:
