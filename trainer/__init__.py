@@ -17,7 +17,7 @@ _MODULES = {
     "LaunchError": "errors",
     "Launched": "launching",
     "Now": "data.now",
-    "Plan": "plan",
+    "Plan": "run_plan",
     "Pretrained": "task",
     "Run": "run",
     "StepInfo": "hooks",

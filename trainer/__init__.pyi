@@ -16,9 +16,9 @@ from .hooks import StepInfo as StepInfo
 from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
-from .plan import Plan as Plan
 from .reporting.say import say as say
 from .run import Run as Run
+from .run_plan import Plan as Plan
 from .script import load_config as load_config
 from .script import load_task as load_task
 from .script import main as main

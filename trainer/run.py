@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from .distributed.agreement import Agreement
     from .evaluator import Evaluator, MeasuredSet
     from .optim.ema import Average
-    from .plan import Plan
     from .position import Position
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
+    from .run_plan import Plan
     from .strategies import Strategy
     from .task import Data
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from .metrics import Metric
-    from .plan import Plan
+    from .run_plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ GPU, GIB = "fake GPU", 80
 
 def install() -> None:
     """Give this process the fake GPU, to its end."""
-    from trainer.rehearsal.guard import load_guard
+    from trainer.rehearsal.device_guard import load_guard
 
     load_guard()
     import torch
@@ -23,8 +23,8 @@ def install() -> None:
     from trainer.rehearsal import device as devices
     from trainer.rehearsal.alone import use_fakes
     from trainer.rehearsal.cuda import install_cuda
+    from trainer.rehearsal.fake_parameters import install_parameters
     from trainer.rehearsal.ledger import Ledger
-    from trainer.rehearsal.parameters import install_parameters
 
     devices._LARGE = 1 << 62  # every copy on the host is real
     device = devices.FakeDevice(Ledger("cuda"))

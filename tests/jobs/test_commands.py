@@ -25,7 +25,7 @@ from browser import in_chromium
 from launchers import BIN, ROOT, completed, launch_file, ranks, some_quick, worked
 
 from trainer.commands import cli, trials
-from trainer.commands.runs import read_run
+from trainer.commands.finished_runs import read_run
 
 DIGITS = [
     "--config",

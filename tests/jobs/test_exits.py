@@ -32,7 +32,7 @@ from digits_cnn import DigitsCNN
 from launchers import ROOT, STRATEGIES, Job, clean_environment, command, layouts, options, run
 
 from trainer import load_export
-from trainer.distributed.launcher import is_alive
+from trainer.distributed.started_by import is_alive
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
 TINY = [*DIGITS, "--max_steps", "2"]

@@ -22,7 +22,7 @@ ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
 WHO = """
 import dataclasses, json, os, sys
-from trainer.distributed.launcher import detect
+from trainer.distributed.started_by import detect
 open(sys.argv[-1] + os.environ.get("RANK", ""), "w").write(json.dumps(dataclasses.asdict(detect())))
 """
 

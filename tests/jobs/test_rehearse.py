@@ -32,7 +32,7 @@ from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.job import Job
-from trainer.rehearsal.kinds import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+from trainer.rehearsal.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 
 WORKERS = ROOT / "tests" / "workers"
 WORLDS = {"single": 1, "ddp": 2, "fsdp": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}

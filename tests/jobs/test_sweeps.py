@@ -23,7 +23,7 @@ from doc_pages import examples, write_files
 from launchers import BIN, ROOT, command, completed, json_in, run, some_quick
 from trackers import inspect, quiet
 
-from trainer.commands.runs import read_run
+from trainer.commands.finished_runs import read_run
 
 PAGE = (ROOT / "docs" / "sweeps.md").read_text()
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--task_settings.width=8"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.commands.runs import Run
+from trainer.commands.finished_runs import Run
 
 
 def curve(name: str, *gaps: float, norms: tuple[float, ...] = ()) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.commands.runs import Run
+from trainer.commands.finished_runs import Run
 
 PLAN = {"strategy": "ddp", "world_size": 2,
         "mixed_precision": "no", "precision": {"compute": "fp32"}, "global_batch_size": 64, "lr": 0.1, "device": "cpu",

@@ -10,7 +10,7 @@ from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
-from trainer.distributed.launcher import Launcher
+from trainer.distributed.started_by import Launcher
 from trainer.errors import Origin, Sourced
 from trainer.launching.files.sections import read_section
 from trainer.launching.findings import Findings

@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError
 from pathlib import Path
@@ -71,9 +72,9 @@ ELSEWHERE = {
         "deepspeed",
         "deepspeed_config",
     },  # the option that names a JSON, its other spelling, its help
-    "launcher.py": {"deepspeed"},  # who starts processes
-    "names.py": {"deepspeed"},
-    "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
+    "started_by.py": {"deepspeed"},  # who starts processes
+    "rank_variables.py": {"deepspeed"},
+    "run_plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
     "text.py": {"deepspeed"},  # versions of packages in plan.json
@@ -84,7 +85,7 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
+errors, text, run_plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
 <- evaluator <- checkpoint <- reporting <- run <- hooks <- checks, callbacks <- row <- building
 <- loop <- script, language <- rehearsal <- commands
 """
@@ -173,7 +174,7 @@ def test_imports_point_one_way() -> None:
     groups = [[room.strip() for room in group.split(",")] for group in WAY.split("<-")]
     level = {room: number for number, group in enumerate(groups) for room in group}
     graph = house.arrows()
-    assert set(graph) | {"errors", "text", "plan", "private"} == set(level), (
+    assert set(graph) | {"errors", "text", "run_plan", "private"} == set(level), (
         "each room has its place in the sentence"
     )
     upwards = [
@@ -296,3 +297,11 @@ def test_the_package_imports_itself_relatively() -> None:
         )
     ]
     assert "torch" in names and not [name for name in names if name.split(".")[0] == "trainer"]
+
+
+def test_no_two_files_share_a_name() -> None:
+    """Besides names that Python gives: a file says by its name what stands in it."""
+    names = Counter(path.name for path in MODULES)
+    given = {"__init__.py", "__main__.py", "base.py"}
+    left = {"deepspeed.py", "export.py", "fsdp.py"}
+    assert {name for name, count in names.items() if count > 1} - given == left

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from trainer.rehearsal.guard import load_guard
+from trainer.rehearsal.device_guard import load_guard
 
 load_guard()
 
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.language.separation import probing
 from trainer.rehearsal.cuda import install_cuda
-from trainer.rehearsal.device import FakeDevice
+from trainer.rehearsal.fake_device import FakeDevice
+from trainer.rehearsal.fake_parameters import install_parameters
 from trainer.rehearsal.ledger import Ledger
-from trainer.rehearsal.parameters import install_parameters
 
 
 @dataclass(frozen=True, kw_only=True)

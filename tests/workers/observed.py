@@ -134,7 +134,7 @@ class Padded(Task):
 
 
 def main() -> None:
-    from trainer.rehearsal.device import Recorder
+    from trainer.rehearsal.fake_device import Recorder
     from trainer.rehearsal.ledger import Ledger
     from trainer.rehearsal.one_rank import observe
 

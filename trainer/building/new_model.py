@@ -25,7 +25,7 @@ from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
-    from ..plan import Plan
+    from ..run_plan import Plan
     from .meta_model import MetaModel
 
 

@@ -19,7 +19,7 @@ from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 def build_optimizer(

@@ -20,11 +20,11 @@ from pydantic import Field
 
 from ..config.arguments import sort_files
 from ..config.naming import resolve_names
-from ..distributed.launcher import Launcher
+from ..distributed.started_by import Launcher
 from ..errors import COMMAND_LINE, TrainerError
+from ..launching.launched import read_launch_file
 from ..launching.request import visible_gpus
 from ..launching.resolve import resolve
-from ..launching.start import read_launch_file
 from ..reporting.banner import plan_rows
 from ..script import load_config, load_task
 from ..task import own_optimizer

@@ -24,8 +24,8 @@ from ..reporting.directory import json_text
 from ..reporting.speed import steady_speed
 from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
+from .finished_runs import Run, read_run
 from .page import write_page
-from .runs import Run, read_run
 from .usage import read_folders
 
 

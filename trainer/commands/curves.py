@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .runs import Run
+from .finished_runs import Run
 
 # The relative differences of a run from another, by quantity and step. NaN means that a value was
 # not finite.

@@ -36,8 +36,8 @@ from ..reporting.directory import json_text
 from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
-from .runs import Run as Training
-from .runs import read_run
+from .finished_runs import Run as Training
+from .finished_runs import read_run
 from .usage import read_words
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from string import Template
 from ..errors import usage_error
 from ..text import is_headline, printable
 from .curves import gaps_of
-from .runs import Run
+from .finished_runs import Run
 
 # The colors of Okabe and Ito, which color-blind people tell apart, without the palest.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222", "#56b4e9", "#e69f00")

@@ -26,13 +26,13 @@ from pydantic import Field
 from ..config.paths import LocalPath
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
+from ..launching.launched import read_launch_file
 from ..launching.request import Request
-from ..launching.start import read_launch_file
 from ..script import load_config
 from ..text import columns
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
+from .finished_runs import Run
 from .page import write_page
-from .runs import Run
 from .trials import train
 from .usage import read_training, read_words
 

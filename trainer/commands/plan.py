@@ -24,7 +24,7 @@ from ..config.documents import read_document
 from ..config.train_config import Precision
 from ..errors import LaunchError
 from ..rehearsal.job import Job
-from ..rehearsal.kinds import KINDS
+from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size

@@ -26,7 +26,7 @@ from ..errors import LaunchError, usage_error
 from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
 from ..rehearsal.job import Job
-from ..rehearsal.kinds import KINDS
+from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..text import columns, size, table
 from .usage import read_training, read_words

@@ -14,7 +14,7 @@ from ..config.arguments import kind_of
 from ..config.documents import read_document
 from ..config.naming import as_literal
 from ..launching.request import visible_gpus
-from .runs import Run, read_run
+from .finished_runs import Run, read_run
 
 # The last line of a traceback, or a line in which a rank names an error. The launcher's own error
 # comes last and says nothing of the cause.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..text import hidden
 from .plain import plain
-from .schedules import TO_FINAL
+from .schedule_keys import TO_FINAL
 
 # Keys of the training config, of plan.json and of a checkpoint, which hold some of the keys each.
 # Strategy, processes, the cut of the global batch, logging and folders decide no number.

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Origin, origin_of
-from ..plan import Plan
+from ..run_plan import Plan
 from ..text import did_you_mean, hidden
 from .plain import dotted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .schedules import check_schedule
+from .schedule_keys import check_schedule
 from .validate import Validator
 
 # Optimizers with keys of their own. Any other optimizer is named by its class.

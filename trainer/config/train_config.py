@@ -22,7 +22,7 @@ from .interval import FORMS, Every
 from .named_class import check_name
 from .paths import local_path
 from .rules import OPTIMIZERS, check_rules
-from .schedules import SCHEDULES, TO_FINAL
+from .schedule_keys import SCHEDULES, TO_FINAL
 from .validate import Validator
 
 Precision = Literal["no", "bf16", "fp16"]

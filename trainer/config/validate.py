@@ -120,7 +120,7 @@ def _checked(
     try:
         fitting = form_of(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        from .broken_rules import broken_rules
+        from .pydantic_errors import broken_rules
 
         return {}, broken_rules(error, data, annotations_of(cls))
     plain(fitting)  # declares the secrets of callbacks, whose settings stay as they were given

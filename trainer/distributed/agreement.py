@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ..errors import TrainerError
 from ..private.torch import process_groups, set_timeout
-from .launcher import LauncherWatch
 from .signals import signals_watched
+from .started_by import LauncherWatch
 from .votes import Votes, check_same
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is

@@ -12,7 +12,7 @@ def is_main() -> bool:
     True in a plain process. Before a launch the rank from the launcher's variables counts. A
     process that loads data is never the main process.
     """
-    from .starters import by_starter
+    from .rank_variables import by_starter
 
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .launcher import launcher_processes
+from .started_by import launcher_processes
 
 
 def restarts() -> int:

@@ -4,12 +4,12 @@ files/            accelerate YAMLs and DeepSpeed JSONs, read strictly, as one Re
 reconcile.py      compares values that are given in two places
 resolve.py        the plan of the run
 cpu_rehearsal.py  a request without the settings of GPUs
-start.py          the Accelerator, built from the plan and compared with the plan
+launched.py       the Accelerator, built from the plan and compared with the plan
 details.py        rows of the plan's table
 """
 
 from __future__ import annotations
 
-from .start import Launched, launch
+from .launched import Launched, launch
 
 __all__ = ["Launched", "launch"]

@@ -52,7 +52,7 @@ class Findings:
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:
-            from ..config.broken_rules import broken_rules
+            from ..config.pydantic_errors import broken_rules
 
             for key, (rule, value) in broken_rules(error, values, keys_of(model)).items():
                 self.refuse(Sourced(value, origin(key)), rule)

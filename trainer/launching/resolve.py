@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 
 from ..config.train_config import TrainConfig
-from ..distributed.launcher import Launcher
+from ..distributed.started_by import Launcher
 from ..errors import DEFAULT, LaunchError, Origin, Sourced, origin_of
-from ..plan import Plan
+from ..run_plan import Plan
 from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy

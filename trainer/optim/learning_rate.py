@@ -1,6 +1,6 @@
 """The learning rate over the optimizer steps.
 
-A config's schedule is validated without torch (``config/schedules.py``), so that a mistake is
+A config's schedule is validated without torch (``config/schedule_keys.py``), so that a mistake is
 reported at once. Only building a schedule imports torch.
 """
 
@@ -11,14 +11,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.schedules import SCHEDULES, TORCH
+from ..config.schedule_keys import SCHEDULES, TORCH
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 def lr_factor(

@@ -14,7 +14,7 @@ from ..config.rules import OPTIMIZERS
 from ..errors import Origin, origin_of
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 def check_class(

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from ..errors import TrainerError
-from .guard import load_guard
+from .device_guard import load_guard
 
 folder = Path(sys.argv[1])
 began = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
-from .device import FakeDevice
+from .fake_device import FakeDevice
 
 _NOTHING = (
     "init _lazy_init set_device empty_cache ipc_collect set_stream manual_seed manual_seed_all "

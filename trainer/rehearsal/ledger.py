@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from ..strategies.tensors import local
-from .kinds import ACTIVATIONS, EXCHANGED
 from .lines import is_for_exchange, line
 
+# The kinds of a device's memory.
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+ACTIVATIONS = "activations"
+EXCHANGED = "collectives"
+KINDS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, EXCHANGED)
 _GUESSES = (ACTIVATIONS, EXCHANGED)
 
 

@@ -17,11 +17,10 @@ from ..run import Run
 from ..script import launch_as, load_config, load_task
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda
-from .device import FakeDevice, Recorder
-from .kinds import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS
-from .ledger import Ledger
-from .parameters import install_parameters
-from .pretrained import build_alone, scales_of
+from .fake_device import FakeDevice, Recorder
+from .fake_parameters import install_parameters
+from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
+from .models_without_files import build_alone, scales_of
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
 

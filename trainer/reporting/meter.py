@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..text import metrics_text, size
-from .memory import PeakMemory
+from .peak_memory import PeakMemory
 from .speed import UNITS, steady_speed
 
 T = TypeVar("T")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

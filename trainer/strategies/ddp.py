@@ -26,7 +26,7 @@ from .base import Shard, Strategy
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):

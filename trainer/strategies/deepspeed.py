@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000

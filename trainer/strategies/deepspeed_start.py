@@ -10,8 +10,8 @@ import os
 
 import torch
 
-from ..plan import Plan
 from ..private import deepspeed as private_deepspeed
+from ..run_plan import Plan
 
 
 def prepare_process(plan: Plan) -> None:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 
 class FSDP2(Strategy):

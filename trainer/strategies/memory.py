@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..plan import Plan
+    from ..run_plan import Plan
 
 _BUCKET = 500_000_000  # DeepSpeed's default, in elements
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import trainer
-from trainer.distributed.launcher import detect
+from trainer.distributed.started_by import detect
 
 from ..turns import Turns
 from ..work import CLIP, DECAY, FINAL, LR, READ_EVERY, Work, build_data, loss_of

@@ -6,7 +6,7 @@ import pytest
 from judged_curves import BY_RANK, FIRST, KINK, LOST, NUDGED, REFERENCE, STEADY, curve
 
 from trainer.commands.curves import EXACT, LOW, Gaps, bounds_of, gaps_of, judge
-from trainer.commands.runs import Run
+from trainer.commands.finished_runs import Run
 
 
 def gaps(run: Run) -> Gaps:

@@ -13,8 +13,8 @@ import pytest
 from made_runs import made, odd_runs, written
 
 from trainer.commands.cli import main
+from trainer.commands.finished_runs import Run
 from trainer.commands.page import write_page
-from trainer.commands.runs import Run
 
 
 @dataclass

@@ -15,8 +15,8 @@ from origins import origin, sourced
 from trainer import TrainConfig
 from trainer.commands import parity
 from trainer.commands.curves import EXACT
+from trainer.commands.finished_runs import Run
 from trainer.commands.parity import run
-from trainer.commands.runs import Run
 from trainer.launching.request import Request
 
 

@@ -16,7 +16,7 @@ from launchers import ROOT, STRATEGIES
 
 from trainer import Plan
 from trainer.config.load import load_config
-from trainer.distributed.launcher import Launcher
+from trainer.distributed.started_by import Launcher
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.resolve import resolve

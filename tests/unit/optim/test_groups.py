@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from trainer import ConfigError, Plan, Trainer
 from trainer.callbacks.tracking import tracked_values
 from trainer.commands.compare import as_table, make_report
-from trainer.commands.runs import read_run
+from trainer.commands.finished_runs import read_run
 from trainer.optim.groups import group_names, logged_rates
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

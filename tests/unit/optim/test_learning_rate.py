@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan
 
-from trainer.config.schedules import SCHEDULES, TO_FINAL
+from trainer.config.schedule_keys import SCHEDULES, TO_FINAL
 from trainer.errors import ConfigError
 from trainer.optim.learning_rate import build_schedule, lr_factor
-from trainer.plan import Plan
+from trainer.run_plan import Plan
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "step": {"milestones": [12, 6], "gamma": 0.5},

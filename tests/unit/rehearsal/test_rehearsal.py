@@ -16,10 +16,9 @@ from trainer.commands.rehearse import first_difference
 from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
-from trainer.rehearsal.device import FakeDevice, Recorder
+from trainer.rehearsal.fake_device import FakeDevice, Recorder
 from trainer.rehearsal.job import Job
-from trainer.rehearsal.kinds import ACTIVATIONS, OPTIMIZER, PARAMETERS
-from trainer.rehearsal.ledger import Ledger
+from trainer.rehearsal.ledger import ACTIVATIONS, OPTIMIZER, PARAMETERS, Ledger
 
 GATHER = {"kind": "all-gather", "ranks": 8, "machines": 1, "bytes": 8 << 30, "dtype": "bfloat16"}
 

@@ -28,10 +28,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import LaunchError
 from .collectives import Collective, collective_of
-from .kinds import EXCHANGED
-from .ledger import Ledger
+from .fake_values import computed, element, has_values, judge, keep_values, values_of
+from .ledger import EXCHANGED, Ledger
 from .lines import line, place_of_code
-from .values import computed, element, has_values, judge, keep_values, values_of
 
 _ATEN = torch.ops.aten
 _PLAIN = (nn.Parameter, FakeTensor)

@@ -16,8 +16,8 @@ from plans import launched, plan, request
 from torch import nn
 
 from trainer import ConfigError, LaunchError, TrainConfig
-from trainer.distributed.launcher import Launcher
-from trainer.launching import start
+from trainer.distributed.started_by import Launcher
+from trainer.launching import launched as start
 from trainer.launching.request import Request
 from trainer.strategies.ddp import DDP
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from ..config.arguments import kind_of
 from ..config.documents import read_document
 from ..distributed import heartbeat
-from ..distributed.launcher import Launcher, detect
-from ..distributed.names import RANKS
+from ..distributed.rank_variables import RANKS
+from ..distributed.started_by import Launcher, detect
 from ..errors import COMMAND_LINE, LaunchError, Origin, Sourced, usage_error
-from ..plan import Plan
 from ..private.accelerate import forget_states
+from ..run_plan import Plan
 from ..strategies import Strategy, strategy_class
 from .request import Request, visible_gpus
 from .resolve import resolve

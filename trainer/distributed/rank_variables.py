@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ..errors import LaunchError
-from .names import RANKS, Name
+
+Name = Literal["python", "accelerate", "torchrun", "deepspeed", "srun", "mpirun", "environment"]
+# The variables by which torchrun gives a process its rank.
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 # The same variables of programs that start a process for each rank. mpirun comes first: mpirun may
 # start daemons by srun, and the ranks inherit srun's variables. Slurm counts the tasks of a step

@@ -8,7 +8,7 @@ import pytest
 from made_runs import made, written
 
 from trainer.commands.compare import make_report
-from trainer.commands.runs import read_run
+from trainer.commands.finished_runs import read_run
 from trainer.errors import ConfigError
 
 

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from trainer.distributed import launcher
-from trainer.distributed.launcher import Launcher, LauncherWatch
+from trainer.distributed import started_by
+from trainer.distributed.started_by import Launcher, LauncherWatch
 from trainer.errors import LaunchError
 
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -24,8 +24,8 @@ def detect(environment: dict[str, str], ancestors: list[list[str]]) -> Launcher:
     """Detect the launcher of a process with these variables and these command lines above."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {**environment})
-        patch.setattr(launcher, "_parents", lambda: [(None, line) for line in ancestors])
-        return launcher.detect()
+        patch.setattr(started_by, "_parents", lambda: [(None, line) for line in ancestors])
+        return started_by.detect()
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", {**os.environ, **environment})
-    monkeypatch.setattr(launcher, "_parents", list)
-    launcher.detect()
-    assert launcher.detect() == detect(environment | HEAD, []), (
+    monkeypatch.setattr(started_by, "_parents", list)
+    started_by.detect()
+    assert started_by.detect() == detect(environment | HEAD, []), (
         "the second launch finds what the first did"
     )
     return {name: os.environ[name] for name in names}
@@ -291,7 +291,7 @@ def test_a_launcher_that_ends_is_gone_and_is_looked_at_once_a_second(
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         above = [psutil.Process(process.pid)]
-        monkeypatch.setattr(launcher, "launcher_processes", lambda: above)
+        monkeypatch.setattr(started_by, "launcher_processes", lambda: above)
         watch = LauncherWatch()
         watch._looked -= 2.0
         assert not watch.is_gone()

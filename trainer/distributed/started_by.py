@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 import psutil
 
-from .names import Name
+from .rank_variables import Name
 
 # Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
@@ -58,7 +58,7 @@ def detect() -> Launcher:
     """
     name, arguments = _nearest()
     if name == "python":
-        from .starters import by_starter  # a plain run needs no other starters
+        from .rank_variables import by_starter  # a plain run needs no other starters
 
         name, ranks = by_starter(os.environ)
         os.environ.update({**ranks, **os.environ})
