@@ -37,7 +37,7 @@ from ..distributed.heartbeat import BUILDING, watched
 from ..distributed.restarts import restarts
 from ..errors import DEFAULT, Origin, origin_of
 from ..evaluator import Evaluator, measured_sets, sizes_of
-from ..hooks import EVENTS, Callback, Hooks, Unfinished
+from ..hooks import Callback, Hooks, Unfinished
 from ..launching import Launched, launch
 from ..optim.ema import Average
 from ..position import Position
@@ -131,9 +131,9 @@ def _build(
     trains: bool,
 ) -> Run:
     """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
-    refuse_uncalled(task, Task, EVENTS)
+    refuse_uncalled(task, Task)
     for hook in hooks.row:
-        refuse_uncalled(hook, Callback, EVENTS)
+        refuse_uncalled(hook, Callback)
     if launched is None:
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 
