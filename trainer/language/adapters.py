@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,11 +24,10 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
-        r: rank of each adapter.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
-        targets: the layers that get an adapter: a list of the ends of their names, such as q_proj.
-            ``all-linear``: all linear layers but the head.
+        targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the
+            head.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
@@ -40,14 +39,10 @@ class Adapter:
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
-    """Return the model with adapters. All other weights are frozen.
+    """Add adapters to a model, in place. All other weights are frozen.
 
-    Args:
-        model: changed in place.
-        task_type: as peft calls the task, or None for a task that peft does not know.
-
-    Raises:
-        ConfigError: peft finds no layer for the targets, or a layer that takes no dropout.
+    ``task_type`` is peft's name, or None for a task that peft does not know. Raises ``ConfigError``
+    if there is no layer for the targets, or a layer takes no dropout.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -71,19 +66,14 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
 def adapter_part(model: Any) -> SavedPart:
     """Return the adapter of a peft model as the part that is saved, in peft's file format.
 
-    https://huggingface.co/docs/peft/developer_guides/checkpoint
-
-    Args:
-        model: not prepared yet.
-
-    Raises:
-        ConfigError: the file of an adapter cannot hold some trained tensor.
+    https://huggingface.co/docs/peft/developer_guides/checkpoint. Raises ``ConfigError`` if the file
+    cannot hold some trained tensor.
     """
     from peft import PeftModel
     from peft.utils import get_peft_model_state_dict
 
     base = model.get_base_model()
-    settings = model.peft_config[model.active_adapter]
+    settings = model.active_peft_config
     tensors = dict(canonical_state(model))
     # Checkpoints hold a shared tensor under the first of its names.
     first_name = {tensor: name for name, tensor in reversed(tensors.items())}
@@ -117,20 +107,20 @@ def adapter_part(model: Any) -> SavedPart:
             "layer out of targets",
         )
 
+    part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
-    if load_base is None or not source or hasattr(base, "hf_quantizer"):
-        return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
+    if not load_base or not source or hasattr(base, "hf_quantizer"):
+        return part
 
     text = base.config.get_text_config()
     rows = type(base.config).from_pretrained(source).get_text_config().vocab_size
-    now = text.vocab_size
-    if rows != now:
+    if rows != text.vocab_size:
         raise setting_error(
             "adapter",
             source,
-            f"has {rows} tokens and the model {now}, which no adapter's file holds; save the model "
-            "with all tokens first, and load that",
+            f"has {rows} tokens and the model {text.vocab_size}, which no adapter's file holds; "
+            "save the model with all tokens first, and load that",
         )
 
     def load(folder: Path) -> Any:
@@ -139,4 +129,4 @@ def adapter_part(model: Any) -> SavedPart:
         configure(loaded, pad_token_id=text.pad_token_id)
         return PeftModel.from_pretrained(loaded, folder)
 
-    return SavedPart(file=FILE, names=names, save_config=settings.save_pretrained, load=load)
+    return replace(part, load=load)

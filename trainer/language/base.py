@@ -15,6 +15,7 @@ from ..config.paths import LocalPath
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
+from .card import model_card
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
 from .packing import IGNORED
@@ -35,23 +36,11 @@ DENSE = (None, "sdpa", "eager", "flex_attention")
 class LanguageTask(Task):
     """A task with a tokenizer and a transformers model, which is built without values.
 
-    Args:
-        model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder or a name on the Hub. By default the model's.
-        adapter: low-rank adapters. All other weights are frozen. {} for the defaults.
-        attention: transformers' name: sdpa, eager, flash_attention_2. By default the choice of the
-            model's class.
-        ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
-            ``mtp.*``.
-        cache_dir: for tokens, and for converted tensors of experts.
-        data: the training data: a file, a folder, a pattern, hf:NAME, or a list of these
-            (``sources.py``).
-        evaluation: the evaluation data, named in the same way, or the share of ``data`` that is
-            kept for evaluation, such as 0.05, or several sets by name: ``{prose: a.jsonl, code:
-            b.jsonl}``.
-        memory: values kept between calls: the tokenizer, the files of the model, notices.
+    The settings are those of docs/fine_tuning.md. ``memory`` has values that are kept between
+    calls: the tokenizer, the files of the model, notices.
     """
 
+    card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
 
     model: LocalPath | None = None
@@ -68,6 +57,11 @@ class LanguageTask(Task):
         """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
+
+    @property
+    def quantize(self) -> str | None:
+        """Return the format of the frozen weights, if they are quantized."""
+        return self.adapter.quantize if self.adapter else None
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         if not self.model:
@@ -88,12 +82,9 @@ class LanguageTask(Task):
     ) -> tuple[Any, Any]:
         """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
 
-        Args:
-            read: ``read(key, value)`` returns all items that a setting names.
-            make: ``make(items, numbers)`` returns a data set of these items.
-
-        Raises:
-            ConfigError: the share of ``data`` for evaluation is all of the items, or none.
+        ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
+        data set of some of them. Raises ``ConfigError`` if the share for evaluation is all of the
+        items, or none.
         """
 
         def whole(key: str, value: Any) -> Any:
@@ -114,11 +105,9 @@ class LanguageTask(Task):
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
         train = whole("data", self.data)
-        if not given:
-            return train, None
         if isinstance(given, Mapping):
             return train, {name: whole("evaluation", source) for name, source in given.items()}
-        return train, whole("evaluation", given)
+        return train, given and whole("evaluation", given)
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
@@ -140,30 +129,20 @@ class LanguageTask(Task):
     # -- model ------------------------------------------------------------------------------------
 
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
-        """Build the pretrained model without its values.
-
-        Args:
-            auto_class: name of a class of transformers.
-            options: keys of the model's configuration.
-        """
+        """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
             self.attention,
             self.cache_dir,
             auto_class,
             self.ignore_tensors or (),
-            self.adapter.quantize if self.adapter else None,
+            self.quantize,
             **options,
         )
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
-        """Return a model with the task's adapters, and name the model's class in its configuration.
-
-        Args:
-            model: without adapters, changed in place.
-            task_type: as of ``add_adapter``.
-        """
+        """Add the task's adapters to a model, and name the model's class in its configuration."""
         model.config.architectures = [type(model).__name__]
         return add_adapter(model, self.adapter, task_type) if self.adapter else model
 
@@ -196,6 +175,9 @@ class LanguageTask(Task):
             model = next(part for part in reversed(owners) if module in {*part.modules()})
         super().initialize(model, module)
 
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        return model_card(self, run, *self.card)
+
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer. The configurations are written with the model."""
         self.load_tokenizer().save_pretrained(directory)
@@ -206,12 +188,6 @@ class TokenTask(LanguageTask):
     """A task that predicts tokens of documents.
 
     A batch has ``labels``: the token to predict at each position, or ``IGNORED``.
-
-    Args:
-        config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
-            configuration.
-        bad_rows: ``leave_out`` continues without rows that cannot be trained on. By default the
-            first bad row ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
@@ -227,7 +203,7 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
-        if self.config and self.adapter and self.adapter.quantize:
+        if self.config and self.quantize:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
     @abstractmethod
@@ -250,12 +226,7 @@ class TokenTask(LanguageTask):
     def build(self, auto_class: str, **defaults: Any) -> Any:
         """Build the model of the files or of the configuration, without values.
 
-        Args:
-            auto_class: name of a class of transformers.
-            defaults: values of keys that ``config`` does not set.
-
-        Raises:
-            ConfigError: as of ``check_vocabulary``.
+        ``defaults`` are the values of keys that ``config`` does not set.
         """
         if self.config is None:
             model = self.build_pretrained(auto_class)
@@ -266,10 +237,7 @@ class TokenTask(LanguageTask):
         return model
 
     def check_vocabulary(self, model: Any) -> None:
-        """Raise ``ConfigError`` if a model has no embedding for some tokens.
-
-        A GPU would stop without a reason.
-        """
+        """Raise ``ConfigError`` if tokens have no embedding. A GPU would stop without a reason."""
         vocabulary = vocabulary_of(self.load_tokenizer())
         rows = model.get_input_embeddings().num_embeddings
         if vocabulary > rows:

@@ -10,7 +10,6 @@ from huggingface_hub import ModelCardData
 from ..config.documents import to_yaml
 from ..config.plain import plain
 from ..text import hidden
-from .base import LanguageTask
 
 TRAINING = (
     "run_name",
@@ -27,13 +26,8 @@ TRAINING = (
 )
 
 
-def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title: str) -> str:
-    """Return the README of a model: metadata for the Hub, settings, training, evaluation.
-
-    Args:
-        run: as given to ``Task.model_card``.
-        pipeline: how the Hub calls such models, such as text-generation.
-    """
+def model_card(task: Any, run: Mapping[str, Any], pipeline: str, title: str) -> str:
+    """Return the README of a model, of the kind that the Hub calls ``pipeline``."""
     head = ModelCardData(
         library_name="peft" if task.adapter else "transformers",
         pipeline_tag=pipeline,

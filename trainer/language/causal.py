@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..task import Data
 from .base import DENSE
-from .card import model_card
 from .columns import USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
 from .packing import LongDocuments, Packing, Rows, collate
@@ -26,42 +25,11 @@ if TYPE_CHECKING:
 class CausalLM(DecoderTask):
     """Predict the next token of texts, or the assistant's words in conversations.
 
-    Args:
-        data: the training data: a file, a folder, a pattern, hf:NAME, or a list of these
-            (``sources.py``).
-        evaluation: the evaluation data, named in the same way, or the share of the documents of
-            ``data`` that is kept for evaluation, such as 0.05, or several sets by name.
-        model: a folder of safetensors or a name on the Hub.
-        config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
-            configuration.
-        tokenizer: a folder or a name on the Hub. By default the model's.
-        text_column: the column to train on.
-        messages_column: the column with conversations: a list of {role, content}. The assistant's
-            words are trained on. Columns that are not named are found by their usual names
-            (``columns.py``).
-        prompt_column, completion_column: the columns with a question and the answer, as text or as
-            messages. The answer is trained on.
-        template: the chat template: a Jinja file, the text of a template, a name (chatml, alpaca,
-            or a name of the tokenizer's templates). By default the tokenizer's.
-        chat_template_kwargs: arguments of the template beside the messages. Those of a row override
-            these.
-        sequence_length: positions of a row.
-        packing: ``best_fit`` fills rows with documents, which do not see each other. ``none`` gives
-            each document a row.
-        long_documents: documents that are longer than a row are ``split`` into pieces, ``cut`` off
-            behind the first piece, or ``refuse``d.
-        adapter: low-rank adapters. All other weights are frozen. {} for the defaults.
-        attention: transformers' name: sdpa, eager, flash_attention_2 (on GPUs). By default the
-            choice of the model's class.
-        activation_checkpointing: recompute the activations of each layer (2: of every second layer)
-            in the backward pass, instead of keeping them.
-        loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once.
-            ``auto`` takes chunks if the logits of a micro-batch are more than 512 MiB in float32,
-            and the model's class allows chunks.
-        ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
-            ``mtp.*``.
-        cache_dir: for tokens and converted files, a folder for each content.
+    docs/fine_tuning.md describes the settings. Columns that are not named are found by their usual
+    names (``columns.py``).
     """
+
+    card: ClassVar[tuple[str, str]] = ("text-generation", "Causal language model")
 
     text_column: str = "text"
     messages_column: str | None = None
@@ -129,6 +97,3 @@ class CausalLM(DecoderTask):
         # only. All rows as a single long row have the same loss.
         rows = len(batch["input_ids"]) if self.attention in DENSE else 1
         return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
-
-    def model_card(self, run: Mapping[str, Any]) -> str:
-        return model_card(self, run, "text-generation", "Causal language model")

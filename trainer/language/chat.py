@@ -41,11 +41,7 @@ RESULT: Message = {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi",
 
 
 class Part(NamedTuple):
-    """Characters of a rendered conversation, from ``start`` to ``end``.
-
-    Args:
-        message: number of the message that wrote them, or ``NOBODY``: the template itself.
-    """
+    """Characters that a message wrote, by its number. ``NOBODY`` is the template itself."""
 
     message: int
     start: int
@@ -59,13 +55,8 @@ TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
 class ChatWriter:
     """Writes conversations with a chat template.
 
-    Args:
-        tokenizer: has the special tokens of the template.
-        text: of the template.
-
-    Attributes:
-        without_thoughts: number of turns that the template wrote without the assistant's thoughts.
-            Many templates keep the thoughts of the last turn only.
+    ``without_thoughts`` counts the turns that were written without the assistant's thoughts. Many
+    templates keep the thoughts of the last turn only.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
@@ -77,23 +68,15 @@ class ChatWriter:
         self._form = cache(self._find_form)
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
-        """Write a conversation, with the spans of the messages that are trained on.
-
-        Args, raises:
-            As of ``turns``.
-        """
+        """Write a conversation as ``turns`` does, with the spans that are trained on."""
         text, parts = self.turns(origin, chat)
         return text, [(start, end) for number, start, end in parts if chat.trained[number]]
 
     def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
         """Write a conversation, and return the parts that messages wrote, in order.
 
-        Args:
-            origin: of the conversation, for error messages.
-
-        Raises:
-            ConfigError: the template refuses the conversation, leaves out words, or does not show
-                who says which words.
+        Raises ``ConfigError`` if the template refuses the conversation, leaves out words, or does
+        not show who says which words.
         """
         try:
             text, parts = self._parts(chat.messages, chat.settings)
@@ -133,11 +116,7 @@ class ChatWriter:
         return text, parts
 
     def turn_ends(self) -> list[int]:
-        """Return the tokens that end an answer of the assistant, and a call of a tool.
-
-        That is the last special token that the template writes behind the turn (``<|im_end|>``).
-        Empty if there is no such token.
-        """
+        """Return the last special token behind an answer of the assistant, and a call of a tool."""
         found = []
         special = self.tokenizer.added_tokens_decoder
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
@@ -158,13 +137,8 @@ class ChatWriter:
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and the parts that messages wrote, in order.
 
-        In a template with {% generation %} marks the assistant's parts are the marked text.
-
-        Args:
-            given: messages.
-            settings: arguments of the template beside the messages, such as ``tools``.
-            prompt: end with the text that makes the assistant speak.
-            form: of the messages. None: the form that the template takes.
+        ``prompt`` ends with the text that makes the assistant speak. The form of messages is by
+        default the form that the template takes.
         """
         form = form or self._form(any(message.get("tool_calls") for message in given))
         messages = with_reasoning_aliases(in_form(form, given))
@@ -201,10 +175,7 @@ class ChatWriter:
         return "".join(pieces), parts
 
     def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:
-        """Return the parts of messages without the text that makes the assistant speak.
-
-        Behind the last message a template may write the end of the whole text (Phi-3).
-        """
+        """Return the parts of messages without the text that makes the assistant speak."""
         spoken: list[Part] = []
         openings: dict[bool, str] = {}
         opening = ""
@@ -248,11 +219,7 @@ class ChatWriter:
         return "" if is_end else tail
 
     def _find_form(self, calls: bool) -> Form:
-        """Return the form in which the template writes messages, found by trying the forms.
-
-        Args:
-            calls: some messages have calls of tools.
-        """
+        """Return the form in which the template writes messages, found by trying the forms."""
         talk = [QUESTION, CALL, RESULT] if calls else [QUESTION, ANSWER]
         words = (WORDS, "f_one", "x_one", "y_one") if calls else (WORDS,)
         for form in FORMS:

@@ -15,7 +15,6 @@ from xxhash import xxh3_128_hexdigest
 
 from ..task import Data
 from .base import LanguageTask
-from .card import model_card
 from .columns import take
 from .model_files import CLASSIFIER
 from .pretrained import configure
@@ -30,22 +29,12 @@ if TYPE_CHECKING:
 class SequenceClassifier(LanguageTask):
     """Classify texts with a pretrained encoder or decoder and a new last layer.
 
-    Args:
-        data, evaluation: as of ``CausalLM``.
-        model: a folder of safetensors or a name on the Hub.
-        tokenizer: a folder or a name on the Hub. By default the model's.
-        text_column, label_column: of a row. A label is a text or a whole number (1.0 is 1). The
-            labels of ``data`` are the classes, at least two, in the order of a model that is
-            trained on these classes already.
-        sequence_length: most tokens of a text. Longer texts are cut off.
-        adapter: low-rank adapters, trained beside the last layer. All other weights are frozen. {}
-            for the defaults.
-        attention: transformers' name: sdpa, eager. By default the choice of the model's class.
-        ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
-            ``mtp.*``.
-        cache_dir: for converted files.
+    A label is a text or a whole number (1.0 is 1). The labels of ``data`` are the classes, in the
+    order of a model that is trained on these classes already. Texts are cut off behind
+    ``sequence_length`` tokens. docs/fine_tuning.md describes the settings.
     """
 
+    card: ClassVar[tuple[str, str]] = ("text-classification", "Classifier of texts")
     scores_texts: ClassVar[bool] = True
 
     model: str
@@ -139,9 +128,6 @@ class SequenceClassifier(LanguageTask):
             "predicted": [classes[number] for number in logits.argmax(-1)],
             "logits": logits,
         }
-
-    def model_card(self, run: Mapping[str, Any]) -> str:
-        return model_card(self, run, "text-classification", "Classifier of texts")
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:

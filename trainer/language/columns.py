@@ -26,15 +26,9 @@ MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def take(row: Row, origin: str, column: str, key: str, kind: type = object) -> Any:
-    """Return the value of a column of a row.
+    """Return the value of a column, which the setting ``key`` names.
 
-    Args:
-        origin: of the row, for messages.
-        key: of the setting that names the column.
-        kind: of the value.
-
-    Raises:
-        ConfigError: the column is missing, or holds a value of another kind.
+    Raises ``ConfigError`` if the column is missing, or holds a value of another kind.
     """
     value = row.get(column)
     if value is None or not isinstance(value, kind):
@@ -49,11 +43,10 @@ class Columns:
     """The columns of a row to train on.
 
     Args:
-        kind: of the contents. ``messages`` is a conversation, ``prompt`` a question and the answer
-            as text or as messages. ``instruction`` is Alpaca's: the user says ``instruction`` and
-            ``input``, the answer is ``output``. ``pair`` is a preference, see ``pairs.py``.
-        names: of the columns.
-        settings: of the template, for all conversations. Those of a row override these.
+        kind: ``messages`` is a conversation, ``prompt`` a question and the answer as text or as
+            messages. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
+            answer is ``output``. ``pair`` is a preference (``pairs.py``).
+        settings: of the template. Those of a row override these.
         before_input: text between Alpaca's ``instruction`` and ``input``.
     """
 
@@ -69,11 +62,7 @@ class Columns:
         return self.kind in ("messages", "instruction")
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row to train on. A preference has two.
-
-        Raises:
-            ConfigError: the row has another form.
-        """
+        """Return the conversations of a row. Raise ``ConfigError`` if the row has another form."""
         settings = self.settings_of(row, origin)
         prompt = system_of(row)
         key = "messages_column"
@@ -89,11 +78,7 @@ class Columns:
         return [read_chat(origin, key, prompt, messages, settings)]
 
     def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
-        """Return the texts of a row to train on. A preference has two.
-
-        Raises:
-            ConfigError: the row has another form.
-        """
+        """Return the texts of a row. Raise ``ConfigError`` if the row has another form."""
         text: str = take(row, origin, self.names[0], f"{self.kind}_column", str)
         if self.kind == "text":
             return [(text, None)]
@@ -103,8 +88,7 @@ class Columns:
     def settings_of(self, row: Row, origin: str) -> dict[str, Any]:
         """Return the arguments of the template for a row, tools included.
 
-        Raises:
-            ConfigError: the row has tools of another form, or media.
+        Raises ``ConfigError`` if the row has tools of another form, or media.
         """
         if any(map(row.get, MEDIA)):
             raise setting_error("data", origin, "has images or other media; only text is supported")
@@ -126,10 +110,6 @@ def system_of(row: Row) -> list[Message]:
 
 
 def usual_columns(row: Row, usual: Sequence[Usual]) -> Usual:
-    """Return the kind and the names of the columns of a row that fit first, or else the first.
-
-    Args:
-        usual: in the order of preference.
-    """
+    """Return the first kind and names of ``usual`` that a row has, or else the first of all."""
     fitting = (given for given in usual if None not in map(row.get, given[1]))
     return next(fitting, usual[0])

@@ -34,12 +34,7 @@ LossMemory = Literal["auto", "plain", "fused"]
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTask(TokenTask):
-    """A task on a causal language model.
-
-    Args:
-        template, chat_template_kwargs, sequence_length, activation_checkpointing: as of
-            ``CausalLM``.
-    """
+    """A task on a causal language model."""
 
     template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -47,12 +42,7 @@ class DecoderTask(TokenTask):
     activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
 
     def encoder_of(self, columns: Columns, row: Row, kind: type[Encoder] = Encoder) -> Encoder:
-        """Return the encoder of the rows of a source, which a chat template writes if needed.
-
-        Args:
-            row: the first row of the source. Empty if there is none.
-            kind: the class of the encoder.
-        """
+        """Return the encoder of a source, whose first row decides on a chat template."""
         tokenizer = self.load_tokenizer()
         end = tokenizer.eos_token_id
         self.memory.setdefault("ends", [] if end is None else [end])
@@ -83,9 +73,7 @@ class DecoderTask(TokenTask):
     def build_decoder(self, loss: LossMemory, *, packed: bool) -> Any:
         """Build the model with its adapters, and a last layer that computes the loss if possible.
 
-        Args:
-            loss: as of ``CausalLM``.
-            packed: whether several documents share a row.
+        ``packed`` says whether several documents share a row.
         """
         is_known = self.attention in (*DENSE, "flash_attention_2")
         if torch.are_deterministic_algorithms_enabled() and not is_known:

@@ -24,7 +24,6 @@ from ..private.peft import without_adapter
 from ..reporting.say import say
 from ..task import Pretrained
 from .base import LanguageTask
-from .card import model_card
 from .decoder import LossMemory
 from .loss import token_losses
 from .packing import IGNORED, collate, row_of
@@ -40,12 +39,7 @@ BLOCK = 4  # pairs whose log-probabilities are computed at once
 
 
 class PolicyAndReference(nn.Module):
-    """A policy and its reference.
-
-    Args:
-        policy: the model that is trained.
-        reference: frozen. None: the policy without its adapter.
-    """
+    """A policy and its frozen reference. Without a reference: the policy without its adapter."""
 
     def __init__(self, policy: nn.Module, reference: nn.Module | None) -> None:
         super().__init__()
@@ -63,28 +57,11 @@ class PolicyAndReference(nn.Module):
 class DPO(PreferenceTask):
     """Train a policy on preferences, with a reference that the policy stays near.
 
-    Args:
-        data, evaluation: as of ``CausalLM``. Rows have a prompt, a chosen and a rejected answer, as
-            text or as messages, or two conversations that begin alike.
-        prompt_column: by default the first of ``pairs.PROMPTS`` that the first row has.
-        chosen_column, rejected_column: the answers.
-        model: a folder of safetensors or a name on the Hub.
-        template: as of ``CausalLM``. If set, texts are turns of user and assistant.
-        sequence_length: positions of a side, the prompt included.
-        long_documents: longer sides are ``cut`` off, or ``refuse``d.
-        reference: ``without_adapter`` (the default with an adapter), a ``frozen`` copy (the default
-            without an adapter), or log-probabilities that are ``computed_once``, before the first
-            step, and kept in checkpoints.
-        reference_model: the files of a ``frozen`` reference. By default ``model``.
-        beta: how much a distance from the reference costs.
-        objective: ``sigmoid``, ``robust`` to flipped preferences (Chowdhury et al. 2024), or
-            ``ipo`` (Azar et al. 2023), with log-probabilities a token.
-        label_smoothing: share of the preferences that are taken to be flipped.
-        sft_weight: weight of the mean loss a token of the chosen answer.
-        tokenizer, chat_template_kwargs, bad_rows, adapter, attention, activation_checkpointing,
-            loss, ignore_tensors, cache_dir: as of ``CausalLM``.
+    docs/fine_tuning.md describes the settings. The objective ``robust`` is of Chowdhury et al.
+    2024, ``ipo`` of Azar et al. 2023, with log-probabilities a token.
     """
 
+    card: ClassVar[tuple[str, str]] = ("text-generation", "Language model trained on preferences")
     exported: ClassVar[str] = "policy"
 
     reference: Reference | None = None
@@ -101,7 +78,7 @@ class DPO(PreferenceTask):
             raise ValueError("reference: without_adapter needs an adapter")
         if self.reference_model and self.kind != "frozen":
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
-        if self.kind == "frozen" and self.adapter and self.adapter.quantize:
+        if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
         if self.label_smoothing and self.objective == "ipo":
             raise ValueError("label_smoothing: the objective ipo has none; set 0")
@@ -136,11 +113,7 @@ class DPO(PreferenceTask):
         return PolicyAndReference(policy, reference)
 
     def _task_of_reference(self) -> DPO:
-        """Return the task whose model is the reference.
-
-        Raises:
-            ConfigError: the reference has other tokens.
-        """
+        """Return the task of the reference. Raise ``ConfigError`` if its tokens are others."""
         other = replace(self, model=self.reference_model or self.model, adapter=None)
         if other.load_tokenizer().get_vocab() != self.load_tokenizer().get_vocab():
             raise setting_error(
@@ -173,9 +146,6 @@ class DPO(PreferenceTask):
         frozen = replace(self, adapter=None, reference="frozen", reference_model=first)
         return super(DPO, frozen).for_model(folder)
 
-    def model_card(self, run: Mapping[str, Any]) -> str:
-        return model_card(self, run, "text-generation", "Language model trained on preferences")
-
     # -- training ---------------------------------------------------------------------------------
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -192,9 +162,8 @@ class DPO(PreferenceTask):
     def objective_of(self, distances: Tensor) -> Tensor:
         """Return the loss of each pair.
 
-        Args:
-            distances: (pairs, 2), the logarithms of policy over reference, chosen first. Those of
-                ``ipo`` are a token's.
+        ``distances`` are (pairs, 2), the logarithms of policy over reference, chosen first. Those
+        of ``ipo`` are a token's.
         """
         gap = distances[:, 0] - distances[:, 1]
         if self.objective == "ipo":
@@ -208,8 +177,7 @@ class DPO(PreferenceTask):
     def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
         """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64.
 
-        Args:
-            which: arguments of ``PolicyAndReference``.
+        ``which`` are arguments of ``PolicyAndReference``.
         """
         losses = token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
         return -losses.double().sum(-1).view(-1, 2)
@@ -229,10 +197,8 @@ class DPO(PreferenceTask):
     def _compute_once(self, model: nn.Module) -> Tensor:
         """Return the reference's log-probabilities of all pairs.
 
-        Collective: all ranks come here in the same micro-batch.
-
-        Raises:
-            DataError: the model has been trained, so that the reference is lost.
+        Collective: all ranks come here in the same micro-batch. Raises ``DataError`` if the model
+        has been trained, so that the reference is lost.
         """
         moment = now()
         if not self.adapter and moment.step > (moment.evaluation_set is None):

@@ -9,17 +9,11 @@ from .pretrained import configure
 
 
 def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
-    """Make a model stop at the tokens that end the texts of the training.
+    """Make a model stop at the tokens that end the texts of the training, and return a notice.
 
-    The tokens at which the model stopped before stay, if the tokenizer has them: the configuration
-    of a new GPT-2 names token 50,256, however small its vocabulary.
-
-    Args:
-        model: changed in place.
-        trained: tokens. The first becomes the ``eos_token_id`` of the model's configuration.
-
-    Returns:
-        A notice of the change. Empty if the model stops at these tokens already.
+    The first becomes the ``eos_token_id`` of the configuration. The tokens at which the model
+    stopped before stay, if the tokenizer has them: a new GPT-2 names 50,256, however small its
+    vocabulary.
     """
     config = getattr(model, "generation_config", None)
     given = getattr(config, "eos_token_id", None)

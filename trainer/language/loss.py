@@ -50,7 +50,7 @@ class FusedHead(nn.Linear):
         targets = self.targets.flatten()
         # The same on every rank and machine.
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
-            return loss_of_logits(super().forward(hidden), targets, self.reduction)
+            return self._loss(hidden, targets, self.reduction)
 
         rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
         hidden = hidden.flatten(0, -2)
@@ -58,24 +58,19 @@ class FusedHead(nn.Linear):
             chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
             # The logits of a chunk are computed again in the backward pass.
             again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-            return torch.cat([again(self._losses, *chunk) for chunk in chunks])
+            return torch.cat([again(self._loss, *chunk, "none") for chunk in chunks])
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         dtype = dtype_of_products(hidden)
         return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
             hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
         )
 
-    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return loss_of_logits(super().forward(hidden), targets, "none")
+    def _loss(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        return loss_of_logits(super().forward(hidden), targets, reduction)
 
 
 def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
-    """Return the number of tokens of a chunk, so that all chunks are about as large.
-
-    Args:
-        tokens: of the micro-batch.
-        device: a type, such as ``cuda``.
-    """
+    """Return the number of tokens of a chunk, so that all chunks are about as large."""
     size, least, tile = ON_CPU if device == "cpu" else ON_GPU
     limit = max(size // (4 * vocabulary), least)
     chunks = math.ceil(tokens / limit)
@@ -108,7 +103,6 @@ class ChunkedLoss(torch.autograd.Function):
             targets: (tokens,).
             rows: tokens of a chunk.
             dtype: of the products.
-            with_gradients: compute gradients, of the weight only if it is trained.
         """
         hidden_gradient = weight_gradient = None
         if with_gradients:
@@ -162,11 +156,8 @@ class ChunkedLoss(torch.autograd.Function):
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
     """Return why the model's last layer cannot compute the loss. Empty if the layer can.
 
-    Some models scale or bound their logits behind the last layer.
-
-    Args:
-        model: a small copy, with values. A hook stays on the last layer.
-        inputs: of a small batch to try.
+    Some models scale or bound their logits behind the last layer. A small copy of the model is
+    tried, on whose last layer a hook stays.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
@@ -187,9 +178,7 @@ def mean_loss(
 ) -> Tensor:
     """Return the mean cross entropy over the positions of ``labels`` that are not ``IGNORED``.
 
-    Args:
-        labels: the token to predict at each position, so shifted already.
-        reduction: ``none`` for the loss of each position, flat.
+    Position i predicts label i. With the reduction ``none``: the loss of each position, flat.
     """
     heads = [module for module in model.modules() if isinstance(module, FusedHead)]
     for head in heads:
@@ -204,11 +193,10 @@ def mean_loss(
 
 def token_losses(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
     """Return the cross entropy at each position, in float32: minus the logarithm of the probability
-    of the label. 0 where the label is -100.
+    of the label. 0 if the label is -100.
 
     Differentiable. The last layer of a model that ``CausalLM.build_model`` returned computes the
-    losses in chunks, so that the logits of all positions are never in memory together. The model is
-    called as a whole, so that every strategy takes part.
+    losses in chunks. The model is called as a whole, so that every strategy takes part.
 
     Args:
         model: as ``training_step`` is given the model.

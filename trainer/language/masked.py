@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,7 +13,6 @@ from pydantic import Field
 from ..data.seeds import generator_of
 from ..task import Data
 from .base import TokenTask
-from .card import model_card
 from .columns import Columns
 from .packing import IGNORED, collate
 from .problems import setting_error
@@ -32,15 +31,12 @@ REPLACED_SHARE = 0.1
 class MaskedLM(TokenTask):
     """Predict tokens of a text of which some are hidden, with an encoder.
 
-    Args:
-        data, evaluation, model, config, tokenizer, adapter, attention, ignore_tensors,
-            cache_dir: as of ``CausalLM``.
-        text_column: the column to train on.
-        sequence_length: most tokens of a row. Longer texts are cut into several rows.
-        mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are
-            hidden, 10 % are replaced by other tokens, 10 % are left. They are drawn anew in each
-            epoch, and once for evaluation.
+    Longer texts than ``sequence_length`` tokens are cut into several rows. The tokens to predict
+    are drawn anew in each epoch, and once for evaluation. docs/fine_tuning.md describes the
+    settings.
     """
+
+    card: ClassVar[tuple[str, str]] = ("fill-mask", "Masked language model")
 
     text_column: str = "text"
     sequence_length: Annotated[int, Field(ge=2)] = 512
@@ -83,16 +79,11 @@ class MaskedLM(TokenTask):
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
-    def model_card(self, run: Mapping[str, Any]) -> str:
-        return model_card(self, run, "fill-mask", "Masked language model")
-
 
 class Pieces:
     """Documents as tokens, each cut into pieces of at most ``length``.
 
-    Args:
-        mask: for evaluation, to mask each piece in the same way every time. None: the pieces are
-            plain tokens.
+    ``mask`` masks each piece in the same way every time, for evaluation. None: plain tokens.
     """
 
     def __init__(
@@ -125,13 +116,8 @@ def hide_tokens(
 ) -> dict[str, Tensor]:
     """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
 
-    A label is the token to predict, or ``IGNORED``.
-
-    Args:
-        ids: (tokens,).
-        tokenizer: has the special tokens, which are predicted only if a row has no other tokens.
-        vocabulary: number of tokens.
-        probability: share of the tokens that are to be predicted, at least 1 of each row.
+    A label is the token to predict, or ``IGNORED``. At least a token is predicted, a special token
+    only if a row has no other tokens.
     """
     special = torch.tensor(tokenizer.all_special_ids)
     eligible = torch.isin(ids, special, invert=True).nonzero().flatten()

@@ -26,13 +26,7 @@ ROLES = {  # of ShareGPT and its relatives
 
 
 class Chat(NamedTuple):
-    """A conversation to train on.
-
-    Args:
-        messages: each with a role, content, and perhaps tool_calls.
-        trained: for each message, whether the message is trained on.
-        settings: arguments of the template beside the messages: tools, and those of the row.
-    """
+    """A conversation to train on: which messages are trained on, and arguments of the template."""
 
     messages: list[Message]
     trained: list[bool]
@@ -64,17 +58,10 @@ def thoughts_and_words(message: Message) -> tuple[str, str]:
 def read_chat(
     origin: str, key: str, prompt: Any, messages: Any, settings: Mapping[str, Any]
 ) -> Chat:
-    """Read a conversation of a row.
+    """Read a conversation of a row, of which the messages of ``prompt`` are not trained on.
 
-    Args:
-        origin: of the row, for error messages.
-        key: of the setting that names the column.
-        prompt: messages before ``messages``, which are not trained on.
-        messages: of the row.
-        settings: as of ``Chat``.
-
-    Raises:
-        ConfigError: the conversation or a message has another form.
+    Raises ``ConfigError`` with the setting ``key`` if the conversation or a message has another
+    form.
     """
     if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
@@ -98,11 +85,7 @@ def read_chat(
 
 
 def _is_learnt(given: dict[str, Any]) -> bool:
-    """Return whether a message or a part is learnt, and remove the keys that say so.
-
-    Raises:
-        ValueError, TypeError: a key says something else than yes or no.
-    """
+    """Return whether a message or a part is learnt, and remove the keys that say so."""
     said = {given.pop(key) for key in filter(LEARNT, [*given])}
     said |= {1 - given.pop(key) for key in filter(HIDDEN, [*given])}
     if not said <= {0, 1}:

@@ -40,11 +40,8 @@ def stored_part(
 ) -> Pretrained:
     """Return the tensors of a model that are in the files of a folder, and those that are new.
 
-    New are the adapters that were added after the model was built.
-
-    Args:
-        names: of tensors in the files, as the model was built with.
-        left_out: the other tensors in the files, such as another task's head.
+    New are the adapters that were added after the model was built. ``left_out`` are the other
+    tensors in the files, such as another task's head.
     """
     tensors = dict(canonical_state(model))
     in_model = {bare_name(name): name for name in tensors if bare_name(name) in names}
@@ -73,17 +70,14 @@ def build_on_meta(
     The files are returned as a function of the model, to which adapters may be added first.
 
     Args:
-        name: a folder of safetensors or a name on the Hub.
         attention: transformers' name, or None for the choice of the model's class.
-        cache_dir: for converted files.
         auto_class: name of a class of transformers.
         ignored: patterns of tensors of the files that the model may lack.
         quantize: load the model with values, in this format of 4 bits. No files are read later.
         options: keys of the configuration.
 
     Raises:
-        ConfigError: a file is missing, damaged or of another kind, the Hub cannot be reached, or
-            the files do not hold exactly this model.
+        ConfigError: the files do not hold exactly this model, or cannot be read.
     """
     import transformers
     from huggingface_hub import snapshot_download
@@ -136,8 +130,7 @@ def build_on_meta(
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], Pretrained]:
     """Find the tensors of a model in a folder, by their names in the model.
 
-    Raises:
-        ConfigError: the files hold different values for a tensor that has two names in the model.
+    Raises ``ConfigError`` if the files hold different values for a tensor that has two names.
     """
     ranges, entries = of_model_folder(folder)
     own = dict(canonical_state(model)).keys()
@@ -168,10 +161,7 @@ def _new_tensors(
     """Check that model and files have the same tensors, and return the names of new tensors.
 
     An encoder's pooling and last layers belong to a single task: other tasks' layers in the files
-    are left out, and a classifier's are new.
-
-    Raises:
-        ConfigError: another tensor is missing or unused.
+    are left out, and a classifier's are new. Raises ``ConfigError`` for any other tensor.
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     missing: set[str] = set(info["missing_keys"])
@@ -203,11 +193,9 @@ def _converted_folder(
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 
-    Files may have other names, or a tensor for each expert, while the model has a single tensor
-    for all. They are converted once per machine, a few gigabytes at a time.
-
-    Args:
-        missing: tensors that no file holds. If there are any, the whole model is read at once.
+    Files may have other names, or a tensor for each expert, while the model has a single tensor for
+    all. They are converted once per machine, a few gigabytes at a time, but at once if there are
+    ``missing`` tensors, which no file holds.
     """
     import transformers
 

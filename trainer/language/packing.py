@@ -34,11 +34,8 @@ class Rows:
     ``version`` is a hash of the documents' tokens and targets, and of nothing else.
 
     Args:
-        corpus: with the tokens.
         chosen: documents of the corpus, by number.
         length: positions of a row.
-        packing: ``best_fit`` fills rows with pieces. ``none`` gives each piece a row.
-        long_documents: as of ``CausalLM``.
         cache: parent of the folder with the plan of the rows.
 
     Raises:
@@ -98,9 +95,7 @@ class Rows:
 def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
     """Return input_ids, labels and position_ids of a row, each (positions,) in int64.
 
-    Args:
-        tokens: of documents. Targets have the bit ``TARGET``.
-        pieces: (first token, positions) of each piece of the row, as (n, 2).
+    ``pieces`` are (first token, positions) of each piece of the row, as (n, 2).
     """
     places = np.concatenate([start + np.arange(length) for start, length in pieces])
 
@@ -119,10 +114,8 @@ def collate(
 ) -> dict[str, Tensor]:
     """Return a batch of rows, padded at the end. Each tensor is (rows, tokens).
 
-    Args:
-        rows: input_ids, and any of labels, position_ids and attention_mask, each (tokens,).
-        padding: token of padded positions, which have no loss.
-        length: of a padded row. None: the length of the longest row of the batch.
+    A row has input_ids, and any of labels, position_ids and attention_mask, each (tokens,).
+    ``length`` is by default that of the longest row of the batch. Padded positions have no loss.
     """
     width = length or max(len(row["input_ids"]) for row in rows)
     padded = []
@@ -144,14 +137,8 @@ def cut_documents(
 ) -> Int64Array:
     """Cut documents into pieces of at most ``length`` positions. Leave out those without a target.
 
-    Args:
-        tokens: of all documents. Targets have the bit ``TARGET``.
-        starts, ends: of each document, in ``tokens``.
-        length: positions of a row.
-        keep_rest: keep all pieces of a long document. Else only the first piece.
-
-    Returns:
-        (first token, positions) of each piece, as (n, 2).
+    Returns (first token, positions) of each piece, as (n, 2), or only of the first piece of each
+    document unless ``keep_rest``.
     """
     pieces = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -167,10 +154,6 @@ def best_fit(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array
     """Put pieces into rows: the longest piece first, each into the fullest row with enough space.
 
     The time is almost linear in the number of pieces, since rows are kept by their free space.
-
-    Args:
-        lengths: of the pieces, each at least 1 and at most ``capacity``.
-        capacity: of a row.
 
     Returns:
         The pieces in the order of the rows, and the first piece of each row in that order, with

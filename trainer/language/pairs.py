@@ -7,7 +7,7 @@ are the tokens of the answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, takewhile
 from operator import eq
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
 from .chat import TrainingText
 from .columns import Columns, system_of, take
 from .messages import Chat, read_chat
@@ -34,8 +33,7 @@ class PairColumns(Columns):
     """The columns of a preference: ``names`` are those of prompt, chosen and rejected.
 
     Args:
-        tokens: of a side, at most.
-        cuts: longer sides are cut off. Else they are refused.
+        tokens: of a side, at most. Longer sides are cut off (``cuts``) or refused.
         as_chat: texts are turns of user and assistant, which the chat template writes.
         whole: texts repeat the prompt. Else they follow the prompt.
     """
@@ -61,12 +59,7 @@ class PairColumns(Columns):
         )
 
     def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return both sides as conversations, of which the messages that differ are trained on.
-
-        Raises:
-            ConfigError: the row has another form, the sides do not begin with the prompt, or a side
-                has no answer of its own.
-        """
+        """Return both sides as conversations, of which the messages that differ are trained on."""
         settings, system = self.settings_of(row, origin), system_of(row)
         prompt = _messages(self._prompt(row), "user")
         chats = []
@@ -81,15 +74,13 @@ class PairColumns(Columns):
         both = zip(*(chat.messages for chat in chats), strict=False)
         shared = [chosen for chosen, _ in takewhile(lambda pair: eq(*pair), both)]
         given = read_chat(origin, "prompt_column", [], prompt, {}).messages if prompt else []
-        if not shared or not all(message in shared for message in given):
-            raise _no_beginning(origin)
-
         begin = len(shared)
-        for key, chat in zip(SIDES, chats, strict=True):
+        answers = []
+        for chat in chats:
             chat.trained[:begin] = [False] * begin
-            answers = compress(chat.messages, chat.trained)
-            if not any(m["content"].strip() or m.get("tool_calls") for m in answers):
-                raise _no_answer(key, origin)
+            own = compress(chat.messages, chat.trained)
+            answers.append(any(m["content"].strip() or m.get("tool_calls") for m in own))
+        _check_sides(origin, shared and all(message in shared for message in given), answers)
         return chats
 
     def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
@@ -97,9 +88,6 @@ class PairColumns(Columns):
 
         Without a prompt, the beginning of both sides up to a whole word is the prompt. All rows of
         a source either repeat the prompt or do not.
-
-        Raises:
-            ConfigError: as of ``read_chats``, or the row has parts that texts cannot have.
         """
         if row.get("system") or row.get("tools"):
             raise setting_error(
@@ -116,11 +104,8 @@ class PairColumns(Columns):
             prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
         elif not self.whole:
             texts = [f"{prompt}{text}" for text in texts]
-        if not prompt or not all(text.startswith(str(prompt)) for text in texts):
-            raise _no_beginning(origin)
-        for key, text in zip(SIDES, texts, strict=True):
-            if not text[len(prompt) :].strip():
-                raise _no_answer(key, origin)
+        begins = prompt and all(text.startswith(str(prompt)) for text in texts)
+        _check_sides(origin, begins, (text[len(prompt) :].strip() for text in texts))
         return [(text, [(len(prompt), len(text))]) for text in texts]
 
     def _prompt(self, row: Row) -> Any:
@@ -139,27 +124,27 @@ def _messages(value: Any, role: str) -> Any:
     return [value] if isinstance(value, Mapping) else value or []
 
 
-def _no_answer(key: str, origin: str) -> ConfigError:
-    rule = "the side has no answer of its own; the answer is empty, or the same on both sides"
-    return setting_error(key, origin, rule)
-
-
-def _no_beginning(origin: str) -> ConfigError:
-    return setting_error(
-        "prompt_column",
-        origin,
-        "the prompt is not the beginning of both sides; chosen and rejected hold answers to the "
-        "prompt, or whole conversations that begin alike",
-    )
+def _check_sides(origin: str, begin_alike: object, answers: Iterable[object]) -> None:
+    """Raise ``ConfigError`` unless both sides begin with the prompt, and both have an answer."""
+    if not begin_alike:
+        raise setting_error(
+            "prompt_column",
+            origin,
+            "the prompt is not the beginning of both sides; chosen and rejected hold answers to "
+            "the prompt, or whole conversations that begin alike",
+        )
+    for key, answer in zip(SIDES, answers, strict=True):
+        if not answer:
+            raise setting_error(
+                key,
+                origin,
+                "the side has no answer of its own; the answer is empty, or the same on both sides",
+            )
 
 
 @dataclass(frozen=True)
 class PairEncoder(Encoder):
-    """A function from preferences to pairs of documents.
-
-    Args:
-        columns: of preferences.
-    """
+    """A function from preferences to pairs of documents."""
 
     columns: PairColumns
 
@@ -169,10 +154,7 @@ class PairEncoder(Encoder):
             pair = list(super().encode([(origin, row)]))
             problem = pair and self._problem(pair, margin)
             if problem:
-                error = setting_error("data", origin, problem)
-                if not self.bad_rows:
-                    raise error
-                self.bad.append(error)
+                self.leave_out(setting_error("data", origin, problem))
             elif pair:
                 self.numbers.append(margin)
                 yield from pair
@@ -201,8 +183,7 @@ class PairCorpus(Corpus):
 class Pair(NamedTuple):
     """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``.
 
-    Args:
-        number: of the pair among those of all data sets of a task.
+    ``number`` is that among the pairs of all data sets of a task.
     """
 
     sides: list[UInt32Array]
@@ -211,12 +192,9 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """Pairs of a corpus.
+    """The pairs ``chosen`` of a corpus, each side cut off behind ``tokens`` tokens.
 
-    Args:
-        chosen: pairs of the corpus, by number.
-        tokens: of a side, at most.
-        first: the number of the first pair among those of all data sets of a task.
+    ``first`` is the number of the first pair among those of all data sets of a task.
     """
 
     def __init__(self, corpus: PairCorpus, chosen: Int64Array, tokens: int, first: int) -> None:

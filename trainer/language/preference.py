@@ -28,14 +28,10 @@ if TYPE_CHECKING:
 class PreferenceTask(DecoderTask):
     """A task that learns from pairs of a chosen and a rejected answer.
 
-    A batch has both sides of each pair, as neighbouring rows, chosen first.
-
-    Args:
-        prompt_column: by default the first of ``PROMPTS`` that a row has. A row without a prompt
-            has whole conversations or texts, which begin alike.
-        chosen_column, rejected_column: the answers, as text or as messages.
-        long_documents: sides that are longer than ``sequence_length`` are ``cut`` off, or
-            ``refuse``d.
+    A batch has both sides of each pair, as neighbouring rows, chosen first. The prompt is by
+    default the first of ``PROMPTS`` that a row has. A row without a prompt has whole conversations
+    or texts, which begin alike. Sides that are longer than ``sequence_length`` are ``cut`` off, or
+    ``refuse``d.
     """
 
     counts_tokens: ClassVar[bool] = False
@@ -95,11 +91,7 @@ class PreferenceTask(DecoderTask):
 
     @abstractmethod
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
-        """Return the inputs of a batch, each of shape (sides, tokens).
-
-        Args:
-            sides: tokens of each side. Targets have the bit ``TARGET``.
-        """
+        """Return the inputs of a batch, each (sides, tokens). Targets have the bit ``TARGET``."""
 
     def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
         """Return a batch of pairs: the inputs, and number and margin of each pair."""
@@ -156,11 +148,7 @@ def without_dropout(model: Any) -> Any:
 
 
 def measured(rewards: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of each pair.
-
-    Args:
-        rewards: (pairs, 2), chosen first.
-    """
+    """Return the metrics of each pair. The rewards are (pairs, 2), chosen first."""
     chosen, rejected = rewards.detach().unbind(1)
     return {
         "chosen_reward": chosen,

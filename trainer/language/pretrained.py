@@ -20,12 +20,8 @@ def from_configuration(
 ) -> Any:
     """Build a model on the meta device, without values: its task draws the first values.
 
-    Args:
-        config: ``model_type`` and keys of its configuration class.
-        defaults: values of keys that ``config`` does not set. They override the class's own.
-
-    Raises:
-        ConfigError: the configuration class does not know a key, or refuses a value.
+    ``defaults`` override the configuration class's own. Raises ``ConfigError`` if the class does
+    not know a key, or refuses a value.
     """
     import transformers
 
@@ -46,22 +42,13 @@ def from_configuration(
 
 
 def configure(model: Any, **values: Any) -> None:
-    """Set values of a model's configuration, and in that of the text part if there are several.
-
-    Args:
-        model: changed in place.
-        values: such as ``pad_token_id``, by which a decoder finds the last token to score.
-    """
+    """Set values of a model's configuration, and in that of the text part if there are several."""
     model.config.update(values)
     model.config.get_text_config().update(values)
 
 
 def checkpoint_activations(model: Any, every: int) -> None:
-    """Recompute the activations of every n-th layer in the backward pass instead of keeping them.
-
-    Args:
-        model: changed in place.
-    """
+    """Recompute the activations of every n-th layer in the backward pass, to keep fewer."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed the method of 5.17, and warns if the old name is used.

@@ -6,12 +6,9 @@ from ..errors import ConfigError, Origin, Problem
 
 
 def setting_error(key: str, value: object, rule: str) -> ConfigError:
-    """Return the error for a setting of a language task.
+    """Return the error for a setting below ``task_settings``.
 
-    Args:
-        key: of the setting, below ``task_settings``.
-        value: of the setting, or the place of the error in the data.
-        rule: the broken rule, and how to follow the rule.
+    ``value`` may be the place in the data. ``rule`` is the broken rule, and how to follow the rule.
     """
     return ConfigError(
         Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)

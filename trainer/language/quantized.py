@@ -17,9 +17,7 @@ from ..private.accelerate import is_connected
 def placement_in_4_bits(quantize: str) -> dict[str, Any]:
     """Return the arguments of ``from_pretrained`` that load a model in 4 bits.
 
-    Args:
-        quantize: nf4, as bitsandbytes calls the format. Scales are quantized as well (double
-            quantization).
+    ``quantize`` is bitsandbytes' name. Scales are quantized as well (double quantization).
     """
     from transformers import BitsAndBytesConfig
 
@@ -30,11 +28,7 @@ def placement_in_4_bits(quantize: str) -> dict[str, Any]:
 
 
 def follow_autocast(model: Any) -> None:
-    """Make the layers in 4 bits compute in the dtype of autocast, or else of the input.
-
-    Args:
-        model: in 4 bits, changed in place.
-    """
+    """Make layers in 4 bits compute in the dtype of autocast, or else of the input, in place."""
     from bitsandbytes.nn import Linear4bit
 
     for layer in model.modules():

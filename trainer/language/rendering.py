@@ -29,11 +29,7 @@ def compile_watched(text: str) -> Any:
 
 
 class Watch:
-    """The message that writes now, in each of the nested loops of a template.
-
-    Args:
-        messages: of the conversation.
-    """
+    """The message that writes now, in each of the nested loops of a template."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
         self.roles = [message["role"] for message in messages]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from ..task import Data
-from .card import model_card
 from .model_files import CLASSIFIER
 from .packing import collate
 from .preference import PreferenceTask, without_dropout
@@ -27,17 +26,11 @@ class RewardModel(PreferenceTask):
     """Learn a score of answers: that of the chosen answer is to be larger by the ``margin`` of the
     row, which is 0 without such a column (Bradley and Terry 1952).
 
-    The score is the only output of a new last layer, at the last token of a text.
-
-    Args:
-        data, evaluation, prompt_column, chosen_column, rejected_column, template,
-            chat_template_kwargs, model, tokenizer, bad_rows, adapter, attention,
-            activation_checkpointing, ignore_tensors, cache_dir: as of ``DPO``.
-        sequence_length: tokens of a side.
-        long_documents: ``refuse`` longer sides, or ``cut`` them off. The end of a text that is cut
-            off is not scored.
+    The score is the only output of a new last layer, at the last token of a text. The end of a text
+    that is cut off is not scored. docs/fine_tuning.md describes the settings.
     """
 
+    card: ClassVar[tuple[str, str]] = ("text-classification", "Reward model")
     scores_texts: ClassVar[bool] = True
     long_documents: Literal["cut", "refuse"] = "refuse"
 
@@ -76,6 +69,3 @@ class RewardModel(PreferenceTask):
         rewards = model(**inputs).logits.view(-1, 2).double()
         losses = -logsigmoid(rewards[:, 0] - rewards[:, 1] - batch["pair_margin"])
         return losses, rewards
-
-    def model_card(self, run: Mapping[str, Any]) -> str:
-        return model_card(self, run, "text-classification", "Reward model")

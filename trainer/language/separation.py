@@ -40,11 +40,7 @@ def small_batch(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def probing(model: Any) -> Iterator[None]:
-    """Compute in bfloat16 on a GPU, and restore the random state after.
-
-    Args:
-        model: with values.
-    """
+    """Compute in bfloat16 on a GPU, and restore the random state after."""
     on_gpu = model.device.type == "cuda"
     # By default fork_rng takes all devices, which wakes each GPU of the machine.
     devices = [torch.cuda.current_device()] if on_gpu else []
@@ -56,9 +52,7 @@ def probing(model: Any) -> Iterator[None]:
 def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
     """Refuse a model in which a token of one packed document influences another document.
 
-    Args:
-        model: a small copy, with values. A hook stays on the embedding.
-        inputs: returns the arguments of the model for a batch.
+    ``model`` is a small copy with values, on whose embedding a hook stays.
 
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
@@ -84,9 +78,8 @@ def _tokens_that_reach_second_document(
 ) -> Tensor:
     """Return which tokens of a small batch influence the second document of the first row.
 
-    Returns:
-        (rows, positions), bool: whether the gradient of the document's logits in the token's
-        embedding is not zero.
+    (rows, positions), bool: whether the gradient of the document's logits in the token's embedding
+    is not zero.
     """
     batch = small_batch(model)
     shape = batch["input_ids"].shape

@@ -67,7 +67,6 @@ class Source:
     """Rows that a setting names.
 
     Args:
-        name: of the file or the data set.
         key: of the setting, for messages.
         digest: text that changes with the content.
         dataset: of the library ``datasets``, or ``JsonRows``.
@@ -79,11 +78,7 @@ class Source:
     dataset: Any
 
     def read(self) -> Iterator[tuple[str, Row]]:
-        """Yield each row, behind the origin of the row for messages.
-
-        Raises:
-            ConfigError: a file has another content than the suffix says.
-        """
+        """Yield each row, behind its origin for messages. Raise ``ConfigError`` if unreadable."""
         is_json = isinstance(self.dataset, JsonRows) or self.dataset.info.builder_name == "json"
         number = 0
         try:
@@ -100,14 +95,9 @@ class Source:
 
 
 def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
-    """List the sources that a setting names, in order.
+    """List the sources that the setting ``key`` names, in order.
 
-    Args:
-        names: value of the setting.
-        key: of the setting, for messages.
-
-    Raises:
-        ConfigError: a file, a folder or a data set does not exist or cannot be loaded.
+    Raises ``ConfigError`` if a file, a folder or a data set does not exist or cannot be loaded.
     """
     return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
 
@@ -165,10 +155,7 @@ def _unreadable(name: str, key: str, error: Exception, place: str = "") -> Excep
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the value of a column without the keys that Arrow adds to nested mappings.
-
-    Arrow gives all mappings of a column the same keys. The keys that a mapping lacked are null.
-    """
+    """Return a value without the keys that Arrow adds to make all mappings of a column alike."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -32,12 +32,8 @@ SHIPPED = {"chatml": CHATML, "alpaca": ALPACA}
 def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
     """Return the text of the chat template of a run, and the name of the template for people.
 
-    Args:
-        given: ``task_settings.template``: a name, the text of a template, or a Jinja file. None:
-            the tokenizer's.
-
-    Raises:
-        ConfigError: there is no such template.
+    Given is a name, the text of a template, or a Jinja file. None: the tokenizer's. Raises
+    ``ConfigError`` if there is no such template.
     """
     own = tokenizer.chat_template
     named = {**SHIPPED, **(own if isinstance(own, dict) else {"default": own})}

@@ -34,15 +34,7 @@ BadRows = Literal["leave_out"] | None
 
 
 def load_tokenizer(name: str, key: str) -> Any:
-    """Load a tokenizer from a folder or a name on the Hub.
-
-    Args:
-        name: of the folder, or on the Hub.
-        key: of the setting, for messages.
-
-    Raises:
-        ConfigError: no tokenizer could be loaded.
-    """
+    """Load a tokenizer from a folder or a name on the Hub, or raise ``ConfigError``."""
     from transformers import AutoTokenizer
 
     path = Path(name).expanduser()
@@ -74,14 +66,10 @@ def vocabulary_of(tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from rows to tokens.
+    """A function from rows to tokens. Only conversations have a ``writer``.
 
-    Args:
-        columns: the columns that are trained on.
-        writer: writes conversations. None if the rows are no conversations.
-        bad_rows: whether rows that cannot be trained on are left out.
-        bad: the errors of these rows.
-        numbers: of each row that was encoded, for encoders that keep a number (a margin).
+    ``bad`` are the errors of rows that were left out, ``numbers`` those of the other rows (a
+    margin).
     """
 
     tokenizer: Any
@@ -94,20 +82,14 @@ class Encoder:
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         """Yield the tokens of each document of some rows, in order, and whether each is a target.
 
-        Args:
-            rows: each with an origin, for messages.
-
-        Raises:
-            ConfigError: a row cannot be trained on, and such rows are not left out.
+        Raises ``ConfigError`` if a row cannot be trained on, and such rows are not left out.
         """
         documents: list[TrainingText] = []
         for origin, row in rows:
             try:
                 documents += self._texts(origin, row)
             except ConfigError as error:
-                if not self.bad_rows:
-                    raise
-                self.bad.append(error)
+                self.leave_out(error)
         if not documents:
             return
 
@@ -125,6 +107,12 @@ class Encoder:
             if spans[number] is not None:
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
             yield (ids, targets) if self.writer else self._with_ends(ids, targets)
+
+    def leave_out(self, error: ConfigError) -> None:
+        """Keep the error of a row. Raise the error if bad rows are not left out."""
+        if not self.bad_rows:
+            raise error
+        self.bad.append(error)
 
     def _texts(self, origin: str, row: Row) -> list[TrainingText]:
         """Return the texts of a row, each with the spans that are trained on."""
@@ -159,10 +147,6 @@ def tokens_in_spans(
     """Return whether each token has a character of a span, or is between such tokens.
 
     A token across the border of a span is a target: some of the characters are the assistant's.
-
-    Args:
-        offsets: of the tokens: (first character, the character behind the last).
-        spans: of characters, in the same way.
     """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     targets = np.zeros(len(offsets), bool)
@@ -182,7 +166,6 @@ class Corpus:
         ends: of each document, in ``tokens``.
         content: a hash of the tokens and targets, and of nothing else.
         notices: about rows that are left out, for the banner.
-        numbers: of the rows, see ``Encoder``.
     """
 
     tokens: UInt32Array
@@ -197,15 +180,8 @@ class Corpus:
     ) -> Corpus:
         """Tokenise sources once per machine, or find the files of the same content.
 
-        Args:
-            sources: of the rows.
-            encoders: of the rows of each source. All have the same tokenizer.
-            cache: parent of the folder with the tokens.
-            key: of the setting that names the sources, for messages.
-
-        Raises:
-            ConfigError: a row cannot be trained on.
-            DataError: there is nothing to train on.
+        Each source has an encoder, all with the same tokenizer. Raises ``ConfigError`` if a row
+        cannot be trained on, and ``DataError`` if there is nothing to train on.
         """
         tokenizer = encoders[0].tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -236,11 +212,7 @@ class Corpus:
         return len(self.ends)
 
     def version(self, chosen: Int64Array) -> str:
-        """Return a hash of the tokens and targets of some documents.
-
-        Args:
-            chosen: documents by number.
-        """
+        """Return a hash of the tokens and targets of some documents, given by number."""
         return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.tobytes())
 
 

@@ -15,12 +15,7 @@ from .tokens import tokens_in_spans
 
 
 class Turn(NamedTuple):
-    """The tokens of a message, from ``start`` to ``end``.
-
-    Args:
-        role: such as ``user`` and ``assistant``. Tools answer as ``tool``.
-        trained: whether the message is one to learn: of the assistant, and not of the prompt.
-    """
+    """The tokens of a message. ``trained``: of the assistant, and not of the prompt."""
 
     role: str
     start: int
@@ -41,11 +36,8 @@ def tokenize_rows(
     """Yield the tokens of conversations, each with the spans of its turns.
 
     A conversation is written as a whole by the chat template. A turn of the assistant is without
-    the text that makes the assistant speak, and with the token that ends the turn.
-
-    Args:
-        rows: with the columns of conversations that ``CausalLM`` knows.
-        template: as of ``CausalLM``.
+    the text that makes the assistant speak, and with the token that ends the turn. Rows have the
+    columns of conversations that ``CausalLM`` knows.
 
     Raises:
         ConfigError: a row is no conversation, or the template refuses a conversation.
