@@ -195,7 +195,7 @@ def saving(rehearse: bool) -> dict[str, Any]:
         )  # fmt: skip
         training = Trainer(Llama(name=name), config, trainer.launch(config))
         run = training.run
-        found: dict[str, Any] = {"parameters": run.parameters}
+        found: dict[str, Any] = {"parameters": run.facts["parameters"]}
         for info in training.steps():
             if info.step in (2, 4):
                 which = "first" if info.step == 2 else "second"

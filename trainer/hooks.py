@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .run import Run
+from .run import Built, Read, Run, Setup
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,23 +56,6 @@ class StepInfo:
     evaluation: dict[str, float] | None = None
 
 
-class Unfinished:
-    """A run that is being built, for hooks: the parts that exist, by their names in ``Run``.
-
-    Args:
-        parts: the records that ``build`` has made so far.
-    """
-
-    def __init__(self, *parts: object) -> None:
-        self._parts = parts
-
-    def __getattr__(self, name: str) -> Any:
-        for part in self._parts:
-            if hasattr(part, name):
-                return getattr(part, name)
-        raise AttributeError(f"run.{name} is not built yet when this event is called")
-
-
 class Callback:
     """A hook of a run. Subclass ``Callback`` and override the methods that you need.
 
@@ -81,7 +64,7 @@ class Callback:
     state is in the checkpoint.
 
     ``on_launch``, ``on_data``, ``on_model`` and ``on_optimizer`` are called while the run is built:
-    their ``run`` has only the parts that exist by then (``Unfinished``).
+    their ``run`` is the record of the parts that exist by then.
 
     Attributes:
         every: ``on_step`` is called at every ``every``-th optimizer step, and at the last.
@@ -89,22 +72,22 @@ class Callback:
 
     every: int = 1
 
-    def on_launch(self, run: Any) -> None:
+    def on_launch(self, run: Setup) -> None:
         """Look at a run whose ranks are connected, before anything is read, built or written.
 
         ``run`` has ``task``, ``config``, ``plan``, ``strategy``, ``agreement`` and ``note``.
         """
 
-    def on_data(self, run: Any) -> None:
+    def on_data(self, run: Read) -> None:
         """Look at the data that the task built (``run.data``), before the model is built.
 
         ``run`` has also ``name``, ``directory``, ``train_data`` and ``total_steps``.
         """
 
-    def on_model(self, run: Any, model: nn.Module) -> None:
+    def on_model(self, run: Read, model: nn.Module) -> None:
         """Look at the model that the task built, before a strategy wraps or shards the model."""
 
-    def on_optimizer(self, run: Any, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:
         """Look at the fresh optimizer, before a strategy wraps or shards the model."""
 
     def on_start(self, run: Run) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import nn
 
 from .checkpoint.exported import export_model
-from .checkpoint.parts import Parts, StatefulCallback
+from .checkpoint.parts import Parts
 from .checkpoint.saver import Saver
 from .checkpoint.store import Start
 from .data.now import Now, current, set_now
@@ -59,10 +59,8 @@ class Setup:
         agreement: decisions of all ranks, over a separate CPU group.
         meter: the clocks of this rank.
         is_main: whether this is the main process, which writes.
-        machine: facts of the machine, for people.
         task_facts: the task and the task's settings, as they were before the task was used.
         trains: whether the run trains, or is evaluated alone.
-        position: the part that changes from step to step. ``Run`` has properties for the fields.
         notices: the lines below the table of the banner.
     """
 
@@ -74,10 +72,8 @@ class Setup:
     agreement: Agreement
     meter: Meter
     is_main: bool
-    machine: Mapping[str, Any]
     task_facts: Mapping[str, Any]
     trains: bool
-    position: Position
     notices: list[str]
 
     def note(self, *texts: str) -> None:
@@ -100,6 +96,116 @@ class Folder:
     directory: RunDirectory
     start: Start
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Length:
+    """The steps of a run.
+
+    Args:
+        total_steps: the step at which training ends, and the schedule.
+        stop_at: the config's, in optimizer steps, or None.
+        last_step: the step with which this run ends: ``total_steps``, or before it ``stop_at``.
+        save_every: the config's interval, or None. ``is_due_at(step)``.
+        finished: whether the run in this folder has ended already: nothing is trained or written.
+    """
+
+    total_steps: int
+    stop_at: int | None
+    last_step: int
+    save_every: Interval | None
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sets:
+    """The data of a run.
+
+    Args:
+        data, train_data: the data that ``Task.build_data`` returned, and the windows of the
+            training set.
+        sampled: the content of some samples of the data sets.
+        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
+            set yields this rank's ``(batch, examples)``, in the order of the data.
+    """
+
+    data: Data
+    train_data: TrainData
+    sampled: Sampled
+    evaluation_sets: Mapping[str, MeasuredSet]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Read:
+    """A run whose data is read, and whose model is not built yet.
+
+    The names below are those of the parts.
+    """
+
+    setup: Setup
+    folder: Folder
+    length: Length
+    sets: Sets
+
+    @property
+    def task(self) -> Task:
+        return self.setup.task
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.setup.config
+
+    @property
+    def plan(self) -> Plan:
+        return self.setup.plan
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.setup.strategy
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.setup.agreement
+
+    @property
+    def meter(self) -> Meter:
+        return self.setup.meter
+
+    @property
+    def is_main(self) -> bool:
+        return self.setup.is_main
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.folder.directory
+
+    @property
+    def total_steps(self) -> int:
+        return self.length.total_steps
+
+    @property
+    def last_step(self) -> int:
+        return self.length.last_step
+
+    @property
+    def finished(self) -> bool:
+        return self.length.finished
+
+    @property
+    def data(self) -> Data:
+        return self.sets.data
+
+    @property
+    def train_data(self) -> TrainData:
+        return self.sets.train_data
+
+    @property
+    def evaluation_sets(self) -> Mapping[str, MeasuredSet]:
+        return self.sets.evaluation_sets
+
     @property
     def files(self) -> Path:
         """Return the folder for files of your callbacks, made when asked for.
@@ -110,80 +216,57 @@ class Folder:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def note(self, *texts: str) -> None:
+        """Add lines to the banner and to plan.json, before these are written."""
+        self.setup.note(*texts)
+
+    def say(self, text: str) -> None:
+        """Print a line, and add the line to log.txt, from the main process."""
+        say_and_log(self.directory, text)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RunData:
-    """The data of a run, and the length of the run.
+class Built(Read):
+    """A run whose model and optimizer are built, and not prepared yet.
 
     Args:
-        data, train_data: the data that ``Task.build_data`` returned, and the windows of the
-            training set.
-        total_steps: the step at which training ends, and the schedule.
-        stop_at: the config's, in optimizer steps, or None.
-        last_step: the step with which this run ends: ``total_steps``, or before it ``stop_at``.
-        eval_every, save_every: the config's intervals, or None. ``is_due_at(step)``.
-        finished: whether the run in this folder has ended already: nothing is trained or written.
-        sampled: the content of some samples of the data sets.
-        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
-            set yields this rank's ``(batch, examples)``, in the order of the data.
+        module: the model.
+        reads_weights_later: whether the first values do not count, because files have others.
     """
 
-    data: Data
-    train_data: TrainData
-    total_steps: int
-    stop_at: int | None
-    last_step: int
-    eval_every: Interval | None
-    save_every: Interval | None
-    finished: bool
-    sampled: Sampled
-    evaluation_sets: Mapping[str, MeasuredSet]
+    module: nn.Module
+    reads_weights_later: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Prepared:
-    """The parts of a run that follow the prepared model and optimizer.
+class Run(Read):
+    """The live parts of a training, prepared under a strategy, and the position.
+
+    ``build`` makes a run. Every method is collective: call it on every rank.
 
     Args:
+        setup, folder, length, sets: the parts from before the model was built. ``run.plan`` is
+            ``run.setup.plan``, and so on.
+        position: the part that changes from step to step. ``Run`` has properties for the fields.
         schedule: of the learning rate, stepped by ``advance``.
         average: the moving average of the weights, if a decay is set.
-        optimizer_facts: facts of the optimizer and the schedule as they were built, which banner,
-            plan.json and trackers report beside the plan.
-        parameters, trainable: how many elements the parameters have.
         operations: floating-point operations of a token with the parameters, forward and backward.
-        state_bytes: a rank's bytes of parameters, gradients and optimizer state, by formula.
         evaluator: measures the evaluation sets.
         parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
-        callbacks: the hooks whose state belongs into checkpoints, in the order of their calls.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
+        facts: the content of plan.json: everything that is known of the run before the first step.
     """
 
+    position: Position
     schedule: LRScheduler
     average: Average
-    optimizer_facts: Mapping[str, Any]
-    parameters: int
-    trainable: int
     operations: int
-    state_bytes: int
     evaluator: Evaluator
     parts: Parts
     saver: Saver
-    callbacks: Sequence[StatefulCallback]
     before_save: Callable[[Run], None]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Setup, Folder, RunData, Prepared):
-    """The live parts of a training, prepared under a strategy, and the position.
-
-    ``build`` makes a run of the records above. Every method is collective: call it on every rank.
-
-    Args:
-        facts: the content of plan.json.
-    """
-
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
 
     @property
     def accelerator(self) -> Accelerator:
@@ -345,7 +428,8 @@ class Run(Setup, Folder, RunData, Prepared):
 
     def saves_at(self, step: int) -> bool:
         """Return whether a checkpoint is due at a step. The last step is saved in any case."""
-        return self.save_every is not None and self.save_every.is_due_at(step)
+        interval = self.length.save_every
+        return interval is not None and interval.is_due_at(step)
 
     def save(self) -> None:
         """Begin a checkpoint of this step, which is written while training continues.
@@ -383,7 +467,7 @@ class Run(Setup, Folder, RunData, Prepared):
                     self.model,
                     form.load,
                     exported=self.task.exported,
-                    parameters=self.parameters,
+                    parameters=self.facts["parameters"],
                     rounded=self.plan.mixed_precision != "no",
                     say=self.say,
                 )
@@ -435,10 +519,6 @@ class Run(Setup, Folder, RunData, Prepared):
             ValueError: no tracker of this name runs.
         """
         return self.accelerator.get_tracker(name, unwrap=True)
-
-    def say(self, text: str) -> None:
-        """Print a line, and add the line to log.txt, from the main process."""
-        say_and_log(self.directory, text)
 
     def close(self) -> None:
         """Wait for the save in flight, and release the engine. Your own script calls it last."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_run import step_info
 
 from trainer import Callback, Run, StepInfo
-from trainer.hooks import EVENTS, Hooks, Unfinished
+from trainer.hooks import EVENTS, Hooks
 
 RUN: Any = object()
 
@@ -95,10 +94,3 @@ def test_summaries_are_merged_also_of_hooks_that_have_no_event() -> None:
             return {"silent": True}
 
     assert Hooks([Recording("a", []), Silent(), Callback()]).summary() == {"a": 0, "silent": True}
-
-
-def test_a_run_that_is_being_built_has_its_parts_under_the_names_of_the_run() -> None:
-    run = Unfinished(SimpleNamespace(plan="long"), SimpleNamespace(plan="short", data=1))
-    assert (run.plan, run.data) == ("long", 1)
-    with pytest.raises(AttributeError, match=r"run\.model is not built yet"):
-        print(run.model)

@@ -168,7 +168,7 @@ def main() -> None:
                 pass
             [found["seen"]] = [
                 hook.state_dict()["seen"]
-                for hook in run.run.callbacks
+                for hook in run.run.parts.callbacks
                 if "seen" in hook.state_dict()
             ]
             found["world_size"] = run.run.accelerator.num_processes

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import set_seed
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..checkpoint import store
 from ..checkpoint.optimizer_state import OptimizerForm
@@ -26,18 +26,18 @@ from ..checkpoint.saver import Saver
 from ..checkpoint.store import Start
 from ..config.documents import to_yaml
 from ..config.fingerprint import task_facts, task_folder
-from ..config.interval import checked_interval
 from ..config.naming import as_literal, resolve_names
 from ..config.plain import plain
 from ..config.train_config import TrainConfig
-from ..data.batches import Layout, is_stream
+from ..data.batches import Layout
+from ..data.indexed import IndexedData
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..distributed.heartbeat import BUILDING, watched
 from ..distributed.restarts import restarts
 from ..errors import DEFAULT, Origin, origin_of
 from ..evaluator import Evaluator, measured_sets, sizes_of
-from ..hooks import Callback, Hooks, Unfinished
+from ..hooks import Callback, Hooks
 from ..launching import Launched, launch
 from ..optim.ema import Average
 from ..position import Position
@@ -47,12 +47,12 @@ from ..reporting.machine import machine
 from ..reporting.meter import Meter, count_call
 from ..reporting.say import say_and_log
 from ..row import checks_of
-from ..run import Folder, Prepared, Run, RunData, Setup
+from ..run import Built, Folder, Read, Run, Sets, Setup
 from ..strategies.memory import states_of_run
 from ..task import Task, own_optimizer
 from ..text import hidden, versions
 from .data import build_data, sample_data
-from .length import last_step, stop_step
+from .length import configured_interval, length_of
 from .new_model import Model, count_parameters, model_of, operations_per_token
 from .new_optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .uncalled import refuse_uncalled
@@ -139,41 +139,32 @@ def _build(
 
     with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
         setup = _connect(task, config, launched, origins, trains=trains)
-        hooks.call("on_launch", Unfinished(setup))
+        hooks.call("on_launch", setup)
         setup, folder = _claim_folder(setup)
+        read = _read_data(setup, folder)
+        hooks.call("on_data", read)
 
-        data = _read_data(setup, folder)
-        setup = dataclasses.replace(setup, plan=setup.plan.with_length(data.total_steps))
-        hooks.call("on_data", Unfinished(setup, folder, data))
-
-        model, changes = model_of(
-            task,
-            setup.config,
-            setup.plan,
-            trains=trains,
-            resumes=folder.start.found is not None,
-        )
-        setup.note(*changes)
-        so_far = Unfinished(setup, folder, data, model)
-        hooks.call("on_model", so_far, model.module)
-
-        optimizer, optimizer_facts, frozen = (
-            build_optimizer(task, setup.config, model.module, setup.plan)
+        model = model_of(read)
+        hooks.call("on_model", read, model.module)
+        optimizer, reported, frozen = (
+            build_optimizer(task, read.config, model.module, read.plan)
             if trains
             else build_no_optimizer(model.module)
         )
-        setup.note(*frozen)
-        hooks.call("on_optimizer", so_far, optimizer)
-
-        prepared = _prepare(setup, folder, data, model, optimizer, optimizer_facts, hooks)
-        _load(setup, folder, prepared, finished=data.finished)
-        run = Run(
-            **vars(setup),
-            **vars(folder),
-            **vars(data),
-            **vars(prepared),
-            facts=_facts(setup, folder, data, prepared),
+        read.note(*frozen)
+        built = Built(
+            setup=read.setup,
+            folder=folder,
+            length=read.length,
+            sets=read.sets,
+            module=model.module,
+            reads_weights_later=model.reads_weights_later,
         )
+        hooks.call("on_optimizer", built, optimizer)
+
+        run = _prepare(read, model, optimizer, reported, hooks)
+        _load(run)
+        run.facts["notices"] = [*run.plan.notices, *run.setup.notices]
         if trains:
             _announce(run)
     return run
@@ -204,10 +195,8 @@ def _connect(
         meter=Meter(accelerator.device),
         # Read at each step, and Accelerate's property costs 15 us.
         is_main=accelerator.is_main_process,
-        machine=machine(accelerator.device, agreement.gather),
         task_facts=task_facts(task, config.task),
         trains=trains,
-        position=Position(),
         notices=[],
     )
 
@@ -257,9 +246,9 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     )
 
 
-def _read_data(setup: Setup, folder: Folder) -> RunData:
+def _read_data(setup: Setup, folder: Folder) -> Read:
     """Build the data sets, which give the length of the run. Collective: call on every rank."""
-    config, plan, agreement, start = setup.config, setup.plan, setup.agreement, folder.start
+    config, plan, agreement = setup.config, setup.plan, setup.agreement
     layout = Layout(
         rank=setup.strategy.accelerator.process_index,
         world_size=plan.world_size,
@@ -268,43 +257,31 @@ def _read_data(setup: Setup, folder: Folder) -> RunData:
     )
     pin_memory = plan.device == "cuda"
     data, train_data = build_data(setup.task, config, layout, setup.origins, pin_memory=pin_memory)
-    if hasattr(data.train, "set_epoch") and not is_stream(data.train):
+    if isinstance(train_data, IndexedData) and hasattr(data.train, "set_epoch"):
         setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
-    eval_every, save_every, stop_at = (
-        checked_interval(
-            getattr(config, key), train_data.steps_per_epoch, origin_of(setup.origins, key)
-        )
-        for key in ("eval_every", "save_every", "stop_at")
-    )
-    total_steps = last_step(config, train_data, start)
-    train_data.items.total_steps = total_steps
-    sampled = sample_data(config, data, train_data, agreement, needed=_saves(setup, folder))
-    evaluation_sets = measured_sets(
-        setup.task,
-        data,
-        layout,
-        batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-        eval_every=eval_every,
-        steps_per_epoch=train_data.steps_per_epoch,
-        workers=config.workers,
-        pin_memory=pin_memory,
-        gather=agreement.gather,
-    )
 
-    last = stop_step(config, stop_at, start)
-    end = min(total_steps, last or total_steps)
-    has_ended = start.continues and start.step == end == folder.directory.ended_at()
-    return RunData(
-        data=data,
-        train_data=train_data,
-        total_steps=total_steps,
-        stop_at=last,
-        last_step=end,
-        eval_every=eval_every,
-        save_every=save_every,
-        finished=agreement.of_main(has_ended),
-        sampled=sampled,
-        evaluation_sets=evaluation_sets,
+    length = length_of(setup, folder, train_data)
+    train_data.items.total_steps = length.total_steps
+    return Read(
+        setup=dataclasses.replace(setup, plan=plan.with_length(length.total_steps)),
+        folder=folder,
+        length=length,
+        sets=Sets(
+            data=data,
+            train_data=train_data,
+            sampled=sample_data(config, data, train_data, agreement, needed=_saves(setup, folder)),
+            evaluation_sets=measured_sets(
+                setup.task,
+                data,
+                layout,
+                batch_size=config.evaluation_batch_size or plan.micro_batch_size,
+                eval_every=configured_interval(setup, "eval_every", train_data),
+                steps_per_epoch=train_data.steps_per_epoch,
+                workers=config.workers,
+                pin_memory=pin_memory,
+                gather=agreement.gather,
+            ),
+        ),
     )
 
 
@@ -314,141 +291,193 @@ def _saves(setup: Setup, folder: Folder) -> bool:
 
 
 def _prepare(
-    setup: Setup,
-    folder: Folder,
-    data: RunData,
-    model: Model,
-    optimizer: Optimizer,
-    optimizer_facts: Mapping[str, Any],
-    hooks: Hooks,
-) -> Prepared:
-    """Shard or wrap model and optimizer, and build the parts that follow them. Collective."""
-    strategy, config, module = setup.strategy, setup.config, model.module
-    parameters = count_parameters(module)
-    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    read: Read, model: Model, optimizer: Optimizer, reported: dict[str, Any], hooks: Hooks
+) -> Run:
+    """Shard or wrap model and optimizer, and build the parts that follow them. Collective.
+
+    Args:
+        reported: the optimizer's description for reports.
+    """
+    module, position = model.module, Position()
     operations = operations_per_token(module)
     form = OptimizerForm.of(
-        module, optimizer, saved=_saves(setup, folder), device=strategy.step_device
+        module,
+        optimizer,
+        saved=_saves(read.setup, read.folder),
+        device=read.strategy.step_device,
     )
-    offloads = strategy.steps_on_cpu(setup.plan)
-    states = states_of_run(setup.plan, module, len(form.ranges), offloads=offloads)
-    strategy.prepare(module, optimizer)
-    strategy.model.register_forward_pre_hook(count_call)
-    strategy.verify()
-    setup.note(*strategy.notices)
-    setup.agreement.limit_waits()
-
-    # Dropout differs between the batches of the ranks.
-    set_seed(seed_of(config.seed, data.train_data.layout.rank))
-    if setup.trains:
-        schedule, told = build_schedule(
-            setup.task, config, setup.plan, strategy.optimizer, data.total_steps
-        )
-        optimizer_facts = {**optimizer_facts, **told}
-    else:
-        schedule = LambdaLR(strategy.optimizer, lambda step: 1.0)
-    setup.note(*setup.task.notices())
+    sizes = _sizes(read, module, len(form.ranges))
+    _divide(read, module, optimizer)
+    schedule, of_schedule = _schedule(read)
+    read.note(*read.task.notices())
+    facts = _facts(read, {**reported, **of_schedule}, sizes)
 
     # Live views, which follow the weights.
-    averaged = [s for s in strategy.shards() if s.tensor.numel()] if config.ema_decay else []
-    average = Average([s.tensor for s in averaged], strategy.write_back, config.ema_decay)
-
-    planned = setup.plan.as_dict()
-    settings = {
-        **vars(config),
-        **planned,
-        **setup.task_facts,
-        "train_samples": data.train_data.size,
-        "total_steps": data.total_steps,
-    }
+    decay = read.config.ema_decay
+    averaged = [s for s in read.strategy.shards() if s.tensor.numel()] if decay else []
+    average = Average([s.tensor for s in averaged], read.strategy.write_back, decay)
     parts = Parts(
-        position=setup.position,
-        spent=setup.meter.until_now,
-        strategy=strategy,
+        position=position,
+        spent=read.meter.until_now,
+        strategy=read.strategy,
         optimizer_form=form,
         averages=list(zip(averaged, average.average, strict=True)),
         schedule=schedule,
-        data=data.train_data,
-        sampled=data.sampled,
-        task=setup.task,
+        data=read.train_data,
+        sampled=read.sets.sampled,
+        task=read.task,
         callbacks=hooks.row,
         model_file=model.model_file,
-        settings=hidden(settings),
-        config=hidden(asdict(config)),
-        plan=planned,
-        about={
-            **planned,
-            **optimizer_facts,
-            "run_name": folder.name,
-            "machine": setup.machine,
-            "versions": versions(),
-        },
+        config=read.config,
+        plan=read.plan,
+        settings=_settings(read),
+        facts=facts,
     )
     saver = Saver(
-        folder.directory.path / "checkpoints",
-        setup.agreement,
-        config,
-        partial(say_and_log, folder.directory),
+        read.directory.path / "checkpoints",
+        read.agreement,
+        read.config,
+        partial(say_and_log, read.directory),
     )
-    saver.prepare(parts, finished=data.finished)
-
-    if model.meta_model is not None:
-        setup.note(*model.meta_model.fill(parts))
-    if model.model_file.names is not None:  # no checkpoint holds the rest of the model
-        from ..checkpoint.compatibility import base_weights
-
-        settings = {**parts.settings, "base_weights": base_weights(parts, setup.agreement)}
-        parts = dataclasses.replace(parts, settings=settings)
-
-    return Prepared(
+    saver.prepare(parts, finished=read.finished)
+    _fill(read, model, parts)
+    return Run(
+        setup=read.setup,
+        folder=read.folder,
+        length=read.length,
+        sets=read.sets,
+        position=position,
         schedule=schedule,
         average=average,
-        optimizer_facts=optimizer_facts,
-        parameters=parameters,
-        trainable=trainable,
         operations=operations,
-        state_bytes=states.total,
         evaluator=Evaluator(
-            task=setup.task,
-            strategy=strategy,
-            agreement=setup.agreement,
-            sets=data.evaluation_sets,
-            position=setup.position,
-            train_data=data.train_data,
+            task=read.task,
+            strategy=read.strategy,
+            agreement=read.agreement,
+            sets=read.evaluation_sets,
+            position=position,
+            train_data=read.train_data,
             average=average,
             frozen_modes=model.frozen_modes,
         ),
         parts=parts,
         saver=saver,
-        callbacks=hooks.row,
         before_save=partial(hooks.call, "on_save"),
+        facts=facts,
     )
 
 
-def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -> None:
+def _sizes(read: Read, module: nn.Module, states: int) -> dict[str, int]:
+    """Count the elements of a model that is whole, and the bytes of a rank by formula.
+
+    Args:
+        states: the tensors that the optimizer keeps for each parameter.
+    """
+    offloads = read.strategy.steps_on_cpu(read.plan)
+    return {
+        "parameters": count_parameters(module),
+        "trainable_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
+        "state_bytes_per_rank": states_of_run(read.plan, module, states, offloads=offloads).total,
+    }
+
+
+def _divide(read: Read, module: nn.Module, optimizer: Optimizer) -> None:
+    """Shard or wrap model and optimizer. Then ranks draw random numbers of their own."""
+    strategy = read.strategy
+    strategy.prepare(module, optimizer)
+    strategy.model.register_forward_pre_hook(count_call)
+    strategy.verify()
+    read.note(*strategy.notices)
+    read.agreement.limit_waits()
+
+    # Dropout differs between the batches of the ranks.
+    set_seed(seed_of(read.config.seed, read.train_data.layout.rank))
+
+
+def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
+    """Return the schedule, and its description for reports. An evaluation alone moves no rate."""
+    optimizer = read.strategy.optimizer
+    if not read.setup.trains:
+        return LambdaLR(optimizer, lambda step: 1.0), {}
+    return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
+
+
+def _settings(read: Read) -> dict[str, Any]:
+    """Return all settings by key, of which the fingerprint takes those that decide the numbers."""
+    settings: dict[str, Any] = {
+        **vars(read.config),
+        **read.plan.as_dict(),
+        **read.setup.task_facts,
+        "train_samples": read.train_data.size,
+        "total_steps": read.total_steps,
+    }
+    shown: dict[str, Any] = hidden(settings)
+    return shown
+
+
+def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the content of plan.json, but for the notices. Collective.
+
+    Args:
+        reported: the descriptions of optimizer and schedule.
+    """
+    setup, config, accelerator = read.setup, read.config, read.strategy.accelerator
+    return {
+        **read.plan.as_dict(),
+        **reported,
+        "run_name": read.name,
+        "machine": machine(accelerator.device, read.agreement.gather),
+        "versions": versions(),
+        "model_class": type(read.strategy.model).__name__,
+        "distributed_type": accelerator.distributed_type.value,
+        "seed": config.seed,
+        "callbacks": hidden(config.callbacks),
+        **setup.task_facts,
+        "task_folder": task_folder(read.task),
+        "train_samples": read.train_data.size,
+        "evaluation_samples": sizes_of(read.data),
+        "steps_per_epoch": read.train_data.steps_per_epoch,
+        "total_steps": read.total_steps,
+        "stop_at": read.length.stop_at,
+        **sizes,
+        "output_dir": str(read.directory.path),
+    }
+
+
+def _fill(read: Read, model: Model, parts: Parts) -> None:
+    """Give a model on the meta device its values, and add the checksum of a frozen base."""
+    if model.meta_model is not None:
+        read.note(*model.meta_model.fill(parts))
+    if model.model_file.names is not None:  # no checkpoint holds the rest of the model
+        from ..checkpoint.compatibility import base_weights
+
+        parts.settings["base_weights"] = base_weights(parts, read.agreement)
+
+
+def _load(run: Run) -> None:
     """Set the run to its checkpoint, or begin with the config's weights. Collective.
 
     Raises:
         ConfigError: the configuration changes the numbers of the run, and that is not allowed.
         CheckpointError: the checkpoint holds another model, or values that no run has saved.
     """
-    config, start, parts = setup.config, folder.start, prepared.parts
+    config, start, parts = run.config, run.folder.start, run.parts
     for info in start.passed_over:
-        setup.note(f"passed over {info.path.name}: {info.problem}")
+        run.note(f"passed over {info.path.name}: {info.problem}")
 
     if start.found is not None:
         from ..checkpoint.restore import load
 
         counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
-        setup.meter.before = counters.pop("spent", setup.meter.before)
-        vars(setup.position).update(counters)
-        setup.note(f"resumed from {start.found.path}", *changes)
+        run.meter.before = counters.pop("spent", run.meter.before)
+        vars(run.position).update(counters)
+        run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
-            prepared.saver.last_step = parts.step
+            run.saver.last_step = run.step
     elif start.continues:
-        setup.note(f"resume: auto: {folder.directory.path} holds no checkpoint: starts at step 0")
-    if setup.trains and restarts():
-        setup.note(
+        run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
+    if run.setup.trains and restarts():
+        run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"
         )
@@ -456,35 +485,10 @@ def _load(setup: Setup, folder: Folder, prepared: Prepared, *, finished: bool) -
     if start.found is None and config.weights is not None:
         from ..checkpoint.restore import load_weights
 
-        setup.note(*load_weights(parts, Path(config.weights), setup.agreement))
-    if start.continues and not finished:
-        setup.agreement.run_on_main(
-            lambda: store.set_aside(info.path for info in start.passed_over)
-        )
-        folder.directory.cut_rows(parts.step)
-
-
-def _facts(setup: Setup, folder: Folder, data: RunData, prepared: Prepared) -> dict[str, Any]:
-    """Return the content of plan.json: everything that is known of a run before the first step."""
-    return dict(
-        prepared.parts.about,
-        model_class=type(setup.strategy.model).__name__,
-        distributed_type=setup.strategy.accelerator.distributed_type.value,
-        seed=setup.config.seed,
-        callbacks=hidden(setup.config.callbacks),
-        **setup.task_facts,
-        task_folder=task_folder(setup.task),
-        train_samples=data.train_data.size,
-        evaluation_samples=sizes_of(data.data),
-        steps_per_epoch=data.train_data.steps_per_epoch,
-        total_steps=data.total_steps,
-        stop_at=data.stop_at,
-        parameters=prepared.parameters,
-        trainable_parameters=prepared.trainable,
-        state_bytes_per_rank=prepared.state_bytes,
-        output_dir=str(folder.directory.path),
-        notices=[*setup.plan.notices, *setup.notices],
-    )
+        run.note(*load_weights(parts, Path(config.weights), run.agreement))
+    if start.continues and not run.finished:
+        run.agreement.run_on_main(lambda: store.set_aside(info.path for info in start.passed_over))
+        run.directory.cut_rows(run.step)
 
 
 def _announce(run: Run) -> None:
@@ -498,7 +502,7 @@ def _announce(run: Run) -> None:
     # A key whose default of the task a launch file replaces is left out of config.yaml. The value
     # would contradict the launch file when config.yaml is read again.
     settings = dict(vars(run.config))
-    for key, origin in run.origins.items():
+    for key, origin in run.setup.origins.items():
         if origin.is_default and not run.plan.origin(key).is_default:
             settings.pop(key, None)
     run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder

@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from ..checkpoint.store import Start
-from ..config.interval import Interval
-from ..config.train_config import TrainConfig
+from ..config.interval import Interval, checked_interval
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
-from ..errors import Origin
+from ..errors import Origin, origin_of
+from ..run import Folder, Length, Setup
 
 
-def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
-    """Return the optimizer step at which training ends: by epochs from the start, or by max_steps.
+def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
+    """Return the steps of a run, which epochs or ``max_steps`` end. Collective.
 
     Raises:
-        ConfigError: the checkpoint to begin with is beyond that step already.
+        ConfigError: an interval is shorter than a step, or the checkpoint to begin with is beyond
+            the end already.
     """
+    config, start = setup.config, folder.start
     ends = []
     if config.epochs is not None:
         assert isinstance(data, IndexedData), "epochs are refused for streams"
         ends.append((start.step + data.steps_left(start.samples, config.epochs), "epochs"))
     if config.max_steps is not None:
         ends.append((config.max_steps, "max_steps"))
+    total_steps, _ = min(ends)
 
-    end, key = min(ends)
-    _refuse_end_before(start, end, key, getattr(config, key))
-    return end
-
-
-def stop_step(config: TrainConfig, until: Interval | None, start: Start) -> int | None:
-    """Return the step at which ``stop_at`` ends this run, or None without ``stop_at``.
-
-    Args:
-        until: the interval that ``stop_at`` stands for.
-
-    Raises:
-        ConfigError: the checkpoint to begin with is beyond that step already.
-    """
-    if until is None:
-        return None
-    _refuse_end_before(start, until.first_step, "stop_at", config.stop_at)
-    return until.first_step
-
-
-def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None) -> None:
-    if start.found is not None and start.step > end:
+    until = configured_interval(setup, "stop_at", data)
+    if until is not None:
+        ends.append((until.first_step, "stop_at"))
+    last_step, key = min(ends)
+    if start.found is not None and start.step > last_step:
         raise Origin("resume", key=key).error(
-            f"ends the run at step {end}, and {start.found.path} is at step {start.step} already. "
-            "Raise the value",
-            value,
+            f"ends the run at step {last_step}, and {start.found.path} is at step {start.step} "
+            "already. Raise the value",
+            getattr(config, key),
         )
+
+    has_ended = start.continues and start.step == last_step == folder.directory.ended_at()
+    return Length(
+        total_steps=total_steps,
+        stop_at=until.first_step if until else None,
+        last_step=last_step,
+        save_every=configured_interval(setup, "save_every", data),
+        finished=setup.agreement.of_main(has_ended),
+    )
+
+
+def configured_interval(setup: Setup, key: str, data: TrainData) -> Interval | None:
+    """Return the interval of a key of the config. Raises ``ConfigError``."""
+    origin = origin_of(setup.origins, key)
+    return checked_interval(getattr(setup.config, key), data.steps_per_epoch, origin)

@@ -25,6 +25,7 @@ from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
+    from ..run import Read
     from ..run_plan import Plan
     from .meta_model import MetaModel
 
@@ -133,16 +134,11 @@ class Model:
     reads_weights_later: bool
 
 
-def model_of(
-    task: Task, config: TrainConfig, plan: Plan, *, trains: bool, resumes: bool
-) -> tuple[Model, list[str]]:
-    """Build the model of a run, not prepared yet, and return a notice of each change.
-
-    Args:
-        trains: whether the run trains, or is evaluated alone.
-        resumes: whether a checkpoint has the values.
-    """
-    module, changes = build_model(task, config, plan)
+def model_of(read: Read) -> Model:
+    """Build the model of a run, not prepared yet. Each change is a notice."""
+    task, config, trains = read.task, read.config, read.setup.trains
+    resumes = read.folder.start.found is not None
+    module, changes = build_model(task, config, read.plan)
     frozen_modes, modes = enter_training_mode(task, module) if trains else ([], [])
     sources = sources_of(task, module) if is_on_meta(module) else []
     dtypes = export_dtypes(module, config.export_dtype, sources)
@@ -162,13 +158,14 @@ def model_of(
         from .meta_model import MetaModel
 
         meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
+    read.note(*changes, *modes)
     return Model(
         module=module,
         meta_model=meta_model,
         model_file=model_file,
         frozen_modes=frozen_modes,
         reads_weights_later=model_file.names is None and is_read,
-    ), [*changes, *modes]
+    )
 
 
 def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], list[str]]:

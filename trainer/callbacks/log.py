@@ -43,7 +43,7 @@ class Log(Callback):
             "epoch": round(info.epoch, 6),
             "samples": info.samples,
             "loss": loss,
-            **logged_rates(run.rates, run.optimizer_facts["optimizer_groups"]),
+            **logged_rates(run.rates, run.facts["optimizer_groups"]),
             "grad_norm": float(info.grad_norm),
             "skipped_steps": run.skipped_steps,
             **run.meter.read(run.last_step - run.step),

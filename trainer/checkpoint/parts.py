@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..config.train_config import TrainConfig
 from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..position import Position
+from ..run_plan import Plan
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import unwrapped
 from ..task import Task
@@ -43,10 +45,8 @@ class Parts:
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
         averages: the moving averages of the shards that this rank owns, if a decay is set.
         sampled: the content of some samples of the training set.
-        settings: all facts of the run by key. The fingerprint takes the facts that decide the
-            numbers.
-        config, plan: for people who read ``state.json``.
-        about: the facts of the run for the model card.
+        settings: all settings by key, of which the fingerprint takes those that decide the numbers.
+        facts: the content of plan.json, for the model card.
     """
 
     position: Position
@@ -60,10 +60,10 @@ class Parts:
     task: Task
     callbacks: Sequence[StatefulCallback]
     model_file: ModelFile
-    settings: Mapping[str, Any]
-    config: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    about: Mapping[str, Any]
+    config: TrainConfig
+    plan: Plan
+    settings: dict[str, Any]
+    facts: Mapping[str, Any]
 
     @property
     def step(self) -> int:
@@ -78,7 +78,7 @@ class Parts:
     @property
     def run(self) -> dict[str, Any]:
         """Return the facts of the run until now, for the model card."""
-        return {**self.about, "step": self.step, **self.counters}
+        return {**self.facts, "step": self.step, **self.counters}
 
     @property
     def rank(self) -> int:

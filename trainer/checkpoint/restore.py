@@ -305,7 +305,7 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
 
     # Another number of ranks cannot take over the generators. The new generators must not repeat
     # the numbers that were drawn before.
-    set_seed(seed_of(parts.config["seed"], step, parts.rank))
+    set_seed(seed_of(parts.config.seed, step, parts.rank))
     return [
         f"{before} processes before, {parts.world_size} now: random numbers of the model "
         "(dropout) are drawn from new streams; the order of the data stays as it was"

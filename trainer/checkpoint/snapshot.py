@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..data import rng
 from ..distributed.exit import print_line
 from ..errors import CheckpointError
 from ..optim.groups import settings
-from ..text import versions
+from ..text import hidden, versions
 from .codec import encode, encode_plain
 from .disk import LARGEST_JSON, FileFact, path_inside, write_file
 from .optimizer_state import schedule_state
@@ -133,8 +133,8 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             if not parts.leaves_out(name, handle)
         ],
         "mathematics": fingerprint(parts),
-        "config": encode_plain(parts.config, "config"),
-        "plan": encode_plain(parts.plan, "plan"),
+        "config": encode_plain(hidden(asdict(parts.config)), "config"),
+        "plan": encode_plain(parts.plan.as_dict(), "plan"),
         "versions": versions(),
     }
     if form.names is not None:

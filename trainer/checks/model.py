@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import LaunchError
-from ..hooks import Callback, Unfinished
+from ..hooks import Callback
 from ..private.torch import has_accumulation_hooks
+from ..run import Read
 from ..strategies.tensors import WRAPPERS
 from ..text import listed
 
@@ -14,7 +15,7 @@ from ..text import listed
 class SupportedModel(Callback):
     """Looks at a model that a task has built."""
 
-    def on_model(self, run: Unfinished, model: nn.Module) -> None:
+    def on_model(self, run: Read, model: nn.Module) -> None:
         """Raise ``LaunchError`` if a strategy would lose or double a part of the model."""
         for path, module in model.named_modules():
             name = path or type(module).__name__

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import Origin
-from ..hooks import Callback, Unfinished
-from ..run import Run
+from ..hooks import Callback
+from ..run import Built, Run
 from ..task import own_optimizer
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DivisibleOptimizer(Callback):
     """Tries a fresh optimizer on small tensors."""
 
-    def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:
         """Raise ``ConfigError`` if ranks would step otherwise than one process. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:

@@ -6,8 +6,8 @@ from ..data.alike import SAME_DATA, check_same_beginning
 from ..data.batches import Window
 from ..distributed.same import same_on_all_ranks
 from ..errors import DataError
-from ..hooks import Callback, Unfinished
-from ..run import Run
+from ..hooks import Callback
+from ..run import Read, Run
 
 
 class SameData(Callback):
@@ -16,9 +16,9 @@ class SameData(Callback):
     def __init__(self) -> None:
         self._compared = False
 
-    def on_data(self, run: Unfinished) -> None:
+    def on_data(self, run: Read) -> None:
         """Raise ``DataError`` if a rank has another data set. Collective."""
-        difference = same_on_all_ranks(run.sampled.facts, run.agreement.gather)
+        difference = same_on_all_ranks(run.sets.sampled.facts, run.agreement.gather)
         if difference:
             raise DataError(f"{difference}: {SAME_DATA}")
 

@@ -19,7 +19,8 @@ from ..data.digest import bytes_of
 from ..distributed.agreement import Agreement
 from ..distributed.same import same_on_all_ranks
 from ..errors import LaunchError
-from ..hooks import Callback, Unfinished
+from ..hooks import Callback
+from ..run import Built
 from ..strategies.tensors import canonical_state
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class SameModel(Callback):
     """Compares the model and the optimizer, as the task built them, between ranks."""
 
-    def on_optimizer(self, run: Unfinished, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:
         """Raise ``LaunchError`` if a rank has built another model or optimizer. Collective."""
         check_model(run.module, optimizer, run.agreement, values_come_later=run.reads_weights_later)
 

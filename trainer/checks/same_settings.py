@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..config.plain import flat
 from ..distributed.same import same_on_all_ranks
 from ..errors import Origin
-from ..hooks import Callback, Unfinished
+from ..hooks import Callback
+from ..run import Setup
 
 # Of a plan: the origins of values, how the processes were started, and notices of a machine.
 _MAY_DIFFER = ("files", "origins", "notices", "launcher")
@@ -14,7 +15,7 @@ _MAY_DIFFER = ("files", "origins", "notices", "launcher")
 class SameSettings(Callback):
     """Compares config, plan and the task's settings between ranks, before anything is built."""
 
-    def on_launch(self, run: Unfinished) -> None:
+    def on_launch(self, run: Setup) -> None:
         """Raise ``ConfigError`` if a rank has other settings. Collective."""
         plan = run.plan.as_dict()
         planned = {key: value for key, value in plan.items() if key not in _MAY_DIFFER}

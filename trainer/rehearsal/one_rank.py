@@ -13,7 +13,7 @@ from ..checkpoint.snapshot import take
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
 from ..reporting.gpus import memory_of
-from ..run import Run
+from ..run import Read, Run, Setup
 from ..script import launch_as, load_config, load_task
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda
@@ -38,16 +38,16 @@ class Observer(Callback):
         self.first_collective = 0
         self._measures = False
 
-    def on_launch(self, run: Any) -> None:
+    def on_launch(self, run: Setup) -> None:
         if isinstance(self.recorder, FakeDevice):
             build_alone()
             if run.plan.deepspeed:
                 compare_alone()
 
-    def on_data(self, run: Any) -> None:
+    def on_data(self, run: Read) -> None:
         self.recorder.large_is_fake = True
 
-    def on_model(self, run: Any, model: Any) -> None:
+    def on_model(self, run: Read, model: Any) -> None:
         self.recorder.large_is_fake = False
 
     def on_start(self, run: Run) -> None:
@@ -134,8 +134,8 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
     return {
         "plan": run.plan.as_dict(),
         "notices": run.facts["notices"],
-        "trainable": run.trainable,
-        "parameters": run.parameters,
+        "trainable": run.facts["trainable_parameters"],
+        "parameters": run.facts["parameters"],
         "phases": {name: vars(phase) for name, phase in recorder.ledger.phases().items()},
         "collectives": recorder.collectives,
         "first": observer.first_collective,

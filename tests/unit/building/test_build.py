@@ -35,31 +35,26 @@ def config_in(folder: Path, **settings: Any) -> TrainConfig:
     return TrainConfig(task="brought_tasks:Plain", output_dir=str(folder), **given)
 
 
+# The names that users read: from on_launch on, from on_data on, and of the finished run.
+PROMISED = (
+    *("task", "config", "plan", "strategy", "agreement", "meter", "is_main", "note"),
+    *("name", "directory", "files", "data", "train_data", "evaluation_sets", "total_steps", "say"),
+    *("step", "samples", "rates", "skipped_steps", "last_evaluation", "stopping", "stop_signal"),
+    *("accelerator", "model", "optimizer", "schedule", "facts", "position"),
+)
+
+
 class Events(Callback):
-    """Notes the events of a run, and what is there by then."""
+    """Notes the events of a run, and the names that are promised by then."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, list[str]]] = []
+        self.seen: list[tuple[str, set[str]]] = []
 
-    def note(self, event: str, run: Run) -> None:
-        there = [
-            name
-            for name in ("plan", "directory", "data", "reads_weights_later", "schedule")
-            if hasattr(run, name)
-        ]
-        self.seen.append((event, there))
+    def note(self, run: Any, *model: object) -> None:
+        there = {name for name in PROMISED if hasattr(run, name)}
+        self.seen.append((type(run).__name__, there))
 
-    def on_launch(self, run: Run) -> None:
-        self.note("launch", run)
-
-    def on_data(self, run: Run) -> None:
-        self.note("data", run)
-
-    def on_model(self, run: Run, model: nn.Module) -> None:
-        self.note("model", run)
-
-    def on_optimizer(self, run: Run, optimizer: Any) -> None:
-        self.note("optimizer", run)
+    on_launch = on_data = on_model = on_optimizer = note
 
     def on_start(self, run: Run) -> None:
         raise AssertionError("the loop's")
@@ -68,12 +63,14 @@ class Events(Callback):
 def test_hooks_look_at_each_part_before_the_next_one_is_built(tmp_path: Path) -> None:
     events = Events()
     run = build(Plain(), config_in(tmp_path), callbacks=[events])
+    of_setup, of_data = {*PROMISED[:8]}, {*PROMISED[:16]}
     assert events.seen == [
-        ("launch", ["plan"]),
-        ("data", ["plan", "directory", "data"]),
-        ("model", ["plan", "directory", "data", "reads_weights_later"]),
-        ("optimizer", ["plan", "directory", "data", "reads_weights_later"]),
+        ("Setup", of_setup),
+        ("Read", of_data),
+        ("Read", of_data),
+        ("Built", of_data),
     ]
+    assert all(hasattr(run, name) for name in PROMISED)
     assert (run.step, run.total_steps, run.finished) == (0, 2, False)
     assert (tmp_path / "config.yaml").exists() and (tmp_path / "plan.json").exists()
 
@@ -83,12 +80,12 @@ def test_a_run_for_a_loop_of_ones_own_has_the_checks_alone(checks: str, tmp_path
     config = config_in(tmp_path, checks=checks)
     run = build(Plain(), config)
     expected = [type(check) for check in checks_of(config)]
-    assert [type(hook) for hook in run.callbacks] == expected
+    assert [type(hook) for hook in run.parts.callbacks] == expected
     assert bool(expected) == (checks == "all")
 
 
 def test_callbacks_that_are_given_replace_the_checks(tmp_path: Path) -> None:
-    assert build(Plain(), config_in(tmp_path), callbacks=[]).callbacks == []
+    assert build(Plain(), config_in(tmp_path), callbacks=[]).parts.callbacks == []
 
 
 def test_a_check_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:

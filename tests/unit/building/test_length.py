@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import Numbers
+from brought_tasks import Plain
+from one_process import fit
 
-from trainer import ConfigError, TrainConfig
-from trainer.building.length import last_step, stop_step
-from trainer.checkpoint.store import Start
-from trainer.config.interval import interval_of
-from trainer.data.batches import Layout
-from trainer.data.indexed import IndexedData
+from trainer import ConfigError, TrainConfig, build
+from trainer.run import Length
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def length(folder: Path, **settings: Any) -> Length:
+    """Return the length of a run over 64 samples, eight in a step."""
+    given = {"task": "brought_tasks:Plain", "micro_batch_size": 8, **settings}
+    return build(Plain(), TrainConfig(output_dir=str(folder), **given)).length
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "total", "last"),
     [
-        ({"epochs": 3}, 3 * 5),
-        ({"max_steps": 7}, 7),
-        ({"epochs": 3, "max_steps": 7}, 7),
-        ({"epochs": 1, "max_steps": 7}, 5),
+        ({"epochs": 3}, 24, 24),
+        ({"epochs": 3, "max_steps": 7}, 7, 7),
+        ({"epochs": 1, "max_steps": 9}, 8, 8),
+        ({"max_steps": 100, "stop_at": "0.6 epoch"}, 100, 5),
+        ({"max_steps": 4, "stop_at": 9}, 4, 4),
     ],
 )
-def test_the_earlier_of_epochs_and_max_steps_ends_a_run(
-    settings: dict[str, Any], expected: int
+def test_the_earliest_end_counts_and_stop_at_leaves_the_schedule(
+    settings: dict[str, Any], total: int, last: int, tmp_path: Path
 ) -> None:
-    cut = Layout(rank=0, world_size=1, micro_batch_size=4, accumulation_steps=1)
-    data = IndexedData(Numbers(20), cut, seed=0)
-    config = TrainConfig(task="m:T", **settings)
-    assert last_step(config, data, Start()) == expected
+    found = length(tmp_path, **settings)
+    assert (found.total_steps, found.last_step, found.finished) == (total, last, False)
 
 
-def test_stop_at_is_a_step_and_not_before_the_checkpoint() -> None:
-    config = TrainConfig(task="m:T", max_steps=100, stop_at="0.5 epoch")
-    assert stop_step(config, None, Start()) is None
-    assert stop_step(config, interval_of("0.5 epoch", 5), Start()) == 3
-
-    found: Any = SimpleNamespace(step=8, path="checkpoints/step-8")
-    with pytest.raises(ConfigError, match=r"stop_at: .* ends the run at step 3, and checkp"):
-        stop_step(config, interval_of("0.5 epoch", 5), Start(found=found))
+@pytest.mark.parametrize("key", ["max_steps", "stop_at"])
+def test_an_end_before_the_checkpoint_is_refused(key: str, tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=4)
+    with pytest.raises(ConfigError, match=rf"{key}: 3: ends the run at step 3, and .*step-0"):
+        fit(tmp_path, resume="auto", **{"max_steps": 9, key: 3})

@@ -230,7 +230,9 @@ def test_the_saved_config_names_them_and_reads_back(tmp_path: Path) -> None:
 def test_a_changed_setting_is_allowed_at_a_resume(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2, callbacks=[{f"{HERE}:Thaw": {"at": 1}}])
     run = fit(tmp_path, max_steps=4, resume="auto", callbacks=[{f"{HERE}:Thaw": {"at": 2}}])
-    assert [(hook.at, hook.seen) for hook in run.callbacks if isinstance(hook, Thaw)] == [(2, 4)]
+    assert [(hook.at, hook.seen) for hook in run.parts.callbacks if isinstance(hook, Thaw)] == [
+        (2, 4)
+    ]
 
 
 def test_a_loop_of_ones_own_refuses_what_it_would_not_call(tmp_path: Path) -> None:

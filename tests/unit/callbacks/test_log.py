@@ -54,7 +54,7 @@ def run_with(reported: WeightedSums | None = None) -> Any:
         agreement=other,
         accelerator=other,
         rates=[0.1],
-        optimizer_facts={"optimizer_groups": [{}]},
+        facts={"optimizer_groups": [{}]},
         skipped_steps=0,
         meter=SimpleNamespace(read=lambda steps_left: {"eta_seconds": float(steps_left)}),
         total_steps=10,

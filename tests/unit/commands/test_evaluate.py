@@ -203,7 +203,7 @@ def built(folder: Path, **settings: Any) -> trainer.Run:
 def predict(run: trainer.Run, path: Path, task: Task | None = None) -> int:
     """Write predictions of a run with a single set, of another task if one is given."""
     if task is not None:
-        object.__setattr__(run, "task", task)
+        object.__setattr__(run.setup, "task", task)
     return write_predictions(run, run.evaluation_sets, path)[str(path)]
 
 
@@ -336,7 +336,7 @@ class Moments(Sign):
 def test_a_prediction_knows_its_set_and_the_steps_of_its_model(tmp_path: Path) -> None:
     run = built(tmp_path, named=True)
     run.position.step = 7
-    object.__setattr__(run, "task", Moments(named=True))
+    object.__setattr__(run.setup, "task", Moments(named=True))
     counts = write_predictions(run, run.evaluation_sets, tmp_path / "p.jsonl")
     assert counts == {f"{tmp_path}/p.clean.jsonl": 23, f"{tmp_path}/p.first.jsonl": 7}
     for name, count in (("clean", 23), ("first", 7)):
