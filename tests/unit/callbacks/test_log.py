@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from brought_tasks import Plain
 from fake_run import fake_run, step_info
-from torch import Tensor
+from one_process import fit, rows
+from torch import Tensor, nn
 
 from trainer.callbacks.log import Log
 from trainer.errors import DataError
 from trainer.metrics import Layout, WeightedSums, agreed
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reports(Plain):
+    """Reports a number beside the loss."""
+
+    name: str
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return super().training_step(model, batch), {self.name: 9.0}
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_the_first_step_every_nth_and_the_last_are_logged(tmp_path: Path) -> None:
+    fit(tmp_path, Reports(name="loss"), max_steps=10, log_every=4, save_every=None)
+    logged = [row for row in rows(tmp_path) if "loss" in row]
+    assert [row["step"] for row in logged] == [1, 4, 8, 10]
+    assert not any(row["loss"] == 9.0 for row in logged), "a reported loss does not replace it"
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("name", ["lr", "grad_norm", "eta_seconds"])
+def test_a_name_of_the_trainers_own_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^training_step reports '{name}', a name of the trainer"):
+        fit(tmp_path, Reports(name=name))
+
+
 def sums(**values: tuple[float, float]) -> WeightedSums:
-    """What a rank reports: sums and weights by name."""
+    """Return the values that a rank reports: sums and weights by name."""
     found = WeightedSums()
     found.add({name: (torch.tensor(total), weight) for name, (total, weight) in values.items()})
     return found
@@ -46,76 +74,28 @@ class OtherRank:
         columns = [self.reported._sums.get(key, torch.zeros(2)) for key in self.known]
         return packed + torch.stack(columns, dim=1)
 
+    def read(self, steps_left: int) -> dict[str, float]:
+        return {}
 
-def run_with(reported: WeightedSums | None = None) -> Any:
-    """Return rank 0 of two, of which the other one reports these sums."""
-    other = OtherRank(reported or WeightedSums())
-    return fake_run(
+
+def test_names_that_one_rank_reports_are_shown_and_exchanged_only_if_they_have_changed() -> None:
+    other = OtherRank(sums(accuracy=(1.0, 4.0)))
+    run = fake_run(
         agreement=other,
         accelerator=other,
+        meter=other,
         rates=[0.1],
         facts={"optimizer_groups": [{}]},
         skipped_steps=0,
-        meter=SimpleNamespace(read=lambda steps_left: {"eta_seconds": float(steps_left)}),
-        total_steps=10,
         last_step=10,
         step=4,
     )
-
-
-def test_the_first_step_every_nth_and_the_last_are_logged() -> None:
-    log, run = Log(4), run_with()
-    logged = []
-    for step in range(1, 11):
-        info = step_info(step, is_last=step == 10)
-        log.on_step(run, info)
-        if info.metrics is not None:
-            logged.append(step)
-    assert logged == [1, 4, 8, 10]
-
-
-def test_the_loss_is_the_sum_of_the_ranks_parts() -> None:
-    metrics = Log(1).measure(run_with(), step_info(4, loss=torch.tensor(0.5)))
-    assert metrics == {
-        "step": 4,
-        "epoch": 0.5,
-        "samples": 32,
-        "loss": 2.5,
-        "lr": 0.1,
-        "grad_norm": 1.0,
-        "skipped_steps": 0,
-        "eta_seconds": 6.0,
-    }
-
-
-def test_a_name_that_only_one_rank_reports_is_shown() -> None:
-    run = run_with(sums(recall=(1.0, 4.0)))
-    metrics = Log(1).measure(run, step_info(reported=sums(accuracy=(3.0, 4.0))))
-    assert (metrics["accuracy"], metrics["recall"]) == (0.75, 0.25)
-
-
-def test_a_rank_that_reports_nothing_still_takes_part() -> None:
-    metrics = Log(1).measure(run_with(sums(recall=(1.0, 4.0))), step_info())
-    assert metrics["recall"] == 0.25
-
-
-def test_names_are_exchanged_only_where_they_have_changed() -> None:
-    log, run = Log(1), run_with(sums(accuracy=(1.0, 4.0)))
+    log = Log(1)
+    assert log.measure(run, step_info())["accuracy"] == 0.25, "of a rank that reports nothing too"
     for _ in range(3):
-        log.measure(run, step_info(reported=sums(accuracy=(3.0, 4.0))))
-    assert run.agreement.gathers == 1
-    metrics = log.measure(run, step_info(reported=sums(accuracy=(3.0, 4.0), more=(1.0, 1.0))))
-    assert run.agreement.gathers == 2
-    assert (metrics["more"], metrics["accuracy"]) == (1.0, 0.5), "means over all ranks"
-
-
-def test_a_reported_loss_does_not_replace_the_global_one() -> None:
-    run = run_with(sums(loss=(9.0, 1.0)))
-    assert Log(1).measure(run, step_info(reported=sums(loss=(9.0, 1.0))))["loss"] == 3.0
-
-
-@pytest.mark.parametrize("name", ["lr", "grad_norm", "eta_seconds"])
-def test_a_name_of_the_trainers_own_is_refused(name: str) -> None:
-    same = sums(**{name: (1.0, 1.0)})
-    with pytest.raises(DataError, match=f"^training_step reports '{name}', a name of the trainer"):
-        Log(1).measure(run_with(same), step_info(reported=same))
+        metrics = log.measure(run, step_info(reported=sums(accuracy=(3.0, 4.0))))
+        assert (metrics["accuracy"], metrics["loss"]) == (0.5, 3.0), "over all ranks"
+    assert other.gathers == 1
+    more = sums(accuracy=(3.0, 4.0), more=(1.0, 1.0))
+    assert log.measure(run, step_info(reported=more))["more"] == 1.0
+    assert other.gathers == 2

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_run import fake_run, step_info
+from one_process import fit, steps
 
-from trainer.callbacks.saving import SaveCheckpoints
-from trainer.errors import CheckpointError
-
-
-def saving_run(
-    calls: list[str],
-    *,
-    save_error: str = "",
-    export_error: str = "",
-) -> Any:
-    """A run that saves every fourth step, and notes what is called; calls may fail."""
-
-    def call(name: str, error: str) -> None:
-        calls.append(name)
-        if error:
-            raise CheckpointError(error)
-
-    return fake_run(
-        saves_at=lambda step: step % 4 == 0,
-        save=lambda: call("save", save_error),
-        export=lambda folder: call(f"export {folder.name}", export_error),
-        saver=SimpleNamespace(finish=lambda: calls.append("finish")),
-        meter=SimpleNamespace(paused=lambda name: contextlib.nullcontext()),
-        directory=SimpleNamespace(path=Path("run")),
-    )
+from trainer import Callback, CheckpointError, Run, StepInfo
 
 
-def test_a_failed_save_on_the_way_exports_nothing() -> None:
-    calls: list[str] = []
-    with pytest.raises(CheckpointError, match=r"^no room$"):
-        SaveCheckpoints().on_step(saving_run(calls, save_error="no room"), step_info(4))
-    assert calls == ["save"]
+class Holds(Callback):
+    """Holds a state that no checkpoint takes from a step on."""
+
+    def __init__(self, since: int) -> None:
+        self.since = since
+        self.state: Any = 1
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        self.state = {1} if info.step >= self.since else 1
+
+    def state_dict(self) -> Any:
+        return {"value": self.state}
 
 
-def test_an_export_that_fails_as_well_is_reported() -> None:
-    run = saving_run([], save_error="no room", export_error="read-only")
-    with pytest.raises(CheckpointError, match=r"^read-only$"):
-        SaveCheckpoints().on_step(run, step_info(5, is_last=True))
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize(("since", "is_exported"), [(3, False), (7, True)])
+def test_the_model_is_exported_if_the_last_save_fails(
+    since: int, is_exported: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="was not saved: Holds"):
+        fit(tmp_path, None, Holds(since))
+    assert steps(tmp_path)[0] == since - 1
+    assert (tmp_path / "model" / "model.safetensors").is_file() == is_exported

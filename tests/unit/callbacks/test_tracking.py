@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.tracking import GeneralTracker
-from fake_run import fake_run, step_info
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from brought_tasks import Gated
+from one_process import fit, log_of
 from origins import origin
 
-from trainer.callbacks import tracking
-from trainer.callbacks.tracking import Tracking, tracked_values
 from trainer.config.train_config import TrainConfig
 from trainer.distributed import exit as exit_module
 from trainer.errors import ConfigError, TrainerError
@@ -27,41 +26,32 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str) -> No
         row_of(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
 
 
-def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefixes() -> None:
-    metrics = {"step": 3, "epoch": 0.5, "samples": 24, "loss": 1.5, "lr": 0.1}
-    info: Any = SimpleNamespace(
-        step=3, epoch=0.5, samples=24, metrics=metrics, evaluation={"eval/loss": 2.0}
-    )
-    axes = {"step": 3, "epoch": 0.5, "samples": 24}
-    assert tracked_values(info) == {**axes, "eval/loss": 2.0, "train/loss": 1.5, "train/lr": 0.1}
-    info.metrics = None
-    assert tracked_values(info) == {**axes, "eval/loss": 2.0}
-
-
 class Client(GeneralTracker):
     """A tracker that remembers its calls, and fails in those that the test names."""
 
     requires_logging_directory = False
     tracker = "the client's own object"
-    name = "mlflow"
+    name = "tensorboard"
+    fails: str
+    made: list[Client]
 
-    def __init__(self, project: str, run_name: str) -> None:
+    def __init__(self, project: str) -> None:
         super().__init__()
-        self.run_name = run_name
-        self.steps: list[int | None] = []
-        self.fails = ""
+        self.logged: dict[int | None, dict[str, Any]] = {}
         self.finished = 0
+        self.made.append(self)
 
     def start(self) -> None:
         if self.fails == "start":
             raise ConnectionError("refused\nand more")
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         self.configuration = values
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.steps.append(step)
-        if self.fails == "log":
+        self.logged[step] = values
+        assert self.finish in exit_module._last_work, "a job that fails saves the data"
+        if self.fails == "log" and step == 2:
             raise ConnectionError("refused\nand more")
 
     def finish(self) -> None:
@@ -70,63 +60,45 @@ class Client(GeneralTracker):
             raise StopIteration
 
 
-@pytest.fixture
-def tracked(monkeypatch: pytest.MonkeyPatch) -> tuple[Tracking, Client, Any]:
-    """The hook, a tracker that it starts, and the run."""
-    client = Client("samecurve", "a b")
-    monkeypatch.setattr(tracking, "new_tracker", lambda name, run: client)
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["mlflow"])
-    hook = Tracking(["mlflow"], origin=origin("train.yaml:3 (trackers)"))
-    run = fake_run(
-        config=TrainConfig(task="a:B", max_steps=9, task_settings={"nested": {"a": 1}}),
-        name="a b",
-        facts={"strategy": "ddp"},
-        accelerator=SimpleNamespace(trackers=[]),
-        meter=SimpleNamespace(paused=lambda name: contextlib.nullcontext()),
-    )
-    return hook, client, run
+def tracked(folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> Client:
+    """Train four steps with a tracker that fails."""
+    of_test = type("OfTest", (Client,), {"fails": fails, "made": []})
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", of_test)
+    task = Gated(hf_token="a secret of the task")
+    fit(folder, task, max_steps=4, eval_every=4, save_every=None, trackers=["tensorboard"])
+    [client] = of_test.made
+    return client
 
 
-def log(hook: Tracking, run: Any, *steps: int) -> None:
-    for step in steps:
-        hook.on_step(run, step_info(step, metrics={"step": step, "loss": 1.0}))
-
-
-def test_a_tracker_that_fails_is_a_notice_and_gets_no_more_steps(tracked: Any) -> None:
-    hook, client, run = tracked
-    run.facts["api_key"] = "a secret"
-    log(hook, run, 1)
-    client.fails = "log"
-    log(hook, run, 2, 3)
-    assert run.said == [
-        "mlflow: did not take step 2 (ConnectionError: refused); the tracker gets no more steps, "
-        "metrics.jsonl has every value"
-    ]
-    assert client.steps == [1, 2]
-    assert client.configuration["task_settings"] == "{'nested': {'a': 1}}", "text, but for W&B"
-    assert client.configuration["api_key"] == "(hidden)"
-
-
-def test_a_tracker_that_does_not_start_is_an_error_and_one_that_does_not_end_a_notice(
-    tracked: Any,
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_tracker_that_fails_is_a_notice_and_gets_no_more_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook, client, run = tracked
-    client.fails = "start"
-    with pytest.raises(TrainerError, match=r"^trackers: mlflow does not start: .*refused$"):
-        log(hook, run, 1)
-    client.fails = "finish"
-    log(hook, run, 2)
-    hook.on_end(run, {})
-    assert client.finished == 1 and run.said == ["mlflow: did not end its run: StopIteration: "]
+    client = tracked(tmp_path, monkeypatch, "log")
+    assert (
+        "tensorboard: did not take step 2 (ConnectionError: refused); the tracker gets no more "
+        "steps, metrics.jsonl has every value\n"
+    ) in log_of(tmp_path)
+    assert list(client.logged) == [1, 2] and client.finished == 1
+    assert isinstance(client.configuration["task_settings"], str), "text, but for W&B"
+    assert "a secret" not in str(client.configuration)
 
 
-def test_a_job_that_fails_saves_the_trackers_data_until_the_tracker_has_finished(
-    tracked: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_tracker_has_every_value_and_a_notice_if_it_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registered: list[Any] = []
-    monkeypatch.setattr(exit_module, "_last_work", registered)
-    hook, client, run = tracked
-    log(hook, run, 1)
-    assert registered == [client.finish]
-    hook.on_end(run, {})
-    assert registered == [] and client.finished == 1
+    client = tracked(tmp_path, monkeypatch, "finish")
+    values = client.logged[4]
+    assert {"step", "epoch", "samples", "train/loss", "train/lr", "eval/loss"} < values.keys()
+    assert not {"train/step", "train/epoch", "loss"} & values.keys()
+    assert "tensorboard: did not end its run: StopIteration: \n" in log_of(tmp_path)
+    assert client.finish not in exit_module._last_work
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_tracker_that_does_not_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TrainerError, match=r"^trackers: tensorboard does not start: .*refused$"):
+        tracked(tmp_path, monkeypatch, "start")
