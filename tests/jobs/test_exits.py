@@ -7,7 +7,7 @@
 | A signal stops all ranks after one step, with a checkpoint and a model | ZeRO-3 on 2; under torchrun (nightly) | test_a_signal_to_one_rank_stops_all_after_the_same_step |
 | Ctrl-C says where training stopped | one process | test_ctrl_c_says_where_training_stopped |
 | Ranks whose launcher was killed save and end | DDP on 2 (nightly) | test_workers_of_a_killed_launcher_save_and_end |
-| Finished jobs exit with 0 every time, without an alarm, and leave nothing but their run | all on 2; one process, all on 2 and 3 (nightly) | test_finished_jobs_exit_0_twenty_times, test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone |
+| Finished jobs exit with 0 every time, without an alarm, and leave nothing but their run | all on 2; one process, all on 2 and 3 (nightly) | test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone |
 
 ``JOBS=1000 pytest tests/jobs/test_exits.py -k without_an_alarm`` is the long form of the last;
 docs/faults.md says what was seen.
@@ -29,13 +29,12 @@ from pathlib import Path
 import psutil
 import pytest
 from digits_cnn import DigitsCNN
-from launchers import ROOT, STRATEGIES, Job, clean_environment, command, layouts, options, run
+from launchers import ROOT, Job, clean_environment, command, layouts, options, run
 
 from trainer import load_export
 from trainer.distributed.started_by import is_alive
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
-TINY = [*DIGITS, "--max_steps", "2"]
 
 
 def train(launcher: str, strategy: str, output_dir: Path, *arguments: str) -> Job:
@@ -130,19 +129,6 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(launcher: str, tmp_p
 
 
 # A finished job
-
-
-def repeated(strategy: str, times: int, folder: Path) -> list[int]:
-    return [
-        train("torchrun", strategy, folder / str(number), *TINY).code for number in range(times)
-    ]
-
-
-@pytest.mark.slow  # that it is 0 once, each job shows that a quick test starts
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_finished_jobs_exit_0_twenty_times(strategy: str, tmp_path: Path) -> None:
-    assert repeated(strategy, 20, tmp_path) == [0] * 20
 
 
 # Ctrl-C, and a launcher that is killed

@@ -4,15 +4,11 @@
 |---|---|---|
 | Optimizer, scheduler and auto of a DeepSpeed JSON hold | ZeRO-2 on 2, deepspeed (nightly) | test_a_deepspeed_json_with_optimizer_scheduler_and_auto |
 | A YAML may leave the processes to its launcher | ZeRO-2 on 2, accelerate launch (nightly) | test_a_yaml_that_leaves_the_processes_to_the_launcher |
-| A file that shards nothing is DDP, and one process on one | DDP on 2, accelerate launch (nightly); one process | test_stage_0_in_an_accelerate_file_is_ddp, test_a_json_without_zero_under_plain_python_is_one_process |
-| What only GPUs have is left out of a rehearsal, and said | ZeRO-3 on 2, deepspeed (nightly) | test_a_json_for_gpus_alone |
-| A YAML may name a JSON | ZeRO-2 on 2, accelerate launch (nightly) | test_a_json_named_in_a_yaml |
 | Every file of tests/launch_files trains, or says why not | what the file names, on 2 (nightly) | test_trains_as_asked_or_says_why_not |
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -53,17 +49,6 @@ num_machines: 1
 num_processes: 8
 use_cpu: false
 """
-
-
-# As examples of DeepSpeed have it that shard nothing.
-WITHOUT_ZERO = """{
-  "train_batch_size": "auto",
-  "gradient_accumulation_steps": 2,
-  "gradient_clipping": 1.0,
-  "optimizer": {"type": "Adam", "params": {"lr": 0.003, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
-  "fp16": {"enabled": false, "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},
-  "wall_clock_breakdown": false
-}"""
 
 
 # As the guides for transformers' Trainer have it.
@@ -152,71 +137,6 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_pat
         "command line: warmup_steps: the warm-up of 10 steps is longer than the run: "
         "the rate never reaches its full value",
     ]
-
-
-@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
-def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> None:
-    text = ZERO3.replace("zero_stage: 3", "zero_stage: 0")
-    text = text.replace("  offload_param_device: cpu\n", "")  # of stage 3 alone
-    job = rehearse(tmp_path / "a.yaml", text, launcher).ok()
-    plan = job.plan
-    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("ddp", 2, "bf16")
-    assert (plan["max_grad_norm"], plan["accumulation_steps"], len(job.losses)) == (1.0, 2, 3)
-    at = tmp_path / "a.yaml"
-    assert f"{at}:8: DeepSpeed shards nothing in stage 0: runs as DDP" in plan["notices"]
-
-
-def test_a_json_without_zero_under_plain_python_is_one_process(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(WITHOUT_ZERO)
-    words = ["ranks", "0", "examples/train.py", "--deepspeed", str(tmp_path / "ds.json")]
-    plan = run([*words, *DIGITS], tmp_path / "run").ok().plan
-    assert (plan["strategy"], plan["world_size"]) == ("single", 1)
-
-
-@pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])
-def test_a_json_for_gpus_alone(launcher: str, tmp_path: Path) -> None:
-    content = {
-        "_comment": "ZeRO++",
-        "zero_optimization": {
-            "stage": 3,
-            "zero_quantized_weights": True,
-            "zero_quantized_gradients": True,
-            "zero_hpz_partition_size": 2,
-            "cpu_offload": True,
-        },
-        "scheduler": {
-            "type": "WarmupCosineLR",
-            "params": {"warmup_num_steps": 1, "cos_min_ratio": 0.5},
-        },
-        "flops_profiler": {"enabled": False, "module_depth": -1},
-        "steps_per_print": "inf",
-    }
-    job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1), launcher).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], len(job.losses)) == ("zero3", 2, 3)
-    assert job.plan["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
-    assert [
-        notice.partition(" (")[0]
-        for notice in job.plan["notices"]
-        if "left out of a rehearsal" in notice
-    ] == [
-        f"{tmp_path}/ds.json:5",
-        f"{tmp_path}/ds.json:6",
-    ]
-    assert [row["lr"] for row in job.rows if "lr" in row][1:] == pytest.approx([1e-3, 7.5e-4])
-
-
-@pytest.mark.slow
-def test_a_json_named_in_a_yaml(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(ZERO2)
-    section = f"deepspeed_config:\n  deepspeed_config_file: {tmp_path / 'ds.json'}\n  zero3_init_flag: false\n"
-    job = rehearse(
-        tmp_path / "a.yaml", f"distributed_type: DEEPSPEED\nnum_processes: 8\n{section}"
-    ).ok()
-    assert (job.plan["strategy"], job.plan["launcher"], len(job.losses)) == (
-        "zero2",
-        "accelerate",
-        3,
-    )
 
 
 FILES = {"zero3_offload.yaml": ZERO3} | {

@@ -5,7 +5,7 @@
 | A misspelt key of a launch file is named with its line, under a launcher too | ZeRO on 2, accelerate launch, torchrun (nightly) | test_nested_typos |
 | No other number of processes trains than was asked for | python beside a file for 2 | test_plain_python_beside_a_file_for_two |
 | use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2; under accelerate launch (nightly) | test_use_cpu_runs_the_strategy_that_was_asked_for |
-| An optimizer in two places is named, and a class to wrap that the model lacks | ZeRO-1 on one process; FSDP2 on 2 | test_an_optimizer_in_the_json_and_in_code, test_a_wrap_class_that_the_model_does_not_have |
+| A class to wrap that the model lacks is named | FSDP2 on 2 | test_a_wrap_class_that_the_model_does_not_have |
 | Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
 | Copies of a parameter that drift apart are neither measured nor written | DDP on 2; others (nightly) | test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written |
 | One run at a time writes to a folder, and a finished run stays as it is | one process, DDP, FSDP2 on 2 | test_a_second_run_is_refused_until_the_first_is_gone, test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it |
@@ -97,22 +97,6 @@ def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
 
 
 # An optimizer, or layers, that are not there or there twice
-
-
-def test_an_optimizer_in_the_json_and_in_code(tmp_path: Path) -> None:
-    config = {
-        "zero_optimization": {"stage": 1},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-    }
-    path = written(tmp_path / "ds.json", json.dumps(config, indent=1))
-    task = "tests.workers.failing:OwnOptimizer"
-    words = [*ALONE, "examples/train.py", "--deepspeed", path, "--task", task]
-    job = run([*words, *DIGITS], tmp_path / "run")
-    assert job.code == 2
-    answered(
-        job,
-        f"{path}:5: optimizer: 'adamw': {task}.build_optimizer builds the optimizer already; remove one of the two",
-    )
 
 
 def test_a_wrap_class_that_the_model_does_not_have(tmp_path: Path) -> None:

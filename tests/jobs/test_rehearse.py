@@ -2,11 +2,11 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process; FSDP2, ZeRO-2 and 3 on 2 fakes | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
+| Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process, FSDP2 and ZeRO-3 on 2 fakes; DDP and ZeRO-2 (nightly) | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
 | Kernels refuse tensors of two dtypes; attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel, test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
 | A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_a_single_gpu_has_the_strategy_of_the_launch_file |
-| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_a_change_that_cannot_run_is_told_and_the_next_is_tried, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
+| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | What is offloaded takes no memory of the GPU | FSDP2 and ZeRO-2 on 2 fakes | test_what_is_offloaded_takes_no_memory_of_the_gpu |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from architectures import save_architecture
@@ -26,9 +26,8 @@ from doc_pages import places_that_wait
 from launchers import ROOT, completed, json_in, launch_file, options, worked
 from tiny_language import language_settings
 
-from trainer.commands.rehearse import change_that_fits, first_difference
+from trainer.commands.rehearse import first_difference
 from trainer.config.documents import read_document
-from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.job import Job
@@ -143,6 +142,12 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
         "task_settings.layers": "1",
     },
     "padded": {"mixed_precision": "bf16", "task": "observed:Padded"},
+    "alone": {
+        "mixed_precision": "bf16",
+        "task": "trainer.language:CausalLM",
+        "task_settings.packing": "none",
+    },
+    "unclipped": {"mixed_precision": "bf16", "checks": "none", "max_grad_norm": "null"},
 }
 QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}
 
@@ -151,7 +156,7 @@ QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}
     ("strategy", "case"),
     [
         pytest.param(*pair, marks=() if pair in QUICK_ON_GPU else pytest.mark.slow)
-        for pair in product(("single", "fsdp", "zero2", "zero3"), CASES_ON_GPU)
+        for pair in product(("single", "ddp", "fsdp", "zero2", "zero3"), CASES_ON_GPU)
     ],
 )
 def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
@@ -167,7 +172,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     found = results[0]
     assert found["plan"]["device"] == "cuda" and found["plan"]["strategy"] == strategy
 
-    listed = "\n".join(places_that_wait()[0])
+    listed = "\n".join(places_that_wait())
     # The task's own check is told to the user instead.
     places, own = (
         {
@@ -331,22 +336,6 @@ def test_what_is_offloaded_takes_no_memory_of_the_gpu(
     )
     assert gone < 0.01 * optimizer
     assert not any(is_guessed for *_, is_guessed, _ in offloaded["reads"])
-
-
-def test_a_change_that_cannot_run_is_told_and_the_next_is_tried(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Refused:
-        def rehearse(self) -> NoReturn:
-            raise LaunchError("no such key")
-
-    class Fitting:
-        def rehearse(self) -> list[dict[str, Any]]:
-            return [{"phases": {"step": {"most": 2**20}}}]
-
-    changes: Any = [("first", Refused()), ("second", Fitting())]
-    assert change_that_fits(changes, 2**21) == "second"
-    assert capsys.readouterr().out == "with first: no such key\nwith second: 1.0 MiB, fits\n"
 
 
 def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:

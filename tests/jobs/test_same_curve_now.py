@@ -5,7 +5,6 @@
 | Mixup of one strength a step, augmentation by epoch, and a schedule by step in training and evaluation have one process's curve | DDP on 2 with accumulation and loading processes; all on 2 (nightly) | test_what_follows_from_step_and_epoch_has_the_curve_of_one_process |
 | So have they after resuming in the middle of an epoch | the same jobs | test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one |
 | A callback that the config names is called at each step, and has its state after a resume | the same jobs | test_a_callback_of_the_config_is_called_and_resumed |
-| A transform that draws globally has one curve by the recipe of docs/coming_from.md | the same jobs | test_a_transform_that_draws_globally_has_one_curve_by_the_recipe |
 """
 
 from __future__ import annotations
@@ -87,11 +86,10 @@ def test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one(
     strategy: str, folder: Path
 ) -> None:
     found = trained(strategy, folder)
-    for name in ("moments", "recipe"):
-        for key in ("loss", "eval/loss"):
-            whole = found.values(name, key)
-            rest = {step: value for step, value in whole.items() if step > SAVED_AT}
-            assert found.values(f"{name}-resumed", key) == rest, "to the bit"
+    for key in ("loss", "eval/loss"):
+        whole = found.values("moments", key)
+        rest = {step: value for step, value in whole.items() if step > SAVED_AT}
+        assert found.values("moments-resumed", key) == rest, "to the bit"
 
 
 @pytest.mark.parametrize("strategy", QUICK)
@@ -99,13 +97,3 @@ def test_a_callback_of_the_config_is_called_and_resumed(strategy: str, folder: P
     found = trained(strategy, folder)
     check_layout(found, strategy)
     assert found.facts["seen"] == STEPS, "those before the resume included"
-
-
-@pytest.mark.parametrize("strategy", QUICK)
-def test_a_transform_that_draws_globally_has_one_curve_by_the_recipe(
-    strategy: str, folder: Path
-) -> None:
-    alone, found = trained("single", folder), trained(strategy, folder)
-    check_layout(found, strategy)
-    wanted = alone.values("recipe", "loss")
-    assert found.values("recipe", "loss") == pytest.approx(wanted, rel=1e-5)

@@ -4,7 +4,7 @@
 |---|---|---|
 | A batch that is masked whole adds nothing | all on 2 | test_masked_batches_add_nothing_though_their_loss_is_no_number |
 | The parts of a loss are means over their own items | all on 2 | test_parts_of_a_loss_are_means_over_their_own_items |
-| Buffers are the same on all ranks before they are used or exported | all on 2, float32 and bf16 | test_buffers_are_agreed_before_they_are_used, test_the_exported_model_evaluates_alike |
+| Buffers are the same on all ranks before they are used or exported | all on 2, float32 and bf16 | test_buffers_are_agreed_before_they_are_used |
 | Batch normalisation has one curve, and so has half precision | all on 2 against DDP | test_curves_are_those_of_ddp_in_every_precision |
 | A step that the scaler skips does not move the schedule | DDP, FSDP2 on 2 | test_a_step_that_the_scaler_skips_does_not_move_the_schedule |
 | Metrics of torchmetrics see each sample once | all on 2 | test_objects_of_torchmetrics_see_each_sample_once |
@@ -137,18 +137,6 @@ def exported(task: Images, said: dict[str, Any]) -> torch.nn.Module:
 def evaluated(task: Images) -> Any:
     """All that a task is evaluated on, as one batch."""
     return default_collate(task.build_data().evaluation)
-
-
-@pytest.mark.parametrize("strategy", QUICK)
-def test_the_exported_model_evaluates_alike(strategy: str, folder: Path) -> None:
-    said = results(strategy, folder)["batch_norm"][0]
-    task = Images()
-    with torch.no_grad():
-        values = task.evaluation_step(exported(task, said), evaluated(task))
-    assert values["loss"].double().mean().item() == pytest.approx(
-        said["evaluation"]["eval/loss"], rel=1e-6
-    )
-    assert values["accuracy"].double().mean().item() == said["evaluation"]["eval/accuracy"]
 
 
 # bfloat16 keeps 8 bits, float16 11: each activation is off by up to half of the last one, and

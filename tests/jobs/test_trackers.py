@@ -3,19 +3,15 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | W&B, TensorBoard and Trackio have every row, the model and the profile | ZeRO-2 on 2 (nightly) | test_a_real_run_read_back_by_their_own_tools |
-| Trackio's page draws it | DDP on 2 (make browser) | test_trackios_page_in_a_browser |
 """
 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from browser import in_chromium
-from launchers import BIN, clean_environment, command, json_in, run
+from launchers import command, json_in, run
 from trackers import inspect, quiet
 
 
@@ -65,28 +61,3 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     assert any((tmp_path / "trackio").rglob("*.db"))
     assert (job.output_dir / "profile" / "trace.json.gz").stat().st_size > 1000
     assert "convolution" in (job.output_dir / "profile" / "operations.txt").read_text()
-
-
-@pytest.mark.browser
-def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
-    """Trackio's own dashboard of a run of ours in headless Chromium, as ``CHROMIUM`` names it."""
-    environment = quiet(tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), PYTHONUNBUFFERED="1")
-    words = [*command("accelerate", "ddp"), "--config", "examples/configs/digits_cnn.yaml"]
-    words += ["--max_steps", "20", "--log_every", "5"]
-    words += ["--trackers", "[trackio]", "--experiment", "seen"]
-    run(words, tmp_path / "out", environment=environment).ok()
-    show = [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"]
-    without_browser = clean_environment({**environment, "BROWSER": "true"})
-    with subprocess.Popen(show, stdout=subprocess.PIPE, text=True, env=without_browser) as server:
-        try:
-            assert server.stdout is not None
-            address = next(
-                found[0]
-                for line in server.stdout
-                if (found := re.search(r"http://127[^ \x1b]+", line))
-            )
-            shown = in_chromium(address, tmp_path / "chromium").stdout
-        finally:
-            server.terminate()
-    assert "seen-ddp-2" in shown and "train/grad_norm" in shown and "samples_per_second" in shown
-    assert shown.count("<canvas") + shown.count('class="marks"') >= 5, "its plots are drawn"

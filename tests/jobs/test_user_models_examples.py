@@ -8,8 +8,6 @@
 | Models that were saved at different steps are not resumed together | one process | test_gan_whose_models_were_saved_at_different_steps_is_not_gone_on_with |
 | BERT has the curve of one process | all on 2 (nightly) | test_bert_has_the_curve_of_one_process |
 | The ResNet has the curve of one process, with BatchNorm, mixup by epoch, class weights and a stem that is unfrozen, stopped before and after that and resumed under other strategies | all on 2, one process (nightly) | test_resnet_that_changes_its_strategy_has_the_curve_of_one_process |
-| What BERT exports is a model to begin with | one process (nightly) | test_exported_bert_is_one_to_begin_with |
-| Its data is the same each time, its scores do not depend on the batch, and settings are checked | no job | test_texts_and_tokenizer_are_the_same_on_every_preparation, test_bert_scores_of_a_text_do_not_depend_on_its_batch, test_impossible_settings |
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.utils import set_seed
-from bert_classifier import NAMES, BertClassifier
 from gan import BLUR, Discriminator, Generator
 from launchers import STRATEGIES, Job, json_in, options, run, some_quick
 from small_examples import words
@@ -149,11 +146,6 @@ BERT += ["--lr", "3e-3", "--eval_every", "null", "--log_every", "1", "--micro_ba
 BERT += ["--global_batch_size", "32"]
 
 
-@pytest.fixture(scope="module")
-def task(folder: Path) -> BertClassifier:
-    return BertClassifier(**SMALL, cache_dir=str(folder / "cache"))
-
-
 @cache
 def bert(strategy: str, folder: Path) -> Job:
     settings = {**SMALL, "cache_dir": folder / "cache"}
@@ -180,57 +172,6 @@ def test_bert_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
     assert ours["eval/accuracy"] == pytest.approx(theirs["eval/accuracy"], abs=0.01), (
         "one text of 136 may tip over"
     )
-
-
-@pytest.mark.slow
-def test_exported_bert_is_one_to_begin_with(task: BertClassifier, folder: Path) -> None:
-    from transformers import pipeline
-
-    exported = bert("single", folder).output_dir / "model"
-    tuned = BertClassifier(pretrained=str(exported), **SMALL, cache_dir=task.cache_dir)
-    data, ours = tuned.build_data(), task.build_data()
-    assert [item["ids"].tolist() for item in data.evaluation] == [
-        item["ids"].tolist() for item in ours.evaluation
-    ]
-    model = tuned.build_model().eval()
-    batch = ours.collate([ours.evaluation[index] for index in range(4)])
-    with torch.no_grad():
-        found = [NAMES[label] for label in tuned.evaluation_step(model, batch)["f1"][0].argmax(-1)]
-    texts = [text for text, _ in json_in(task.prepare() / "texts.json")["evaluation"]]
-    classify = pipeline("text-classification", str(exported))
-    assert [answer["label"] for answer in classify(texts[:4])] == found
-
-
-def test_texts_and_tokenizer_are_the_same_on_every_preparation(
-    task: BertClassifier, tmp_path: Path
-) -> None:
-    folder, again = task.prepare(), BertClassifier(**SMALL, cache_dir=str(tmp_path)).prepare()
-    assert folder.name == again.name
-    for name in ("texts.json", "tokenizer.json"):
-        assert (folder / name).read_bytes() == (again / name).read_bytes()
-    parts = json_in(folder / "texts.json")
-    train, evaluation = ({text for text, _ in parts[part]} for part in ("train", "evaluation"))
-    assert len(train | evaluation) == 500 and not train & evaluation
-    assert {label for _, label in parts["train"]} == set(range(5))
-
-
-def test_bert_scores_of_a_text_do_not_depend_on_its_batch(task: BertClassifier) -> None:
-    torch.manual_seed(0)
-    model, data = task.build_model(), task.build_data()
-    items = sorted((data.train[index] for index in range(20)), key=lambda item: len(item["ids"]))
-    assert len(items[0]["ids"]) < len(items[-1]["ids"]) <= task.sequence_length
-    alone, among = (
-        task.evaluation_step(model, data.collate(batch))["loss"][0] for batch in (items[:1], items)
-    )
-    torch.testing.assert_close(alone, among)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"), [({"held_out": 1}, "held_out: 1: "), ({"heads": 3}, "hidden_size: ")]
-)
-def test_impossible_settings(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BertClassifier(**settings)
 
 
 # The ResNet: four epochs of 22 steps, its stem is unfrozen behind step 44.

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from doc_pages import write_files
+from doc_pages import places_that_wait, write_files
 from launchers import ROOT
 
 import trainer
@@ -115,12 +114,6 @@ def launch_keys() -> set[str]:
 
     arguments = {action.dest for action in launch_command_parser()._actions}
     return arguments | {field.name for field in dataclasses.fields(ClusterConfig)}
-
-
-def test_the_optimizers_of_torch_that_are_named_exist() -> None:
-    named = re.findall(r"`torch\.optim\.(\w+)`", " ".join(ours for *_, ours in rows("Optimizers")))
-    assert named
-    assert [name for name in named if not hasattr(torch.optim, name)] == []
 
 
 def test_places_that_are_named_exist() -> None:
@@ -283,3 +276,17 @@ def test_each_test_of_a_trap_is_on_the_page() -> None:
     for path in ("tests/upstream/test_two_processes.py", "tests/upstream/test_one_process.py"):
         tests = [name for name in defined(ROOT / path) if name.startswith("test_")]
         assert [name for name in tests if f"`{path}: {name}`" not in page] == []
+
+
+def test_every_place_that_waits_for_a_device_is_on_the_page() -> None:
+    waits = places_that_wait()
+    for place in waits:
+        file, _, function = place.partition(": ")
+        if file.startswith("trainer/"):
+            assert f"def {function}(" in (ROOT / file).read_text(), place
+
+    files = {place.partition(": ")[0] for place in waits}
+    for path in (ROOT / "trainer").rglob("*.py"):
+        # Of a stream that waits for another one (``wait_stream``) the host learns nothing.
+        if ".synchronize(" in path.read_text():
+            assert str(path.relative_to(ROOT)) in files, "it waits for a device"

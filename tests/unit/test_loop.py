@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +13,6 @@ from brought_tasks import Plain
 from from_launcher import configured
 
 from trainer import Callback, Run, StepInfo, Trainer
-from trainer.distributed.agreement import Agreement
 from trainer.distributed.exit import Stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -72,32 +69,3 @@ def test_fit_works_in_a_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [{"eval/loss": pytest.approx(11.8, abs=1.0)}]
-
-
-def test_the_weight_of_a_step_is_asked_before_its_first_forward_pass_and_read_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-
-    class Tokens(Plain):
-        def weight(self, batch: Any) -> int:
-            return len(batch["x"])
-
-        def training_step(self, model: Any, batch: Any) -> Any:
-            events.append("forward")
-            return super().training_step(model, batch)
-
-    real = Agreement.begin_sums
-
-    def begin_sums(self: Agreement, values: Sequence[float]) -> Callable[[], list[float]]:
-        result = real(self, values)
-        events.append("ask")
-        return lambda: events.append("read") or result()  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr(Agreement, "begin_sums", begin_sums)
-    config = replace(configured(tmp_path), accumulation_steps=2, keep_last=0, max_steps=1)
-    trainer = Trainer(Tokens(), replace(config, sanity_evaluation=False))
-    events.clear()
-    for _ in trainer.steps():
-        break
-    assert events[:4] == ["ask", "forward", "read", "forward"]

@@ -4,7 +4,6 @@ that is said.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class Plain(trainer.Task):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with tasks of one's own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     Path("own_tasks_here.py").write_text(OWN)
     return tmp_path
 
@@ -130,17 +129,3 @@ def test_any_task_may_have_defaults(here: Path) -> None:
     found, loaded = loaded_with("own_tasks_here:Plain", {})
     assert found == {**SCRATCH, "lr": 0.5}
     assert loaded.origins["lr"].place == "default of Plain"
-
-
-def test_print_config_shows_them_and_reads_back(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = words("trainer.language:CausalLM", {"data": "a.txt", "model": "m"}, lr=1e-4)
-    with pytest.raises(SystemExit) as leaving:
-        load_config([*argv, "--print_config"])
-    assert leaving.value.code == 0
-    printed = capsys.readouterr().out
-    assert "# lr: train.yaml:" in printed and "\nlr: 0.0001\n" in printed
-    assert "\n# schedule: default of CausalLM\n" in printed and "\nschedule: linear\n" in printed
-    Path("printed.yaml").write_text(printed)
-    assert load_task(load_config(["printed.yaml"]))[1] == load_task(load_config(argv))[1]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from brought_tasks import Plain
 from from_launcher import configured
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, default_collate
 
@@ -110,27 +110,6 @@ def test_the_norm_takes_gradients_in_any_layout() -> None:
     drawn = torch.randn(64, 32, 5, 5, generator=torch.Generator().manual_seed(0))
     norm = local_norm([drawn.to(memory_format=torch.channels_last), torch.tensor(3.0)])
     assert norm.item() == pytest.approx(math.hypot(float(drawn.double().norm()), 3.0), rel=1e-7)
-
-
-def test_a_whole_step_of_one_batch_goes_back_from_the_loss_of_the_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Tensor] = []
-
-    class Kept(Plain):
-        def training_step(self, model: Any, batch: Any) -> Any:
-            made.append(super().training_step(model, batch))
-            return made[-1]
-
-    config = replace(configured(tmp_path), max_steps=1, keep_last=0, sanity_evaluation=False)
-    trainer = Trainer(Kept(), config)
-    went: list[Tensor] = []
-    real = trainer.run.strategy.backward
-    monkeypatch.setattr(
-        trainer.run.strategy, "backward", lambda loss: went.append(loss) or real(loss)
-    )  # type: ignore[func-returns-value]
-    next(trainer.steps())
-    assert went[0] is made[0]
 
 
 def test_a_task_may_take_labels_out_of_a_batch_that_the_data_keep(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,9 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     )
     config = tmp_path / "project" / "configs" / "train.yaml"
     config.write_text("task: only_here:Mine\nepochs: 1\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    monkeypatch.syspath_prepend(elsewhere)
     monkeypatch.chdir(elsewhere)
     with pytest.raises(
         ConfigError,
@@ -54,7 +53,7 @@ def test_a_class_that_is_not_there(
     from trainer.errors import ConfigError
     from trainer.script import load_task
 
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     for file, text in (
         ("glob", "class Glob: pass"),

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-
 import pytest
 
 from trainer.text import (
     HIDDEN,
-    columns,
     did_you_mean,
     hidden,
     metrics_text,
-    versions,
 )
-
-ROWS = [["name", "count"], ["a", "10"], ["longer", ""]]
-
-
-def test_columns_are_as_wide_as_their_longest_cell() -> None:
-    assert columns(ROWS) == ["name    count", "a       10", "longer"]
-
-
-def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    versions.cache_clear()
-    assert versions() == {"samecurve": "not installed", "python": platform.python_version()}
-    versions.cache_clear()
 
 
 @pytest.mark.parametrize(

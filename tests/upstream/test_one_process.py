@@ -7,14 +7,12 @@ Those that need two processes are in ``tests/upstream/test_two_processes.py``; a
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import accelerate.optimizer
 import pytest
 import torch
 from accelerate import (
@@ -30,13 +28,10 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac
 from launch_texts import FSDP, ZERO
-from one_process import fit
-from plans import plan, request
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer import TrainConfig, launch
-from trainer.strategies.deepspeed import engine_config
 from trainer.strategies.fsdp import FSDP2
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("fresh_accelerate")]
@@ -102,12 +97,6 @@ def test_a_variable_wins_over_the_argument_for_accumulation(
     assert accelerator.gradient_accumulation_steps == 2
 
 
-def test_a_second_precision_in_one_process_is_refused() -> None:
-    Accelerator(cpu=True)
-    with pytest.raises(ValueError, match="AcceleratorState has already been initialized"):
-        Accelerator(cpu=True, mixed_precision="bf16")
-
-
 def test_fp16_on_a_cpu_is_left_out_without_a_word() -> None:
     bare = Accelerator(cpu=True, mixed_precision="fp16")
     assert (bare.mixed_precision, bare.native_amp, bare.scaler) == ("fp16", False, None)
@@ -125,10 +114,6 @@ def test_deepspeed_compiles_an_operator_at_the_start_on_cpus() -> None:
 
 
 # FSDP2 and DeepSpeed
-
-
-def test_fsdp_is_version_1_unless_it_is_told_otherwise() -> None:
-    assert FullyShardedDataParallelPlugin().fsdp_version == 1
 
 
 def test_fsdp_reduces_gradients_in_the_dtype_of_the_model() -> None:
@@ -181,36 +166,7 @@ def test_transformers_divides_models_as_soon_as_the_plugin_is_chosen() -> None:
     assert not is_deepspeed_zero3_enabled()
 
 
-def test_the_engine_is_told_what_it_would_guess() -> None:
-    """``tests/upstream/test_two_processes.py`` shows what it guesses for the first two."""
-    made = engine_config(plan(request("zero3")))
-    assert made["gradient_clipping"] == 0.0
-    assert made["zero_force_ds_cpu_optimizer"] is False
-    narrow = engine_config(plan(request("zero2"), mixed_precision="bf16"))
-    assert narrow["communication_data_type"] == "fp32"
-
-
-def test_the_bucket_of_a_small_model_has_half_a_billion_elements() -> None:
-    """``test_commands.py`` has ours, which are as many as the model."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    assert DeepSpeedZeroConfig().reduce_bucket_size == 500_000_000
-
-
 # Optimizer and data
-
-
-def test_a_prepared_optimizer_looks_for_a_package_at_each_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", lambda: looked.append(1))
-    model = nn.Linear(1, 1)
-    _, optimizer = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    optimizer.step()
-    assert len(looked) == 2
-    fit(tmp_path / "run", max_steps=2, save_every=None)
-    assert len(looked) == 2
 
 
 class Count(IterableDataset[int]):
@@ -296,46 +252,6 @@ def test_damaged_and_missing_files_load_as_if_nothing_were_wrong(tmp_path: Path)
     (tmp_path / "random_states_0.pkl").unlink()
     accelerator.load_state(str(tmp_path))
     assert random.getstate() == state
-
-
-class MakesFolder:
-    """Its pickle makes a folder when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
-
-
-def test_a_registered_state_runs_code_when_it_is_loaded(tmp_path: Path) -> None:
-    """``test_hostile_manifests.py`` has ours, which holds no pickle."""
-    accelerator = Accelerator(cpu=True)
-    accelerator.register_for_checkpointing(
-        SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
-    )
-    accelerator.save_state(str(tmp_path))
-    torch.save({"forged": MakesFolder(tmp_path / "made")}, tmp_path / "custom_checkpoint_0.pkl")
-    accelerator.load_state(str(tmp_path))
-    assert (tmp_path / "made").is_dir()
-
-
-def test_a_pretrained_model_has_the_dtype_of_its_file(tmp_path: Path) -> None:
-    """``unit/building/test_new_model.py`` has ours, which learns in float32."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    small = LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
-    LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(tmp_path)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
-
-
-def test_wandb_waits_for_a_minute_and_a_half() -> None:
-    """``test_wandb_run.py`` has ours."""
-    import wandb
-
-    assert wandb.Settings().init_timeout == 90.0
 
 
 def test_accelerate_takes_a_typo_in_a_nested_section(tmp_path: Path) -> None:

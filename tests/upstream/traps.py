@@ -1,16 +1,13 @@
 """Run by torchrun on two processes: what bare Accelerate makes of a case.
 
-torchrun --nproc_per_node 2 tests/upstream/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
+torchrun --nproc_per_node 2 tests/upstream/traps.py FOLDER replicas|engine|sharded
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +17,14 @@ import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, DistributedType, set_seed
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer, launch
 from trainer.strategies.deepspeed_start import without_compiled_op
 
 SAMPLES = 9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slope(Task):
-    """One of the models of ``trap_models.py``."""
-
-    model: str
-
-    def build_data(self) -> Data:
-        return Data(train=[{"x": torch.tensor([1.0, 0.0])}] * SAMPLES)
-
-    def build_model(self) -> nn.Module:
-        return MODELS[self.model]()
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return model(batch["x"]).mean()
 
 
 def forget() -> None:
@@ -52,20 +32,6 @@ def forget() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     os.environ.pop("ACCELERATE_USE_FSDP", None)
-
-
-@contextlib.contextmanager
-def reductions() -> Iterator[list[int]]:
-    """Count the all-reduces."""
-    counted, reduce = [0], dist.all_reduce
-
-    def count(*given: Any, **more: Any) -> Any:
-        counted[0] += 1
-        return reduce(*given, **more)
-
-    dist.all_reduce = count
-    yield counted
-    dist.all_reduce = reduce
 
 
 def everyone(mine: Any) -> list[Any]:
@@ -102,12 +68,9 @@ def replicas() -> dict[str, Any]:
     loader = accelerator.prepare(DataLoader(numbers, batch_size=4))
     values = torch.stack([accelerator.gather_for_metrics(batch.mean()).mean() for batch in loader])
     mine = numbers[:6] if accelerator.is_main_process else numbers[6:]
-    with reductions() as separate:
-        accelerator.reduce({name: torch.ones(()) for name in "abc"})
     return {
         "processes": believed,
         "sharded": became,
-        "reductions": separate[0],
         "schedule": [schedule.scheduler.last_epoch, steps],
         "short window": gradients,
         "samples": sorted(n for part in everyone(seen) for n in part),
@@ -225,9 +188,9 @@ def bare_heads() -> list[float]:
     return moved
 
 
-def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
+def sharded() -> dict[str, Any]:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    bare, ours = {}, {}
+    bare = {}
     for name in ("line", "scaled", "tail", "nested"):
         forget()
         PartialState(backend="gloo")._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -241,22 +204,12 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
             bare[name] = type(model).__name__
         except (ValueError, RuntimeError, TypeError) as error:
             bare[name] = str(error)
-    for name in bare:
-        config = TrainConfig(
-            task="traps:Slope", output_dir=str(folder / name), micro_batch_size=1, max_steps=1
-        )
-        run = Trainer(Slope(model=name), config, launch(config, accel_config=accel_config))
-        ours[name] = [type(run.run.model).__name__, [info.step for info in run.steps()]]
-        run.run.close()
-    return {"bare": bare, "ours": ours}
+    return bare
 
 
 def main() -> None:
-    accel_config, folder, name = sys.argv[1:]
-    if name == "sharded":
-        found = sharded(accel_config, Path(folder))
-    else:
-        found = {"replicas": replicas, "engine": engine}[name]()
+    folder, name = sys.argv[1:]
+    found = {"replicas": replicas, "engine": engine, "sharded": sharded}[name]()
     if dist.get_rank() == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 

@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from of_all_ranks import leave
 from torch import Tensor, nn
-from waits import innermost_place
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
@@ -32,6 +31,19 @@ from trainer.script import load_config, load_task
 
 STEPS, SAVED, BATCH, LR, CLIP, EPS = 8, 4, 16, 1e-3, 1.0, 1e-4
 JOB: dict[str, Any] = {}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def innermost_place() -> str:
+    """Return file and function of the innermost call that is neither torch's nor a worker's."""
+    for frame in reversed(traceback.extract_stack()):
+        name = frame.filename
+        if "/torch/" in name or "tests/workers/" in name or name.startswith("<"):
+            continue
+        for root in ("site-packages/", f"{ROOT}/.site/", f"{ROOT}/"):
+            name = name.rpartition(root)[2]
+        return f"{name}: {frame.name}"
+    return "nowhere"
 
 
 def device() -> torch.device:

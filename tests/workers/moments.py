@@ -1,8 +1,8 @@
-"""Run as connected processes under one layout: tasks that depend on step and epoch, whole and resumed.
+"""Run as connected processes under one layout: a task that depends on step and epoch, whole and resumed.
 
     tests/workers/moments.py '{"accel_config": ..., "folder": ..., "world": 2, "accumulation": 2, "workers": 2}'
 
-Each case is trained once whole, and once from its own checkpoint in the middle of an epoch.
+The task is trained once whole, and once from its own checkpoint in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -40,11 +40,6 @@ class Samples:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": self.x[index], "label": self.label[index]}
-
-
-def shaken(x: Tensor) -> Tensor:
-    """Transform as torchvision's classes do: it draws from torch's global generator."""
-    return x + 0.5 * torch.randn(x.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,27 +95,6 @@ def kept() -> Tensor:
     return (drawn >= 0.5 * now.step / now.total_steps).float()
 
 
-class Plain(Moments):
-    """A transform that draws from the global generator, under the augmentation's own seed."""
-
-    def build_data(self) -> Data:
-        def augment(item: dict[str, Any], generator: Generator) -> dict[str, Any]:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(
-                    int(torch.randint(2**62, (), generator=generator))
-                )
-                return {**item, "x": shaken(item["x"])}
-
-        return Data(train=Samples(), evaluation=Samples(), augment=augment)
-
-    def training_step(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
-        return F.cross_entropy(model(batch["x"]), batch["label"]), {}
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        loss = F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-        return {"loss": loss, "at_step": torch.full_like(loss, trainer.now().step)}
-
-
 @dataclass
 class Watch(Callback):
     """Counts steps, and looks whether each is the one that ``now`` tells."""
@@ -139,41 +113,39 @@ class Watch(Callback):
         self.seen = state["seen"]
 
 
-CASES: dict[str, type[Task]] = {"moments": Moments, "recipe": Plain}
-
-
 def main() -> None:
     told = json.loads(sys.argv[1])
     folder, world, accumulation = Path(told["folder"]), told["world"], told["accumulation"]
-    found: dict[str, Any] = {}
-    for name, task in CASES.items():
-        for resumes in (False, True):
-            whole = folder / name
-            config = TrainConfig(
-                task=f"moments:{task.__name__}",
-                output_dir=f"{whole}-resumed" if resumes else str(whole),
-                max_steps=STEPS,
-                micro_batch_size=GLOBAL_BATCH // world // accumulation,
-                accumulation_steps=accumulation,
-                workers=told["workers"],
-                lr=0.05,
-                log_every=1,
-                eval_every=4,
-                save_every=SAVED_AT,
-                callbacks=[{"moments:Watch": {"first": 1}}],
-                resume=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}") if resumes else "none",
-            )
-            run = Trainer(task(), config, launch(config, accel_config=told["accel_config"]))
-            for _ in run.steps():
-                pass
-            [found["seen"]] = [
-                hook.state_dict()["seen"]
-                for hook in run.run.parts.callbacks
-                if "seen" in hook.state_dict()
-            ]
-            found["world_size"] = run.run.accelerator.num_processes
-            found["model_class"] = type(run.run.model).__name__
-            run.close()
+    whole = folder / "moments"
+    for resumes in (False, True):
+        config = TrainConfig(
+            task="moments:Moments",
+            output_dir=f"{whole}-resumed" if resumes else str(whole),
+            max_steps=STEPS,
+            micro_batch_size=GLOBAL_BATCH // world // accumulation,
+            accumulation_steps=accumulation,
+            workers=told["workers"],
+            lr=0.05,
+            log_every=1,
+            eval_every=4,
+            save_every=SAVED_AT,
+            callbacks=[{"moments:Watch": {"first": 1}}],
+            resume=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}") if resumes else "none",
+        )
+        run = Trainer(Moments(), config, launch(config, accel_config=told["accel_config"]))
+        for _ in run.steps():
+            pass
+        [seen] = [
+            hook.state_dict()["seen"]
+            for hook in run.run.parts.callbacks
+            if "seen" in hook.state_dict()
+        ]
+        found = {
+            "seen": seen,
+            "world_size": run.run.accelerator.num_processes,
+            "model_class": type(run.run.model).__name__,
+        }
+        run.close()
     leave(folder / "found.json", found)
 
 

@@ -1,8 +1,6 @@
 """Run under several launch files, one after the other: the dtypes that a plan promises, on the
 tensors themselves.
 
-Also how often the engine waits for the device.
-
     ranks tests/workers/precision.py FOLDER ACCEL_CONFIG ...
 
 The model is linear, and each of its gradients is a power of two or a small whole number: all exact
@@ -113,7 +111,6 @@ def look(strategy: Strategy, plan: Plan) -> dict[str, Any]:
         for shard in strategy.shards()
     ]
     return {
-        "waits": waits(strategy),
         "promised": plan.precision,
         "parameters": sorted({NAMES[shard.tensor.dtype] for shard in shards}),
         "compute": sorted({NAMES[dtype] for dtype in model.inside}),
@@ -123,29 +120,6 @@ def look(strategy: Strategy, plan: Plan) -> dict[str, Any]:
         "exact": exact,
         "error": max((float(value) / mean for value in moved), default=0.0),
     }
-
-
-def waits(strategy: Any) -> int:
-    """How often the engine waits for the device in four steps, of which its own clock leaves out
-    the first two.
-    """
-    if not hasattr(strategy, "zero"):
-        return 0
-    from deepspeed.accelerator import get_accelerator
-
-    counted, device = 0, get_accelerator()
-
-    def synchronize(*which: Any) -> None:
-        nonlocal counted
-        counted += 1
-
-    device.synchronize = synchronize
-    for _ in range(4):
-        with strategy.micro_step(boundary=True):
-            strategy.backward(strategy.model(torch.ones(1, WIDTH)).sum())
-        strategy.finish_step()
-    del device.synchronize
-    return counted
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
 
 import pytest
 import torch
@@ -47,19 +46,3 @@ def test_packed_rows_have_the_same_losses_by_hand_and_beside_a_mask() -> None:
     assert len(hand) == 5
     for loop in ("lm", "lm-mask"):
         assert losses(loop) == pytest.approx(hand, rel=1e-3), loop  # bf16
-
-
-@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")
-def test_the_layers_compile_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_with = torch.compile
-
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        return compile_with(*args, **{**kwargs, "backend": "eager"})
-
-    monkeypatch.setattr(torch, "compile", eager)
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    with contextlib.redirect_stdout(io.StringIO()):
-        ours(TASKS["lm"]("tiny"), True, Clock(warm=1, timed=1))
-    forget()
-    assert counters["stats"]["unique_graphs"] > 0 and not counters["graph_break"]

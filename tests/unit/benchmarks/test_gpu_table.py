@@ -13,7 +13,6 @@ from benchmarks.gpu_table import (
     furthest_loss,
     hands,
     read,
-    table,
 )
 
 ROW: dict[str, Any] = {
@@ -34,23 +33,6 @@ def test_a_row_is_held_against_the_nearest_row_by_hand_that_trained_the_same_way
     assert hands(words, rows) == [], "packed documents have a loop by hand of their own"
     assert hands(words, [*rows, {**ROW, "loop": "lm-hand"}])[0]["loop"] == "lm-hand"
     assert hands(fsdp, [failed, fsdp, last]) == [last], "a first row that failed loses no ratio"
-
-
-def test_the_table_has_each_row_beside_the_loop_by_hand_and_the_errors_below() -> None:
-    cold = {**ROW, "loop": "cold", "ms": 900.0}
-    failed = {"model": "124M", "loop": "zero1", "compiled": True, "error": "Traceback\nno memory\nexit code 1"}  # fmt: skip
-    fsdp = {**ROW, "loop": "fsdp", "ms": 21.0, "losses": [10.0, 8.008], "graphs": [6, 2]}
-    again = {**ROW, "ms": 20.4}
-    lines = table([cold, ROW, fsdp, failed, again]).splitlines()
-    assert lines[2].startswith("| 124M | hand | yes | 20.00 | 22.00 | 8.00 | 1.000 | 819,200 | 40.0% |")  # fmt: skip
-    assert lines[3] == "| 124M | fsdp | yes | 21.00 | 22.00 | 8.00 | 1.050 | 819,200 | 40.0% | 9.00 | 10.00 | 1.0e-03 |"  # fmt: skip
-    assert lines[5:] == [
-        "- 124M | fsdp | yes: 2 graph breaks",
-        "- 124M | zero1 | yes: no memory / exit code 1",
-        "- 124M, compiled: the rows by hand differ by 2.0%; less is no difference",
-        "- one process: FSDP2 and ZeRO divide nothing here, and save no memory",
-    ]
-    assert "one process" not in table([{**fsdp, "processes": 2}])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 from launchers import ROOT, clean_environment, json_in
 
-from benchmarks.peers import coordinator, page
+from benchmarks.peers import page
 from benchmarks.peers.judge import apart, control_problem, ratio, weight_problem
 from benchmarks.peers.work import Work
 from trainer.optim.learning_rate import lr_factor
@@ -72,48 +72,6 @@ def test_schedule_of_the_work_is_the_one_of_the_config() -> None:
 def test_page_is_what_the_results_make_of_it() -> None:
     text = page.PAGE.read_text()
     assert page.page(text, page.RESULTS) == text, "run: python -m benchmarks.peers.page"
-
-
-def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks.peers import __main__ as command
-
-    names = ("by hand", "samecurve", "by hand again")
-    folder = tmp_path / "results"
-
-    def measured(table: Any, work: Work) -> dict[str, coordinator.Running]:
-        for name in names:
-            torch.save(
-                work.start["weights"] if "samecurve" in name else other(work),
-                Path(work.folder) / f"{name}.pt",
-            )
-        times = dict(zip(names, (1.0, 1.0, 1.1), strict=True))
-        return {
-            name: coordinator.Running(name, tmp_path, [], seconds=[each] * 3, cpu=[each] * 3)
-            for name, each in times.items()
-        }
-
-    def other(work: Work) -> dict[str, torch.Tensor]:
-        return {name: value + 1 for name, value in work.start["weights"].items()}
-
-    monkeypatch.setattr(coordinator, "measure", measured)
-    monkeypatch.setattr(sys, "argv", ["peers", "step", "--rounds", "3", "--results", str(folder)])
-    assert command.main() == 1
-    found = json_in(folder / "step.json")
-    assert len(found["problems"]) == 2
-    assert (
-        "samecurve did other work" in found["problems"][0]
-        and "by hand is at 1.100 of itself" in found["problems"][1]
-    )
-    assert "**Invalid: samecurve did other work" in capsys.readouterr().out
-    whole = page.page(f"# Page\n{page.BEGIN}old\n{page.END}more\n", folder)
-    assert (
-        "**Invalid: by hand is at 1.100" in whole
-        and "old" not in whole
-        and whole.endswith("more\n")
-    )
-    assert "| 1.08 |" not in whole, "what is invalid is in no summary"
 
 
 @pytest.mark.slow
