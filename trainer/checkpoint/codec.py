@@ -19,21 +19,18 @@ from .safetensors_io import CODES
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return the JSON form of a value, and add the tensors in the value to ``tensors``.
+    """Return the JSON form of a value, and add flat copies of its tensors to ``tensors``.
 
     Args:
-        tensors: is given flat copies on the CPU, by names that begin with ``path``.
-        path: the place of the value, for these names and for messages.
+        path: the place of the value, with which the tensors' names begin.
 
     Raises:
         CheckpointError: the value, or a value inside, is neither JSON nor a tensor.
     """
     if isinstance(value, np.generic):
         value = value.item()
-
     if isinstance(value, int | str | None):
         return value
-
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$number": str(float(value))}
 
@@ -41,7 +38,9 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         items = [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
 
-    if isinstance(value, Mapping) and all(map(_can_be_key, value)):
+    if isinstance(value, Mapping) and all(
+        isinstance(key, str) and not key.startswith("$") for key in value
+    ):
         return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
 
     if isinstance(value, Tensor) and value.dtype in CODES:
@@ -53,21 +52,13 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     )
 
 
-def _can_be_key(key: object) -> bool:
-    return isinstance(key, str) and not key.startswith("$")
-
-
 def encode_plain(value: Any, path: str) -> Any:
     """Return the JSON form of a value without tensors. Objects that JSON lacks become texts."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
 
 
 def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
-    """Return the value that was encoded.
-
-    Args:
-        tensor_of: reads a tensor by name. None for a value without tensors.
-    """
+    """Return the value that was encoded. ``tensor_of`` reads a tensor by name."""
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]
     if not isinstance(value, dict):

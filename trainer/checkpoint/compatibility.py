@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 
 from ..distributed.agreement import Agreement
 from ..strategies.tensors import DTYPES
-from ..text import hidden
 from .parts import Parts, assign_writers
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
@@ -64,8 +63,7 @@ def changed_settings(
     """
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         rates_before, rates_now = (), ()
-    old = _with_rates(hidden(before), rates_before)  # commit 2aaecea wrote secrets
-    return differences(old, _with_rates(now, rates_now))
+    return differences(_with_rates(before, rates_before), _with_rates(now, rates_now))
 
 
 def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
@@ -78,9 +76,9 @@ def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, A
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:
-    """Return a checksum of the weights that no checkpoint holds.
+    """Return a checksum of the weights that no checkpoint holds, equal on layouts of a precision.
 
-    The checksum is the same on every layout of a precision. Collective: call on every rank.
+    Collective: call on every rank.
     """
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
@@ -103,11 +101,12 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
     for low in range(0, values.numel(), _AT_A_TIME):
         part = values[low : low + _AT_A_TIME].to(dtype)
         # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
-        first, before = divmod(start + low, width)
-        words = pad(part, (before, -(before + len(part)) % width)).view(torch.int64)
+        first, before = divmod(start, width)
+        start += len(part)
+        words = pad(part, (before, -start % width)).view(torch.int64)
 
         # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost when
         # integers wrap around.
         places = torch.arange(first, first + len(words), device=words.device)
-        total += _ODD * int((words * (2 * places + 1)).sum())
-    return total % _MODULUS
+        total += int((words * (2 * places + 1)).sum())
+    return total * _ODD % _MODULUS

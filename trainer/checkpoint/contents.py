@@ -6,14 +6,12 @@ there. ``docs/checkpoint_format.md`` explains the values.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
@@ -21,11 +19,12 @@ from ..errors import CheckpointError
 from .disk import path_inside, read_json
 from .exported import ModelFile
 from .ranges import Ranges, of_rank_files
-from .safetensors_io import CODES
+from .safetensors_io import CODES, Entry, dtype_name
 from .store import STATE
 
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
 _RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
+_DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -103,19 +102,13 @@ STATE_FORM = TypeAdapter(_State)
 
 
 def check_form(text: bytes, form: TypeAdapter[Any], file: str) -> None:
-    """Check that the text of a JSON file has a form.
-
-    Raises:
-        CheckpointError: the text has another form. The message names the file and the key.
-    """
+    """Raise ``CheckpointError`` with file and key if the text of a JSON file has another form."""
     try:
         form.validate_json(text, strict=True)  # no text is a number
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in found["loc"])
-        raise CheckpointError(
-            f"{file}: {key}: {str(found['input'])[:60]!r}: {found['msg']}"
-        ) from None
+        found = error.errors()[0]
+        key = ".".join(map(str, found["loc"]))
+        raise CheckpointError(f"{file}: {key}: '{found['input']!s:.60}': {found['msg']}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +117,12 @@ class Contents:
 
     Args:
         state: the values of state.json, in the form of ``STATE_FORM``.
-        model: name, shape and dtype of each tensor of a model file, in the order of the file.
+        model: dtype and shape of each tensor of the model, in the order of an exported file.
         ranges: the tensors.
     """
 
     state: Mapping[str, Any]
-    model: list[tuple[str, tuple[int, ...], torch.dtype]]
+    model: Mapping[str, Entry]
     ranges: Ranges
 
     @classmethod
@@ -138,27 +131,22 @@ class Contents:
 
         Raises:
             CheckpointError: state.json or a header has another form.
-            OSError: a file cannot be read.
         """
         file = path_inside(folder, STATE)
         state = read_json(file)
         check_form(file.read_bytes(), STATE_FORM, STATE)
 
-        model = []
+        model = {}
         for name, shape, dtype in state["model"]:
-            named = getattr(torch, dtype, None)
-            if named not in CODES:
+            if dtype not in _DTYPES:
                 raise CheckpointError(f"{STATE}: {name} has the unknown dtype {dtype!r}")
-            model.append((name, tuple(shape), named))
+            model[name] = Entry(_DTYPES[dtype], tuple(shape))
 
         paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
         return cls(state=state, model=model, ranges=of_rank_files(paths))
 
     def kind(self, name: str) -> str | None:
-        """Return the kind as which a tensor of the model is stored.
-
-        None for a tensor that is not stored, such as a tensor without elements.
-        """
+        """Return the kind as which a tensor is stored. None for a tensor without elements."""
         return next((kind for kind in WEIGHTS if self.ranges.holds(kind, name)), None)
 
     @property
@@ -170,13 +158,8 @@ class Contents:
         return ModelFile(file=export["file"], names=export["names"])
 
     def check_model(self) -> None:
-        """Check that the files hold every element of each tensor of the model.
-
-        Raises:
-            CheckpointError: an element is missing, or stored twice.
-        """
-        for name, shape, _ in self.model:
-            numel = math.prod(shape)
-            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, numel)
+        """Raise ``CheckpointError`` if the files lack an element of a tensor of the model."""
+        for name, entry in self.model.items():
+            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, entry.numel)
             if self.ranges.holds("average", name):
-                self.ranges.check_whole("average", name, numel)
+                self.ranges.check_whole("average", name, entry.numel)

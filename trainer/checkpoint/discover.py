@@ -6,7 +6,9 @@ files. ``verify`` reads every byte as well.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,16 +33,28 @@ def listing(folder: Path) -> list[CheckpointInfo]:
 def inspect(path: Path) -> CheckpointInfo:
     """Read the manifest of a checkpoint, and check the sizes of its files."""
     info = CheckpointInfo(path=path, step=step_of(path))
-    try:
+    with _noting(info):
         manifest = _read_manifest(path)
         if info.step not in (-1, manifest["step"]):
             raise CheckpointError(f"{MANIFEST} is that of step {manifest['step']}")
-        info.step = manifest["step"]
-        info.manifest = manifest
+        info.step, info.manifest = manifest["step"], manifest
         _check_sizes(info)
-    except (CheckpointError, OSError) as error:
-        _record(info, error)
     return info
+
+
+@contextlib.contextmanager
+def _noting(info: CheckpointInfo) -> Iterator[None]:
+    """Note the error of a block as the problem of a checkpoint."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        info.problem = f"{os.path.relpath(error.filename, info.path)} is missing"
+        info.broken = True
+    except OSError as error:
+        info.problem = f"cannot be read: {error}"
+    except CheckpointError as error:
+        info.problem = str(error)
+        info.broken = not isinstance(error, Unreadable)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -65,29 +79,11 @@ def _check_sizes(info: CheckpointInfo) -> None:
 
 
 def opened(info: CheckpointInfo) -> Contents:
-    """Open a checkpoint that was verified.
-
-    Raises:
-        CheckpointError: the checkpoint has a problem, or cannot be read any more.
-    """
+    """Open a checkpoint that was verified. Raise ``CheckpointError`` if it has a problem."""
     if not info.problem:
-        try:
+        with _noting(info):
             return Contents.of(info.path, info.files)
-        except (CheckpointError, OSError) as error:
-            _record(info, error)
     raise CheckpointError(f"{info.path}: {info.problem}")
-
-
-def _record(info: CheckpointInfo, error: CheckpointError | OSError) -> None:
-    """Note an error as the problem of a checkpoint."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        info.problem = f"{os.path.relpath(error.filename, info.path)} is missing"
-        info.broken = True
-    elif isinstance(error, OSError):
-        info.problem = f"cannot be read: {error}"
-    else:
-        info.problem = str(error)
-        info.broken = not isinstance(error, Unreadable)
 
 
 def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
@@ -99,7 +95,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
     """
     if info.problem:
         return info
-    try:
+    with _noting(info):
         _check_sizes(info)  # each rank looks for all files, and reads some
         for name in sorted(info.files)[part::parts]:
             if hash_file(info.path / name) != info.files[name]["xxh3"]:
@@ -109,8 +105,6 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
         if contents.state["step"] != info.step:
             raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
         contents.check_model()
-    except (CheckpointError, OSError) as error:
-        _record(info, error)
     return info
 
 

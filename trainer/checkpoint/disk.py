@@ -7,6 +7,7 @@ folder, and JSON has a limited size.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -22,7 +23,6 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, LaunchError, TrainerError, writing
 from ..text import size
 
-CHUNK = 1 << 20  # bytes that are hashed at a time: they fit the processor's cache
 # Bytes after which the disk begins to write. Flushing only at the end takes 1.4 times as long.
 AHEAD = 1 << 24
 # Bytes. Far more than a run writes, and far less than a machine's memory.
@@ -40,10 +40,9 @@ class FileFact(NamedTuple):
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
 ) -> FileFact:
-    """Write a new file, flush the file to the disk, and return the checksum.
+    """Write a new file, flush the file to the disk, and return the facts for the manifest.
 
     Args:
-        parts: the content, in order.
         name: of the file in the manifest. By default the last part of the path.
     """
     digest = xxhash.xxh3_128()
@@ -62,11 +61,8 @@ def write_file(
 
 def hash_file(path: Path) -> str:
     """Compute the checksum of a file's bytes."""
-    digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while content := file.read(CHUNK):
-            digest.update(content)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def part_of(path: Path) -> Path:
@@ -75,10 +71,7 @@ def part_of(path: Path) -> Path:
 
 
 def publish(path: Path) -> None:
-    """Flush ``part_of(path)`` to the disk, and rename this file or folder to ``path``.
-
-    A folder that has the name already is deleted after the rename.
-    """
+    """Flush ``part_of(path)`` to the disk, and rename this file or folder to ``path``."""
     part = part_of(path)
     old = path.with_name(f".{path.name}.old")
 
@@ -113,11 +106,7 @@ def _flush(path: Path) -> None:
 
 
 def check_free(folder: Path, needed: int) -> None:
-    """Check that the disk of a folder has the bytes free that a checkpoint needs.
-
-    Raises:
-        CheckpointError: the disk has less room.
-    """
+    """Raise ``CheckpointError`` if the disk of a folder lacks the bytes that a checkpoint needs."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
@@ -133,7 +122,6 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
 
     Raises:
         LaunchError: a node has another disk under this name.
-        CheckpointError: the folder cannot be written.
     """
     name = agreement.of_main(f".probe-{uuid.uuid4().hex}")
     probe = folder / name
@@ -178,11 +166,7 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        CheckpointError: the file is no JSON, or larger than 256 MiB.
-    """
+    """Read a JSON file. Raise ``CheckpointError`` for another file, or more than 256 MiB."""
     if path.stat().st_size > LARGEST_JSON:
         raise CheckpointError(f"{path.name} cannot be read: more than {LARGEST_JSON} bytes of JSON")
     try:
@@ -193,11 +177,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def trusting_no_value(source: object) -> Iterator[None]:
-    """Turn the error of a block that meets a forged value into a ``CheckpointError``.
-
-    Args:
-        source: of the values, for the message.
-    """
+    """Turn the error of a block that meets a forged value into a ``CheckpointError``."""
     try:
         yield
     except TrainerError:

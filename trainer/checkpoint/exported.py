@@ -109,20 +109,17 @@ def export_model(
     _raise_first(agreement.gather(changed_buffer(strategy)))
     strategy.sync_copies(agreement.gather)
 
-    entries = []
-    sources = []
-    for name, shape, own_dtype, handle in strategy.named_tensors():
-        name_in_file, dtype = form.name(name), form.dtype(name, own_dtype)
-        if name_in_file is not None:
-            entries.append((name_in_file, shape, dtype))
-            sources.append((name, handle, dtype))
-
+    kept = [
+        (name, handle, (name_in_file, shape, form.dtype(name, own_dtype)))
+        for name, shape, own_dtype, handle in strategy.named_tensors()
+        if (name_in_file := form.name(name)) is not None
+    ]
     # A step of this generator gathers a tensor, on all ranks.
-    tensors = (strategy.gather(name, handle).to(dtype) for name, handle, dtype in sources)
+    tensors = (strategy.gather(name, handle).to(entry[2]) for name, handle, entry in kept)
     problem = ""
     if strategy.accelerator.is_main_process:
         try:
-            write_model(directory, form.file, entries, tensors, save_beside)
+            write_model(directory, form.file, [entry for *_, entry in kept], tensors, save_beside)
         except CheckpointError as error:
             problem = str(error)
 

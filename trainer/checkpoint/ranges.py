@@ -52,13 +52,7 @@ def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> File
 
 
 class Piece(NamedTuple):
-    """A contiguous part of a tensor, stored in a file.
-
-    Args:
-        start: the piece's first element within the flattened tensor.
-        path: of the file.
-        entry: dtype, shape and place in the file.
-    """
+    """A contiguous part of a tensor, stored in a file. ``start`` is as in ``Key``."""
 
     start: int
     path: Path
@@ -73,7 +67,7 @@ class Ranges:
     """Tensors in files, read by range: the pieces of each (kind, name), given in any order.
 
     Raises:
-        CheckpointError: the pieces of a tensor leave a gap, overlap, or have several dtypes.
+        CheckpointError: the pieces of a tensor leave a gap, or overlap.
     """
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
@@ -86,10 +80,8 @@ class Ranges:
             for piece in same:
                 if piece.start != end:
                     problem = "stored twice" if piece.start < end else "in no file"
-                    raise CheckpointError(f"{kind} {name}: elements are {problem}")
+                    raise CheckpointError(f"{piece.path}: {kind} {name}: elements are {problem}")
                 end = piece.end
-            if len({piece.entry.dtype for piece in same}) > 1:
-                raise CheckpointError(f"{kind} {name}: is stored in several dtypes")
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the tensors of a kind."""
@@ -113,10 +105,8 @@ class Ranges:
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Fill ``out`` with the elements of a tensor from ``start`` on.
 
-        Some elements are read at a time, so that no second copy of a tensor is in memory.
-
-        Args:
-            out: 1-D, on any device, of any dtype.
+        Some elements are read at a time, so that no second copy of a tensor is in memory. ``out``
+        is 1-D, on any device, of any dtype.
 
         Raises:
             CheckpointError: an element is in no file.
@@ -138,11 +128,7 @@ class Ranges:
                 out[first - start : last - start].copy_(sent)
 
     def whole(self, kind: str, name: str) -> Tensor:
-        """Read a whole tensor, flat, to the CPU.
-
-        Raises:
-            CheckpointError: the tensor is in no file.
-        """
+        """Read a whole tensor, flat, to the CPU."""
         if not self.holds(kind, name):
             raise CheckpointError(f"{kind} {name}: is in no file")
         out = torch.empty(self.numel(kind, name), dtype=self._pieces[kind, name][0].entry.dtype)
@@ -150,21 +136,13 @@ class Ranges:
         return out
 
     def value(self, kind: str, name: str) -> Tensor:
-        """Read the only value that is stored of a parameter (Adam's step), as a scalar tensor.
-
-        Raises:
-            CheckpointError: the files hold more values, or none.
-        """
+        """Read the only value that is stored of a parameter (Adam's step), as a scalar tensor."""
         self.check_whole(kind, name, 1)
         return self.whole(kind, name)[0]
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """Open the tensors of a checkpoint. Only the headers are read.
-
-    Raises:
-        CheckpointError: a file cannot be read, or holds a name that is no ``kind/name/start``.
-    """
+    """Open the tensors of a checkpoint. Only the headers are read."""
     pieces = []
     for path in paths:
         for text, entry in read_header(path).items():
@@ -177,11 +155,7 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
 
 
 def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, Entry]]:
-    """Open a folder of whole tensors: an exported model, or a model of the Hugging Face hub.
-
-    Returns, raises:
-        As ``of_pretrained``.
-    """
+    """Open a single folder, as ``of_pretrained`` does."""
     return of_pretrained([Pretrained(folder=folder)])
 
 
@@ -192,10 +166,9 @@ def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entr
         The tensors, all of the kind ``parameter``, and the entry of each in its file.
 
     Raises:
-        CheckpointError: a folder has no safetensors file, or two files hold a tensor of the same
-            name.
+        CheckpointError: a folder has no safetensors file, or two files hold the same tensor.
     """
-    pieces: dict[str, Piece] = {}
+    pieces = []
     for source in sources:
         folder = Path(source.folder)
         paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
@@ -204,14 +177,7 @@ def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entr
 
         for path in paths:
             for name_in_file, entry in read_header(path).items():
-                if name_in_file in source.left_out:
-                    continue
-                name = source.in_model(source.names.get(name_in_file, name_in_file))
-                if name in pieces:
-                    raise CheckpointError(
-                        f"{path}: {name} is in {pieces[name].path.name}, too; remove one of the two"
-                    )
-                pieces[name] = Piece(0, path, entry)
-
-    ranges = Ranges(("parameter", name, piece) for name, piece in pieces.items())
-    return ranges, {name: piece.entry for name, piece in pieces.items()}
+                if name_in_file not in source.left_out:
+                    name = source.in_model(source.names.get(name_in_file, name_in_file))
+                    pieces.append(("parameter", name, Piece(0, path, entry)))
+    return Ranges(pieces), {name: piece.entry for _, name, piece in pieces}

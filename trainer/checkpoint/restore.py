@@ -29,12 +29,8 @@ from .disk import trusting_no_value
 from .optimizer_state import schedule_state
 from .parts import Parts
 from .ranges import Ranges, of_pretrained
-from .restore_optimizer import (
-    check_states,
-    restore_optimizer,
-    restore_schedule,
-    restore_settings,
-)
+from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
+from .safetensors_io import Entry
 from .snapshot import fingerprint
 from .store import MANIFEST, CheckpointInfo
 
@@ -91,8 +87,8 @@ def _load_parts(
     trained = [
         name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape
     ]
-    shapes = {name: shape for name, shape, _ in contents.model}
-    places, _ = _find(parts, ranges, WEIGHTS, shapes, info.path, without=base, strict=True)
+    entries = contents.model
+    places, _ = _find(parts, ranges, WEIGHTS, entries, info.path, without=base, strict=True)
 
     changes = changed_settings(
         {**before, "trained": sorted(ranges.names("parameter"))},
@@ -114,8 +110,6 @@ def _load_parts(
     if not same_optimizer:
         notices.append("the optimizer changed: its state starts fresh")
     if before["optimizer_groups"] == now["optimizer_groups"]:
-        if same_optimizer:
-            check_states(parts.optimizer_form, ranges)
         # A callback may have changed settings during the run.
         for group, saved in zip(
             parts.strategy.optimizer.param_groups, state["group_settings"], strict=False
@@ -138,8 +132,7 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     part = parts.model_file.names or {}
     if os.path.lexists(path / MANIFEST):
         contents = opened(verify_together(path, agreement))
-        shapes = {name: shape for name, shape, _ in contents.model}
-        return _load_found(parts, contents.ranges, shapes, path, only=part)
+        return _load_found(parts, contents.ranges, contents.model, path, only=part)
     names = {name_in_file: name for name, name_in_file in part.items()}
     return load_pretrained(parts, [Pretrained(folder=path, names=names)], only=part)
 
@@ -158,29 +151,22 @@ def load_pretrained(
         CheckpointError: the folders do not hold this model.
     """
     ranges, entries = of_pretrained(sources)
-    shapes = {name: entry.shape for name, entry in entries.items()}
     folders = ", ".join(dict.fromkeys(str(source.folder) for source in sources))
-    return _load_found(parts, ranges, shapes, folders, only=only, without=new_names(sources))
+    return _load_found(parts, ranges, entries, folders, only=only, without=new_names(sources))
 
 
 def _load_found(
     parts: Parts,
     ranges: Ranges,
-    shapes: Mapping[str, tuple[int, ...]],
+    entries: Mapping[str, Entry],
     source: object,
     *,
     only: Collection[str] = (),
     without: Collection[str] = (),
 ) -> list[str]:
-    """Read the tensors of the model that files hold. Return notices.
-
-    Collective: call on every rank.
-
-    Args:
-        shapes, source, only, without: as of ``_find``.
-    """
+    """Read the tensors of the model that files hold. Arguments as of ``_find``. Return notices."""
     places, unused = _find(
-        parts, ranges, ("average", *WEIGHTS), shapes, source, only=only, without=without
+        parts, ranges, ("average", *WEIGHTS), entries, source, only=only, without=without
     )
     _load_tensors(parts, ranges, places)
 
@@ -194,7 +180,7 @@ def _find(
     parts: Parts,
     ranges: Ranges,
     kinds: tuple[str, ...],
-    shapes: Mapping[str, tuple[int, ...]],
+    entries: Mapping[str, Entry],
     source: object,
     *,
     only: Collection[str] = (),
@@ -205,7 +191,7 @@ def _find(
 
     Args:
         kinds: under which a tensor may be stored. The first is preferred.
-        shapes: of the stored tensors, by their names.
+        entries: dtypes and shapes of the stored tensors.
         source: of the files, for messages.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
@@ -233,17 +219,17 @@ def _find(
             (kind, other)
             for kind in kinds
             for other in ([name] if strict else names)
-            if other in shapes and ranges.holds(kind, other)
+            if other in entries and ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
-            found = shapes[stored[0][1]]
+            found = entries[stored[0][1]].shape
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
         elif 0 not in shape and (not only or not {*only}.isdisjoint(names)):
             wrong.append(f"{name} is missing")  # a tensor without elements is not stored
 
-    unused = [name for name in shapes if name not in in_model]
+    unused = [name for name in entries if name not in in_model]
     if strict:
         wrong += [f"{name} is not in the model" for name in unused]
     if wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -20,34 +21,22 @@ from .ranges import Ranges
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set the settings that a parameter group and the encoded settings of a checkpoint share.
-
-    Raises:
-        CheckpointError: a setting that is no number differs. The optimizer's state would not fit.
-    """
+    """Set the numbers that a parameter group and the encoded settings of a checkpoint share."""
     for key in settings(group).keys() & saved.keys():
-        value = decode(saved[key])
-        if _kind(group[key]) not in ("None", _kind(value)):
+        old, new = group[key], decode(saved[key])
+        if isinstance(old, tuple) and isinstance(new, list):
+            new = tuple(new)
+        if old is not None and _sort(new) != _sort(old):
             raise CheckpointError(
-                f"group_settings: {key}: {value!r:.60}: only numbers may change during a run"
+                f"group_settings: {key}: {new!r:.60}: only numbers may change during a run"
             )
-        group[key] = tuple(value) if isinstance(group[key], tuple) else value
+        group[key] = new
 
 
-def _kind(value: Any) -> Any:
-    """Return a setting with a word in the place of each number."""
-    if isinstance(value, list | tuple):
-        return [_kind(item) for item in value]
-    return "number" if type(value) in (int, float) else repr(value)
-
-
-def check_states(form: OptimizerForm, ranges: Ranges) -> None:
-    """Raise ``CheckpointError`` if a parameter has only a part of its optimizer's state."""
-    keys = (*form.ranges, *form.values)
-    for name in ranges.names("parameter"):
-        found = frozenset(key for key in keys if ranges.holds(PREFIX + key, name))
-        if found and found not in form.together:
-            raise CheckpointError(f"{name}: of the optimizer's state only {sorted(found)} is there")
+def _sort(value: Any) -> Any:
+    """Return the shape of numbers. Of other settings, the value."""
+    array = np.asarray(value)
+    return array.shape if array.dtype.kind in "if" else repr(value)
 
 
 def restore_optimizer(
@@ -60,6 +49,9 @@ def restore_optimizer(
 
     Args:
         read: is called for each trainable shard before its state is read.
+
+    Raises:
+        CheckpointError: a parameter has only a part of its optimizer's state.
     """
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     states: dict[Tensor, dict[str, Any]] = {}
@@ -72,28 +64,29 @@ def restore_optimizer(
             # A flat group keeps one value for all parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
-            values = _read_values(strategy, state_key, names, form, ranges, notices)
-            found = {
-                key for key in form.ranges if any(ranges.holds(PREFIX + key, n) for n in names)
+            states[state_key] = {
+                key: torch.zeros_like(state_key, dtype=form.ranges[key], requires_grad=False)
+                for key in {key for name in names for key in _stored(form, ranges, name)}
+                if key in form.ranges
             }
-            found |= values.keys()
-            # Parameters of another sort have other keys.
-            own = min((sort for sort in form.together if sort >= found), key=len, default=found)
-            kept = {
-                key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
-                for key, dtype in form.ranges.items()
-                if found and key in own
-            }
-            states[state_key] = kept | values
+            states[state_key] |= _read_values(strategy, state_key, names, form, ranges, notices)
 
-        for key in form.ranges:
-            if ranges.holds(PREFIX + key, shard.name):
-                flat = local(states[state_key][key]).view(-1)
-                out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
-                ranges.read(PREFIX + key, shard.name, shard.start, out)
+        for key in _stored(form, ranges, shard.name) & form.ranges.keys():
+            flat = local(states[state_key][key]).view(-1)
+            out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
+            ranges.read(PREFIX + key, shard.name, shard.start, out)
 
     strategy.optimizer.state.update({key: state for key, state in states.items() if state})
     return list(dict.fromkeys(notices))
+
+
+def _stored(form: OptimizerForm, ranges: Ranges, name: str) -> frozenset[str]:
+    """Return the keys of a parameter's state that are stored: all of a sort, or none."""
+    keys = (*form.ranges, *form.values)
+    found = frozenset(key for key in keys if ranges.holds(PREFIX + key, name))
+    if found and found not in form.together:
+        raise CheckpointError(f"{name}: of the optimizer's state only {sorted(found)} is there")
+    return found
 
 
 def _read_values(
@@ -121,11 +114,11 @@ def _read_values(
         placed = value.to(local(state_key).device) if on_device else value
         state[key] = placed if is_tensor else value.item()
 
-        differing = [name for name in names if found.get(name) != value]
-        if differing:
+        differing = next((name for name in names if found.get(name) != value), None)
+        if differing is not None:
             notices.append(
                 f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts "
-                f"for all, also for {differing[0]}, which had {found.get(differing[0], 'none')}"
+                f"for all, also for {differing}, which had {found.get(differing, 'none')}"
             )
     return state
 

@@ -30,11 +30,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Entry(NamedTuple):
-    """A tensor of a file. ``begin`` is the first byte, counted from the start of the file."""
+    """A tensor of a file. ``begin`` is its first byte."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int
+    begin: int = 0
 
     @property
     def numel(self) -> int:
@@ -42,11 +42,7 @@ class Entry(NamedTuple):
 
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
-    """Return the first bytes of a file whose tensors follow in the order of ``entries``.
-
-    Args:
-        entries: name, shape and dtype of each tensor. Each name comes once.
-    """
+    """Return the first bytes of a file whose tensors follow: name, shape and dtype of each."""
     fields: dict[str, object] = {METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
@@ -71,8 +67,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     end of the header to the end of the file.
 
     Raises:
-        CheckpointError: the file is cut, or is no safetensors file.
-        Unreadable: the file could not be read at all.
+        CheckpointError: the file is cut, or is no safetensors file. ``Unreadable`` if this machine
+            cannot read the file.
     """
     entries = {}
     try:

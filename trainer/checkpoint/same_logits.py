@@ -35,6 +35,11 @@ def logits_of(model: Any, product: Any) -> Tensor:
     return logits.float().cpu()
 
 
+def _gap(model: Any, product: Any, trained: Tensor) -> float:
+    """Return the norm of the difference from the trained logits, over the norm of these."""
+    return float((logits_of(model, product) - trained).norm() / trained.norm())
+
+
 def check_of(
     model: nn.Module,
     load: Callable[[Path], Any],
@@ -65,33 +70,30 @@ def check_of(
         return bool
     try:
         trained = logits_of(module, product)
-        noise = float((logits_of(module, product) - trained).norm() / trained.norm())
+        reason = "it draws random numbers" * (_gap(module, product, trained) > SAME_IN_32_BITS)
     except Exception as error:  # the model takes more than tokens
-        say(f"exports are not compared with the model: {error}")
-        return bool
-    if noise > SAME_IN_32_BITS:
-        say("exports are not compared with the model, which draws random numbers")
+        reason = str(error)
+    if psutil.virtual_memory().available < 8 * parameters:
+        reason = "too little memory to load the files"
+    if reason:
+        say(f"exports are not compared with the model: {reason}")
         return bool
 
     def check(folder: Path) -> None:
-        if psutil.virtual_memory().available < 8 * parameters:
-            say(f"{folder.name}: not compared with the model: too little memory to load it")
-            return
-
         with torch.random.fork_rng(devices=[]):
             try:
                 loaded = load(folder).eval()
-                difference = float((logits_of(loaded, loaded) - trained).norm() / trained.norm())
+                gap = _gap(loaded, loaded, trained)
             except Exception as error:  # transformers, safetensors and further libraries
                 raise CheckpointError(f"does not load: {' '.join(str(error).split())}") from None
 
         is_exact = not rounded and loaded.dtype == torch.float32
         allowed = SAME_IN_32_BITS if is_exact else SAME_IN_16_BITS
-        if not difference <= allowed:
+        if not gap <= allowed:
             raise CheckpointError(
                 "the written files give a model with other logits than the trained model: they "
-                f"differ by {difference:.2g} of their norm ({allowed} is allowed); the checkpoints "
-                "hold the trained weights"
+                f"differ by {gap:.2g} of their norm ({allowed} is allowed); the checkpoints hold "
+                "the trained weights"
             )
 
     return check

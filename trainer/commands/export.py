@@ -60,9 +60,12 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     info = verify(inspect(checkpoint))
     contents = opened(info)
     form = contents.model_file
-    exported = [entry for entry in contents.model if form.name(entry[0]) is not None]
-    entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in exported]
-    tensors = (_read(contents, name, dtype) for name, _, dtype in exported)
+    exported = [name for name in contents.model if form.name(name) is not None]
+    entries = [
+        (str(form.name(name)), contents.model[name].shape, contents.model[name].dtype)
+        for name in exported
+    ]
+    tensors = (_read(contents, name, contents.model[name].dtype) for name in exported)
 
     def save_beside(part: Path) -> None:
         for name in info.files:
