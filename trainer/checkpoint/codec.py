@@ -21,11 +21,7 @@ from .safetensors_io import CODES
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return the JSON form of a value, and add flat copies of its tensors to ``tensors``.
 
-    Args:
-        path: the place of the value, with which the tensors' names begin.
-
-    Raises:
-        CheckpointError: the value, or a value inside, is neither JSON nor a tensor.
+    The names of the tensors begin with ``path``. Raises ``CheckpointError`` for other objects.
     """
     if isinstance(value, np.generic):
         value = value.item()

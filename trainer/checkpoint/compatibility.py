@@ -90,12 +90,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return the checksum of a flat part of a tensor. Those of all parts add up to the whole's.
-
-    Args:
-        start: of the part within the whole tensor, in elements.
-        dtype: to which the values are rounded first.
-    """
+    """Return the checksum of a flat part, rounded to ``dtype``. Those of all parts add up."""
     width = 8 // dtype.itemsize  # elements of a word of 64 bits
     total = 0
     for low in range(0, values.numel(), _AT_A_TIME):

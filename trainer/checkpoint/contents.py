@@ -118,7 +118,6 @@ class Contents:
     Args:
         state: the values of state.json, in the form of ``STATE_FORM``.
         model: dtype and shape of each tensor of the model, in the order of an exported file.
-        ranges: the tensors.
     """
 
     state: Mapping[str, Any]
@@ -127,11 +126,7 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str]) -> Contents:
-        """Open a checkpoint that consists of the files ``names``. Of tensors only headers are read.
-
-        Raises:
-            CheckpointError: state.json or a header has another form.
-        """
+        """Open a checkpoint that consists of the files ``names``. Reads only headers of tensors."""
         file = path_inside(folder, STATE)
         state = read_json(file)
         check_form(file.read_bytes(), STATE_FORM, STATE)

@@ -22,11 +22,7 @@ from .store import MANIFEST, STATE, VERSION, CheckpointInfo, Start, named, seale
 
 
 def listing(folder: Path) -> list[CheckpointInfo]:
-    """Inspect the checkpoints in a folder, the newest first.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """Inspect the checkpoints in a folder, the newest first."""
     return [inspect(path) for path in named(folder)]
 
 
@@ -87,12 +83,7 @@ def opened(info: CheckpointInfo) -> Contents:
 
 
 def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
-    """Read every byte, and check that the tensors are those of the model that state.json lists.
-
-    Args:
-        info: of the checkpoint. A problem that is found is noted there.
-        part, parts: only every ``parts``-th file is hashed, from file ``part`` on.
-    """
+    """Read every byte: of the ``parts`` shares of the files only share ``part``. Note a problem."""
     if info.problem:
         return info
     with _noting(info):
@@ -109,10 +100,7 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
 
 
 def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
-    """Inspect and verify a checkpoint, each rank some of the files. The result is the same on all.
-
-    Collective: call on every rank.
-    """
+    """Inspect and verify a checkpoint, each rank some of the files. Collective."""
     info: CheckpointInfo = agreement.of_main(inspect(path))
     found = verify(replace(info), agreement.rank, agreement.world_size)
     problems = agreement.gather(found.problem)
@@ -144,16 +132,13 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
     and counts for later attempts only if nothing was saved. Collective: call on every rank.
 
     Args:
-        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, or none) or a
-            path.
+        resume: ``none``, ``auto`` (the newest complete one in ``folder``, or none) or a path.
         folder: of the run's own checkpoints.
-        origin: of ``resume``, for messages.
 
     Raises:
         ConfigError: newer checkpoints of the same run follow the path.
         LaunchError: the path is no folder.
-        CheckpointError: the path is no checkpoint, or a damaged checkpoint. Or all checkpoints that
-            ``auto`` found are damaged, or this program or machine cannot read a checkpoint.
+        CheckpointError: the path, or all that ``auto`` found, are no checkpoints to load.
     """
     again = restarts() > 0
     own: list[Path] = agreement.of_main(named(folder))
@@ -182,10 +167,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
 
 
 def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Start:
-    """Begin with the first of these checkpoints that is not damaged.
-
-    Collective: call on every rank.
-    """
+    """Begin with the first of these checkpoints that is not damaged. Collective."""
     damaged: list[CheckpointInfo] = []
     for path in own:
         info = verify_together(path, agreement)

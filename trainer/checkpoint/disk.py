@@ -116,13 +116,7 @@ def check_free(folder: Path, needed: int) -> None:
 
 
 def check_shared(folder: Path, agreement: Agreement) -> None:
-    """Check that every rank sees the same folder, since every rank writes a file there.
-
-    Collective: call on every rank.
-
-    Raises:
-        LaunchError: a node has another disk under this name.
-    """
+    """Check that every rank sees the same folder, where each writes a file. Collective."""
     name = agreement.of_main(f".probe-{uuid.uuid4().hex}")
     probe = folder / name
 
@@ -155,7 +149,6 @@ def path_inside(folder: Path, name: str) -> Path:
     Raises:
         CheckpointError: the name leads out of the folder, over a link or to a pipe or the like, or
             holds control characters.
-        OSError: the file does not exist, or cannot be accessed.
     """
     path = folder / name
     plain = name.isprintable() and "\\" not in name

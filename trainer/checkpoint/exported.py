@@ -2,8 +2,7 @@
 
 The names and shapes are those of the model that the task built, whatever the strategy. Shared
 tensors are written once. For a transformers model the folder also holds its configuration, so that
-``from_pretrained`` loads the folder. A task may save only a part of the model
-(``Task.saved_part``).
+``from_pretrained`` loads the folder. A task may save a part of the model (``Task.saved_part``).
 """
 
 from __future__ import annotations
@@ -39,15 +38,12 @@ class ModelFile:
     """The form of an exported model: which tensors the file holds, under which names.
 
     Args:
-        file: the name of the file.
         names: the name of a tensor in the file, by the name in the model. None: all tensors, under
             the names in the model.
         dtypes: the dtype of a tensor in the file, by the name in the model. Other tensors keep
             their dtypes.
-        save_config: writes the configuration files into the folder. None: the configuration of the
-            model is written.
-        load: loads the folder as users do, for a comparison with the trained model. None: the
-            folder has no loader beside ``load_export``.
+        save_config: writes the configuration. None: the configuration of the model is written.
+        load: loads the folder as users do. None: there is no loader beside ``load_export``.
     """
 
     file: str = MODEL_FILE
@@ -96,15 +92,10 @@ def export_model(
 ) -> None:
     """Write the model to ``directory``, which replaces a folder of this name.
 
-    Collective: call on every rank.
-
-    Args:
-        form: which tensors are written, and under which names.
-        save_beside: writes small files to the same folder, on the main process.
+    Collective: call on every rank. ``save_beside`` writes small files, on the main process.
 
     Raises:
-        CheckpointError: the model cannot be written, or safetensors cannot hold a tensor. The
-            folder of before stays.
+        CheckpointError: the model cannot be written. The folder of before stays.
     """
     _raise_first(agreement.gather(changed_buffer(strategy)))
     strategy.sync_copies(agreement.gather)
@@ -150,8 +141,7 @@ def write_model(
         entries: name, shape and dtype of each tensor, in the order of ``tensors``.
 
     Raises:
-        CheckpointError: the file cannot be written, or the safetensors library cannot read the
-            file. The folder of before stays.
+        CheckpointError: the model cannot be written. The folder of before stays.
     """
     problem = not_local(directory)
     if problem:
@@ -183,11 +173,7 @@ def changed_buffer(strategy: Strategy) -> str:
 
 
 def check_storable(model: nn.Module) -> None:
-    """Check that safetensors can hold each tensor of an unprepared model.
-
-    Raises:
-        CheckpointError: safetensors cannot hold a tensor.
-    """
+    """Raise ``CheckpointError`` for a tensor of a model that safetensors cannot hold."""
     for name, (_, dtype) in canonical_names(model).items():
         if dtype not in CODES:
             raise CheckpointError(
@@ -208,8 +194,7 @@ def export_dtypes(
 
     Args:
         model: not prepared yet.
-        wanted: a dtype, or ``auto``: that of the files from which each tensor is read.
-        sources: the folders of these files. Empty for a model that is not read from files.
+        wanted: a dtype, or ``auto``: that of the files in ``sources`` from which a tensor is read.
     """
     own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
     if wanted != "auto":
@@ -232,11 +217,7 @@ def export_dtypes(
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model. Other models have none.
-
-    Args:
-        dtype: of the exported file. None: the dtype in the configuration.
-    """
+    """Write the configuration of a transformers model, for a file of ``dtype`` if that is given."""
     model = unwrapped(model)
     # A wrapper with the configuration of the wrapped model has other names for the tensors.
     if not hasattr(type(model), "config_class"):

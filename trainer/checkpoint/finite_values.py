@@ -14,11 +14,7 @@ from .ranges import Key
 
 
 def name_not_finite(parts: Parts, gather: Callable[[Any], list[Any]]) -> str:
-    """Return the name of a value that is not finite on some rank. Collective: call on every rank.
-
-    Returns:
-        The same on every rank. Empty if all values are finite.
-    """
+    """Return the name of a value that is not finite on some rank, or an empty text. Collective."""
     mine = ""
     with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
         mine = not_finite(parts)

@@ -3,8 +3,7 @@
 torch keeps state for each parameter. An engine may give the optimizer flat groups of fragments
 instead. Each ``Shard`` names the tensor that has the state, and the offset in this tensor. State is
 a range of elements, as the parameter is, or a single value for the whole parameter (Adam's step).
-State of other shapes (factored second moments) cannot be cut along a parameter: such an optimizer
-is refused before training, since a resume would lose the state.
+State of other shapes (factored second moments) cannot be cut: such an optimizer is refused.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class OptimizerForm:
     Args:
         kind: the class of the optimizer.
         ranges: state of the parameter's shape: the dtype by the state's key (``exp_avg``).
-        values: state of a single value, by key (``step``). ``True`` for a tensor, ``False`` for a
-            plain number.
+        values: state of a single value, by key (``step``): whether the value is a tensor.
         together: the keys that a parameter has together, for each sort of parameters.
         groups: of each parameter group the ``names`` of its parameters and its ``settings`` without
             the learning rate.
@@ -63,12 +61,10 @@ class OptimizerForm:
         Args:
             model: not wrapped yet.
             saved: whether the state is saved or was. Otherwise any state may be.
-            device: on which the optimizer steps, and the copy too: some optimizers exist on GPUs
-                only.
+            device: on which the optimizer steps, and the copy too: some exist on GPUs only.
 
         Raises:
-            CheckpointError: the state cannot be saved, a step on small parameters fails, or it
-                changes an attribute.
+            CheckpointError: the state cannot be saved, or the step fails or changes an attribute.
         """
         before = traces(optimizer)
         kind = plain(type(optimizer), compared=True)
@@ -101,11 +97,7 @@ class OptimizerForm:
 
 
 def _after_step(optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool) -> Optimizer:
-    """Return a copy after a step. The optimizer itself if that fails and nothing is saved.
-
-    Raises:
-        CheckpointError: the step fails.
-    """
+    """Return a copy after a step. The optimizer itself if that fails and nothing is saved."""
     if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
         return optimizer
     try:
@@ -137,9 +129,6 @@ def state_of(
     """Yield ``(kind, tensor)`` of the state of a shard.
 
     A tensor is a live 1-D range of the shard's own elements, or a scalar for the whole parameter.
-
-    Raises:
-        CheckpointError: the optimizer keeps state that is not in ``form``.
     """
     state_key = shard.state_key
     assert state_key is not None
@@ -157,11 +146,7 @@ def state_of(
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return class, steps and rates of a schedule, and the state that JSON can hold.
-
-    Raises:
-        CheckpointError: a function object of the schedule counts its calls, which a resume repeats.
-    """
+    """Return class, steps and rates of a schedule, and the state that JSON can hold."""
     for factor in getattr(schedule, "lr_lambdas", ()):
         before, trial = traces(factor), copy.copy(factor)
         trial(0)
@@ -180,8 +165,7 @@ def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers and texts of a schedule's state, also those of inner schedules.
 
-    Functions and the like are not state: the settings make them again. So are the milestones of
-    ``MultiStepLR``, a dictionary with the steps as keys.
+    Functions are no state, nor are the milestones of ``MultiStepLR``: the settings make them again.
     """
     plain: dict[str, Any] = {}
     for key, value in state.items():

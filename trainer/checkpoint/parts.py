@@ -99,11 +99,7 @@ class Parts:
         return named
 
     def save_beside(self, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the small files beside an exported model: configurations and the model card.
-
-        Args:
-            more: the texts of further files, by name.
-        """
+        """Write the small files beside an exported model, and ``more`` texts by file name."""
         if self.model_file.save_config is None:
             product = unwrapped(self.strategy.model).get_submodule(self.task.exported)
             save_config(product, folder, self.model_file.rounded_to())
@@ -118,8 +114,6 @@ class Parts:
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of this rank's elements of the parameters, of their state and averages.
-
-        Together the ranks write each element once.
 
         Raises:
             CheckpointError: a buffer or the optimizer's state has changed form since the start.

@@ -64,11 +64,7 @@ class Piece(NamedTuple):
 
 
 class Ranges:
-    """Tensors in files, read by range: the pieces of each (kind, name), given in any order.
-
-    Raises:
-        CheckpointError: the pieces of a tensor leave a gap, or overlap.
-    """
+    """Tensors in files, read by range: the pieces of each (kind, name) without gaps or overlaps."""
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
@@ -103,13 +99,9 @@ class Ranges:
 
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
-        """Fill ``out`` with the elements of a tensor from ``start`` on.
+        """Fill ``out`` (1-D, any device and dtype) with the elements of a tensor from ``start`` on.
 
-        Some elements are read at a time, so that no second copy of a tensor is in memory. ``out``
-        is 1-D, on any device, of any dtype.
-
-        Raises:
-            CheckpointError: an element is in no file.
+        Some elements are read at a time, so that no second copy of a tensor is in memory.
         """
         end = start + out.numel()
         if end > self.numel(kind, name):
@@ -164,9 +156,6 @@ def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entr
 
     Returns:
         The tensors, all of the kind ``parameter``, and the entry of each in its file.
-
-    Raises:
-        CheckpointError: a folder has no safetensors file, or two files hold the same tensor.
     """
     pieces = []
     for source in sources:

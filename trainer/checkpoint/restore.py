@@ -40,18 +40,13 @@ Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in th
 def load(
     parts: Parts, info: CheckpointInfo, *, allow_change: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Set a training to the state that a verified checkpoint holds.
-
-    Collective: call on every rank.
-
-    Args:
-        allow_change: whether settings that change the numbers may differ.
+    """Set a training to the state that a verified checkpoint holds. Collective: call on every rank.
 
     Returns:
         The checkpoint's step and counters, and notices.
 
     Raises:
-        ConfigError: the configuration changes the numbers, and that is not allowed.
+        ConfigError: the configuration changes the numbers, and ``allow_change`` is not set.
         CheckpointError: the checkpoint holds another model, another sort of data, or a value that
             no run writes.
     """
@@ -142,13 +137,7 @@ def load_pretrained(
 ) -> list[str]:
     """Read parameters and buffers from the files of a pretrained model. Return notices.
 
-    Collective: call on every rank.
-
-    Args:
-        only: as of ``_find``.
-
-    Raises:
-        CheckpointError: the folders do not hold this model.
+    Collective: call on every rank. ``only`` is as of ``_find``.
     """
     ranges, entries = of_pretrained(sources)
     folders = ", ".join(dict.fromkeys(str(source.folder) for source in sources))
@@ -187,22 +176,14 @@ def _find(
     without: Collection[str] = (),
     strict: bool = False,
 ) -> tuple[Places, list[str]]:
-    """Find each tensor of the model in files.
+    """Return the place of each tensor, and the names of stored tensors that the model lacks.
 
     Args:
         kinds: under which a tensor may be stored. The first is preferred.
-        entries: dtypes and shapes of the stored tensors.
-        source: of the files, for messages.
         only: the tensors that must be there. By default all.
         without: the tensors that are not looked for.
         strict: refuse stored tensors that the model lacks, and a shared tensor under another name
             than the first, under which the optimizer's state is stored.
-
-    Returns:
-        The place of each tensor, and the names of stored tensors that the model lacks.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
     """
     in_model = dict(canonical_state(parts.strategy.model))
     names_of: dict[int, list[str]] = {}
@@ -242,11 +223,8 @@ def _load_tensors(
 ) -> list[str]:
     """Read parameters, buffers and the moving average, if the run keeps an average. Return notices.
 
-    Collective: call on every rank.
-
-    Args:
-        with_optimizer: read the optimizer's state as well, parameter by parameter, which is the
-            order of the files. In another order a disk takes twice the time.
+    With the optimizer's state, parameter by parameter, which is the order of the files: in
+    another order a disk takes twice the time.
     """
     strategy = parts.strategy
 

@@ -45,13 +45,8 @@ def restore_optimizer(
     """Give a fresh optimizer the state that a checkpoint holds. Return notices.
 
     A parameter without state (a parameter that never had a gradient) gets none, or zeros if the
-    engine keeps the parameter in a flat group with others.
-
-    Args:
-        read: is called for each trainable shard before its state is read.
-
-    Raises:
-        CheckpointError: a parameter has only a part of its optimizer's state.
+    engine keeps the parameter in a flat group with others. ``read`` is called for each trainable
+    shard first.
     """
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     states: dict[Tensor, dict[str, Any]] = {}
@@ -97,11 +92,7 @@ def _read_values(
     ranges: Ranges,
     notices: list[str],
 ) -> dict[str, Any]:
-    """Read the values (Adam's step) of the parameters of a state key.
-
-    Args:
-        notices: takes a notice if the parameters had different values.
-    """
+    """Read the values (Adam's step) of the parameters of a state key. Note values that differ."""
     group = strategy.optimizer.param_groups[0]
     on_device = group.get("fused") or group.get("capturable")
     state: dict[str, Any] = {}
@@ -149,10 +140,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
 
 
 def _merged(current: Any, saved: Any) -> Any:
-    """Return a value of a fresh schedule's state with the saved numbers and texts in their places.
-
-    Inner schedules are set, and stay the same objects.
-    """
+    """Return a value of a fresh schedule's state with the saved values in their places."""
     if isinstance(current, LRScheduler):
         current.load_state_dict(_merged(current.state_dict(), saved))
         return current

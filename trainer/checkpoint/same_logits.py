@@ -20,13 +20,7 @@ SAME_IN_16_BITS = 0.1
 
 
 def logits_of(model: Any, product: Any) -> Tensor:
-    """Return the logits of the batch that transformers has for such a model, on the CPU.
-
-    Collective for a sharded model.
-
-    Args:
-        product: the part of the model that is exported, or the model.
-    """
+    """Return the logits of the batch that transformers has for ``product``, on the CPU."""
     device = next(model.parameters()).device
     rows = getattr(product.get_input_embeddings(), "num_embeddings", 8)  # tokens of 0 to 7
     inputs = {name: value.to(device) % rows for name, value in product.dummy_inputs.items()}
@@ -58,11 +52,8 @@ def check_of(
 
     Args:
         model: prepared.
-        load: returns the model of a folder.
-        exported: as of ``Task``.
         parameters: elements of the model.
         rounded: whether the model computes in 16 bits.
-        say: prints a line.
     """
     module = unwrapped(model)
     product = module.get_submodule(exported)

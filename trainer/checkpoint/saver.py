@@ -62,13 +62,7 @@ class BackgroundTask:
 
 @dataclass(eq=False)
 class Saver:
-    """Saves checkpoints to ``folder``.
-
-    Every method is collective: call on every rank, at the same step.
-
-    Args:
-        agreement: of the ranks that save together.
-        say: shows a notice, on the main process.
+    """Saves checkpoints to ``folder``. Every method is collective, at the same step.
 
     Attributes:
         last_step: the step of the newest checkpoint, which is not saved again.
@@ -88,11 +82,6 @@ class Saver:
     def prepare(self, parts: Parts, *, finished: bool) -> None:
         """Find out before the first step whether every save would fail.
 
-        Collective: call on every rank.
-
-        Args:
-            finished: whether the run has no step left.
-
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
@@ -103,8 +92,6 @@ class Saver:
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step. ``finish`` waits until the checkpoint is complete.
-
-        Collective: call on every rank.
 
         Raises:
             TrainerError: a value is not finite (``finite_values.py``).
@@ -146,11 +133,7 @@ class Saver:
     def _begin(
         self, parts: Parts, pieces: Sequence[tuple[Key, Tensor]]
     ) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder. Return the main process's files, and the tensors of users.
-
-        Args:
-            pieces: of the main process, whose share is at least that of each other rank.
-        """
+        """Make the temporary folder. Return the main process's files, and the tensors of users."""
         check_free(self.folder, parts.world_size * sum(tensor.nbytes for _, tensor in pieces))
         if self._extras is None:
             self._extras = read_extras(parts)
@@ -164,11 +147,7 @@ class Saver:
         return files, user_tensors
 
     def fail(self, text: str) -> NoReturn:
-        """End the run because of a value that is not finite, after a save in flight. Collective.
-
-        Raises:
-            TrainerError: always.
-        """
+        """End the run because of a value that is not finite, after a save in flight."""
         with contextlib.suppress(CheckpointError):
             self.finish()
         raise TrainerError(
@@ -176,19 +155,13 @@ class Saver:
         )
 
     def finish(self) -> None:
-        """Wait for the save in flight. Collective: call on every rank.
-
-        Raises:
-            CheckpointError: as ``poll``.
-        """
+        """Wait for the save in flight. Raises as ``poll``."""
         while self._task is not None:
             self._task.thread.join()
             self.poll()
 
     def poll(self) -> None:
         """Move a save to the next stage, if all ranks have finished. Call at a step boundary.
-
-        Collective: call on every rank.
 
         Raises:
             CheckpointError: the save failed on some rank, and ``on_save_error`` is ``stop``.

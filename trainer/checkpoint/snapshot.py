@@ -68,9 +68,7 @@ def take(
     """Copy the tensors that this rank writes to host memory. Each rank works by itself.
 
     Args:
-        pieces: of model and optimizer, as ``Parts.pieces`` yields them.
-        files: the files that only the main process writes.
-        user_tensors: the tensors that ``describe`` returned on the main process.
+        files, user_tensors: that only the main process writes.
         copied: whether training continues while the snapshot is written. Otherwise tensors that
             are in host memory already are not copied.
     """
@@ -159,11 +157,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:
-    """Return the text of state.json.
-
-    Raises:
-        CheckpointError: the text is too large to be read again.
-    """
+    """Return the text of state.json. Refuse a text that is too large to be read again."""
     text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
     if len(text) > LARGEST_JSON:
         raise CheckpointError(f"{STATE}: cannot be written: more than {LARGEST_JSON} bytes")
@@ -171,10 +165,7 @@ def state_text(state: Mapping[str, Any]) -> bytes:
 
 
 def read_extras(parts: Parts) -> dict[str, bytes]:
-    """Return the small files beside an exported model, by their names in a checkpoint.
-
-    Thanks to them ``trainer export`` needs only the checkpoint.
-    """
+    """Return the small files beside an exported model, by their names in a checkpoint."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts.save_beside(folder)

@@ -36,11 +36,7 @@ _OURS = re.compile(rf"\.?{NAME.pattern}(\.part|\.old|\.damaged)?|\.probe-[0-9a-f
 
 
 def named(folder: Path) -> list[Path]:
-    """Return the entries of a folder that have the name of a checkpoint, the newest first.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """Return the entries of a folder that have the name of a checkpoint, the newest first."""
     try:
         found = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
     except FileNotFoundError:
@@ -74,11 +70,7 @@ def temporary_of(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make the empty temporary folder of a checkpoint.
-
-    Raises:
-        CheckpointError: a checkpoint of this step exists already.
-    """
+    """Make the empty temporary folder of a checkpoint of a new step."""
     path = folder / name_of(step)
     if path.exists():
         raise CheckpointError(f"{path}: exists already, and was not written by this run")
@@ -96,13 +88,7 @@ def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[Fi
 
 
 def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Collection[int]) -> None:
-    """Delete old checkpoints, after a newer checkpoint was committed.
-
-    Args:
-        keep_last: the number of the newest checkpoints to keep.
-        keep_every: checkpoints at multiples of this number of steps are kept.
-        pinned: the steps of other checkpoints to keep, such as the best.
-    """
+    """Delete old checkpoints: not the newest, the pinned, nor multiples of ``keep_every`` steps."""
     for path in named(folder)[keep_last:]:
         step = step_of(path)
         is_multiple = keep_every is not None and step % keep_every == 0
@@ -140,8 +126,7 @@ class CheckpointInfo:
         step: by the name. -1 for another name, if the manifest cannot be read either.
         manifest: the content of manifest.json. Empty if the file cannot be read.
         problem: why the checkpoint cannot be loaded. Empty if no reason is known.
-        broken: whether the files are damaged. Otherwise this program or this machine cannot read
-            them now.
+        broken: whether the files are damaged, rather than unreadable for this program or machine.
     """
 
     path: Path
