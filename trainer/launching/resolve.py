@@ -6,8 +6,8 @@ named.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
@@ -22,6 +22,8 @@ _IN_BOTH = (
     "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
     "max_grad_norm",
 )  # fmt: skip
+# How lr grows with the batch. linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam.
+_EXPONENTS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
     "lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch", "float32",
@@ -58,72 +60,46 @@ def resolve(
     both = Reconciler(config, origins)
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
-
     has_compiler = _compiles(request, strategy, both)
     precision, micro, global_batch, steps, clip = (
         both.agree(key, getattr(request, key)) for key in _IN_BOTH
     )
-    precision = precision or "no"
     optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
     schedule = choose_schedule(request.scheduler, both)
-
-    found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
-    if micro is None:
-        shares = (steps or 1) * world
-        if not global_batch or global_batch % shares:
-            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x world_size"
-            both.fail(found, f"{rule} {world}), as micro_batch_size is null")
-        micro = global_batch // shares
-    accumulation = steps or max(1, (global_batch or 0) // (micro * world))
-    batch = micro * accumulation * world
-    if global_batch not in (None, batch):
-        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
-        both.refuse(found, f"{rule} {world}; micro_batch_size: null takes an equal share")
+    micro, steps = _cut(global_batch, micro, steps, world, both)
+    batch = micro * steps * world
     if config.reduce_dtype == "bf16":
-        _check_reduction(strategy, precision, accumulation, both)
+        _check_reduction(strategy, precision, steps, both)
     both.end()
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
+
+    is_rehearsal = device == "cpu" and strategy != "single"
+    request, precision, lines = _as_it_runs(request, precision or "no", is_rehearsal, both)
     reference = config.reference_batch_size or batch
-    ratio = batch / reference
-    # linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam
-    factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
-
-    notices = [*request.notices, *both.notices]
-    rehearsal = device == "cpu" and strategy != "single"
-    if rehearsal:
-        request, precision, lines = rehearsed(
-            request, Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
-        )
-        notices += lines
-    deepspeed = request.deepspeed
-    if deepspeed and config.reduce_dtype:
-        dtype = "bf16" if config.reduce_dtype == "bf16" else "fp32"
-        deepspeed = {**deepspeed, "communication_data_type": dtype}
-
     plan = Plan(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
         device=device,
-        rehearsal=rehearsal,
+        rehearsal=is_rehearsal,
         mixed_precision=precision,
         micro_batch_size=micro,
-        accumulation_steps=accumulation,
+        accumulation_steps=steps,
         global_batch_size=batch,
         max_grad_norm=clip or None,
         reduce_dtype=config.reduce_dtype or "float32",
         optimizer=optimizer,
         optimizer_settings=settings,
-        lr=lr * factors[config.lr_scaling],
+        lr=lr * (batch / reference) ** _EXPONENTS[config.lr_scaling],
         lr_reference=lr,
         reference_batch_size=reference,
         compile=has_compiler,
         fsdp=request.fsdp,
-        deepspeed=deepspeed,
+        deepspeed=request.deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if has_compiler else {}),
         files=request.files,
-        notices=tuple(dict.fromkeys(notices)),
+        notices=tuple(dict.fromkeys([*request.notices, *both.notices, *lines])),
         origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
         **schedule,
         **{key: getattr(config, key) for key in _AS_CONFIGURED},
@@ -134,6 +110,40 @@ def resolve(
     if config.max_steps is None or has_open_length:
         return plan
     return plan.with_length(config.max_steps)
+
+
+def _cut(
+    global_batch: int | None, micro: int | None, steps: int | None, world: int, both: Reconciler
+) -> tuple[int, int]:
+    """Return the size of a micro-batch, and their number in a step of each process."""
+    found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
+    if micro is None:
+        shares = (steps or 1) * world
+        if not global_batch or global_batch % shares:
+            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x world_size"
+            both.fail(found, f"{rule} {world}), as micro_batch_size is null")
+        return global_batch // shares, steps or 1
+
+    accumulation = steps or max(1, (global_batch or 0) // (micro * world))
+    if global_batch not in (None, micro * accumulation * world):
+        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
+        both.refuse(found, f"{rule} {world}; micro_batch_size: null takes an equal share")
+    return micro, accumulation
+
+
+def _as_it_runs(
+    request: Request, precision: str, is_rehearsal: bool, both: Reconciler
+) -> tuple[Request, str, list[str]]:
+    """Return the request and the precision on this device, and a line for each difference."""
+    lines: list[str] = []
+    if is_rehearsal:
+        origin = both.origins.get("mixed_precision", DEFAULT)
+        request, precision, lines = rehearsed(request, Sourced(precision, origin))
+    if request.deepspeed and both.config.reduce_dtype:
+        dtype = "bf16" if both.config.reduce_dtype == "bf16" else "fp32"
+        engine = {**request.deepspeed, "communication_data_type": dtype}
+        request = replace(request, deepspeed=engine)
+    return request, precision, lines
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
