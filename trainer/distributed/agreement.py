@@ -61,14 +61,11 @@ class Agreement:
     # -- stopping ---------------------------------------------------------------------------------
 
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
-        """Request a stop. A rank may call this alone: all stop at the same step.
-
-        The step ends half a second or two steps later.
+        """Request a stop. A rank may call this alone: all stop half a second or two steps later.
 
         Args:
             number: of the signal that asked. 0 if the code does.
-            agreed: every rank asks at this very step, by numbers that are the same on all: the next
-                step is the last.
+            agreed: every rank asks at this very step, so the next step is the last.
         """
         if agreed:
             self._all_asked = True
@@ -77,9 +74,6 @@ class Agreement:
 
     def poll(self, fingerprint: int = 0) -> int | None:
         """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective.
-
-        Call this at each step boundary. Ranks exchange votes every few steps (``votes.py``), and no
-        step waits for a vote. A single process does as several.
 
         Args:
             fingerprint: of the work of this rank, which must be the same on all.
@@ -95,10 +89,7 @@ class Agreement:
         return number if self._stopping else None
 
     def poll_evaluation(self) -> int:
-        """Return the signal of an agreed stop after a batch of an evaluation. 0 to go on.
-
-        Collective: call on every rank. Raises nothing.
-        """
+        """Return the signal of an agreed stop after a batch. 0 to go on. Collective."""
         return self._pass_boundary("batch", 0)
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int:
@@ -110,11 +101,10 @@ class Agreement:
         return answer & 0xFF
 
     def listening(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and the first SIGINT into an agreed stop. Give the handlers back afterwards.
+        """Turn SIGTERM and the first SIGINT into an agreed stop: see ``signals.py``.
 
-        A second SIGTERM ends the process at once, and so does the first if the main thread is stuck
-        (``signals.py``). A stop that is agreed on has time without limit to evaluate and to save. A
-        long step has twice the time of the step before.
+        A stop that is agreed on has time without limit to evaluate and to save. A long step has
+        twice the time of the step before.
         """
 
         def ask(number: int) -> None:
@@ -131,13 +121,7 @@ class Agreement:
     # -- numbers and objects of all ranks ---------------------------------------------------------
 
     def check_same(self, fingerprint: int) -> None:
-        """Compare a fingerprint with the others' now, before the result of the step is written.
-
-        Collective: call on every rank.
-
-        Raises:
-            LaunchError: ranks got the gradients of different parameters.
-        """
+        """Compare a fingerprint with the others' now. Collective. Raises as ``poll`` does."""
         check_same(self.gather(fingerprint))
 
     def settle(self) -> None:
@@ -150,17 +134,11 @@ class Agreement:
         return self.begin_sums([value])()[0]
 
     def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Begin to sum numbers over ranks. Return a function that waits for the sums.
-
-        Collective: call on every rank.
-        """
+        """Begin to sum numbers over ranks. Return a function that waits. Collective."""
         return self._begin(torch.tensor(values, dtype=torch.float64), "SUM")
 
     def begin_max(self, *numbers: int) -> Callable[[], list[int]]:
-        """Begin to compare numbers with the other ranks'. Return a function that waits.
-
-        The function returns the largest of each. Collective: call on every rank.
-        """
+        """Begin to find the largest of each number. Return a function that waits. Collective."""
         return self._begin(torch.tensor(numbers), "MAX")
 
     def _begin(self, values: torch.Tensor, name: str) -> Callable[[], Any]:
@@ -194,10 +172,7 @@ class Agreement:
         return values[0]
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on the main process. All ranks wait, and raise the same error.
-
-        Collective: call on every rank.
-        """
+        """Do ``work`` on the main process. All wait, and raise the same error. Collective."""
         failure = None
         if self.rank == 0:
             try:
@@ -212,19 +187,13 @@ class Agreement:
     # -- groups -----------------------------------------------------------------------------------
 
     def limit_waits(self) -> None:
-        """Give the time-out to every process group, also to those that an engine made.
-
-        The groups of an engine have torch's default: 10 minutes for NCCL.
-        """
+        """Give the time-out to every process group, also to those that an engine made."""
         if self.distributed and self.timeout is not None:
             for group in process_groups():
                 set_timeout(group, self.timeout)
 
     def close(self) -> None:
-        """Finish the vote in flight, and wait for all ranks. Collective: call on every rank.
-
-        A rank may still be at an upload, for which NCCL should not wait.
-        """
+        """Finish the vote in flight, and wait for all ranks on the CPU. Collective."""
         self._votes.finish()
         if self.distributed:
             dist.barrier(self.group)

@@ -52,8 +52,8 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 def at_the_end(work: Callable[[bool], object]) -> None:
     """Call ``work(has_failed)`` at the end of this process.
 
-    After an error the call comes once the error is printed, otherwise behind the last barrier of
-    the ranks, before their groups are closed.
+    After an error once the error is printed, otherwise between the last barrier of the ranks and
+    the end of their groups.
     """
     _at_the_end.append(work)
 
@@ -66,10 +66,7 @@ def is_written() -> bool:
 def meet_at_the_end(barrier: Callable[[], object]) -> bool:
     """Meet the other ranks once everything of the run is written. Collective.
 
-    The death of a rank is no failure any more, but a notice.
-
-    Returns:
-        Whether all ranks have come.
+    Return whether all have come. The death of a rank is no failure any more, but a notice.
     """
     global _is_written
     _is_written = True
@@ -84,10 +81,7 @@ def meet_at_the_end(barrier: Callable[[], object]) -> bool:
 
 
 class Stopped(Exception):
-    """The end of a training that a signal asked to stop, with everything written.
-
-    The exit code is 128 + signal.
-    """
+    """The end of a training that a signal asked to stop, with everything written."""
 
     def __init__(self, number: int, *, step: int, total_steps: int) -> None:
         name = signal.Signals(number).name
@@ -124,10 +118,7 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
 
 
 def end_at_once() -> NoReturn:
-    """End this process from any thread, also if the main thread is stuck.
-
-    The exit code is 0 if everything of the run is written, and 1 otherwise.
-    """
+    """End this process from any thread, also if the main thread is stuck."""
     # The last work of callbacks may wait for a network.
     briefly(_do_last_work, _PATIENCE_SECONDS)
     _flush_and_exit(0 if _is_written else 1)
@@ -167,10 +158,7 @@ def _close_groups() -> None:
 
 
 def _destroy_groups(dist: Any) -> None:
-    """Close all groups. Rank 0, whose process may hold the store, leaves behind the others.
-
-    Threads of NCCL's groups read the store, and print their stacks if the store is gone.
-    """
+    """Close all groups. Rank 0 leaves last: NCCL's threads print stacks if the store is gone."""
     from ..private.torch import default_store
 
     store, rank, world = default_store(), dist.get_rank(), dist.get_world_size()
@@ -203,7 +191,7 @@ def _do_last_work() -> None:
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error looks like the death of another rank.
 
-    Only errors of torch.distributed do. A connection of the user's may be reset as well.
+    A connection of the user's may be reset as well.
     """
     text = f"{type(error).__name__}: {error}".lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
@@ -213,8 +201,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     """Print an error once for the whole job, and write it to the launcher's error file.
 
     Args:
-        from_everyone: the error is the same on all ranks (a wrong config), so the first rank of
-            each machine prints.
+        from_everyone: the error is the same on all ranks: the first of each machine prints.
         lost_peer: the error looks like the death of another rank, whose own error matters more.
     """
     _do_last_work()
@@ -272,11 +259,7 @@ def _write_error_file(message: str) -> None:
 
 
 def claim_first_error(store: Any = None) -> bool | None:
-    """Claim the first error. Return whether this rank has it, None if no store answers.
-
-    Args:
-        store: a connection of the caller's own. By default that of the process group.
-    """
+    """Claim the first error. Return whether this rank has it, None if no store answers."""
     dist = _connected()
     if dist is None:
         return None

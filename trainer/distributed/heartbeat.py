@@ -4,15 +4,9 @@ A rank that dies breaks its connections, and the other ranks fail. A rank that i
 for an answer that never comes, breaks nothing: the others wait until ``timeout_minutes``.
 
 A thread of each rank writes step, phase and line of Python to the store every two seconds, and
-looks at the other ranks. Every rank judges, so that no two stopped ranks go unseen:
-
-- A process of this machine that is stopped for eight seconds, or that is gone, ends the job.
-- A rank that sends no heartbeat for ten seconds is told. After a minute the job ends, for a call in
-  C may hold the interpreter's lock that long. While data and model are built, the job ends after
-  ``timeout_minutes``.
-- If no rank has moved for a minute, a line tells the step, phase and line of each. The job ends
-  after ``timeout_minutes`` with the stacks of all ranks, if no rank uses the CPU.
-- A store that is gone or does not answer ends the job, once this rank does not move either.
+looks at the other ranks. Every rank judges, so that no two stopped ranks go unseen. docs/faults.md
+has the table of what ends a job. A silent rank has a minute, for a call in C may hold the
+interpreter's lock that long.
 
 To end the job is to print a message, to tell the others through the store, to kill the stopped
 processes of this machine, and to leave. The watch lasts until the last barrier of the process.
@@ -76,11 +70,9 @@ _UNEQUAL = (
     "model unequally often (a short last step of ragged batches), set drop_last: true"
 )
 
-# The letters of /proc. A process in another state is alive.
-_STATES = {"T": "stopped", "t": "traced", "Z": "gone"}
-# How long a process of this machine may be in a state. Somebody may continue a stopped process in a
-# moment.
-_PATIENCE = {"stopped": (8.0, "is stopped"), "gone": (GONE_SECONDS, _GONE)}
+# How long a process of this machine may be stopped or gone, by the letters of /proc. Somebody may
+# continue a stopped process in a moment.
+_PATIENCE = {"T": (8.0, "is stopped"), "Z": (GONE_SECONDS, _GONE)}
 _LIBRARIES = (STANDARD_LIBRARY, sys.prefix, "<")
 
 
@@ -94,12 +86,9 @@ class Row(NamedTuple):
     """The content of a heartbeat.
 
     Args:
-        rank: of the process.
         name: rank, process and machine, for messages.
         machine: the boot of the machine and the namespace of process numbers.
-        pid: the number of the process in the namespace.
-        started: the start of the process in clock ticks since the boot. The system gives a number
-            away again, with another start.
+        started: in clock ticks since the boot. The system gives a ``pid`` away again.
         sent: the time on a clock of the rank, which tells heartbeats apart.
         place: the optimizer steps that are done, the phase, which is "" between two jobs, and a
             number that grows as the rank moves on.
@@ -124,13 +113,11 @@ class Row(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return ``stopped``, ``traced`` by a debugger, ``gone``, or "" if alive or unknown."""
+        """Return the letter of /proc: T stopped, t traced by a debugger, Z gone. "" if unknown."""
         if self.machine != _machine():
             return ""
         fields = _stat(self.pid)
-        if fields[19:20] != [self.started]:
-            return "gone"
-        return _STATES.get(fields[0], "")
+        return fields[0] if fields[19:20] == [self.started] else "Z"
 
 
 def _machine() -> str:
@@ -164,7 +151,6 @@ class Heartbeat:
     """The watch of one rank over the others.
 
     Args:
-        rank, world_size: of this process.
         store: a connection to the store that all ranks share, which no other thread uses.
         timeout: seconds after which a job that stands still ends (``timeout_minutes``).
     """
@@ -205,11 +191,7 @@ class Heartbeat:
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self, has_failed: bool = False) -> None:
-        """End the watch in order: the others do not miss this rank.
-
-        After an error the others are told to end. They ask the store who prints the first error,
-        and the store goes with its process.
-        """
+        """End the watch in order. After an error tell the others, as the store goes with rank 0."""
         if has_failed:
             if self.holds_store:
                 self._tell_the_end()
@@ -314,14 +296,14 @@ class Heartbeat:
         if row.left:
             return
         state = row.state
-        if state == "gone" and self.job is _NO_JOB and not is_written():
+        if state == "Z" and self.job is _NO_JOB and not is_written():
             state = ""  # a rank that is gone keeps nobody waiting
         patience, text = _PATIENCE.get(state, (math.inf, ""))
         if self._seconds(row.name, state) >= patience:
             self._end(f"{row.name} {text}")
 
         silent = self._silent[row.rank]
-        if silent < NAMED_SECONDS or state == "traced":
+        if silent < NAMED_SECONDS or state == "t":
             return
         text = f"{row.name} has sent no heartbeat for {silent} s: {row.text}"
         if silent >= row.limit:
@@ -364,11 +346,7 @@ class Heartbeat:
         self._told.add(name)
 
     def _end(self, finding: str) -> None:
-        """End this process, and the job with it.
-
-        Args:
-            finding: why. "" if another rank has ended the job, and prints the reason.
-        """
+        """End this process, and the job with it. No finding: another rank prints the reason."""
         if not self._ending.acquire(blocking=False):
             return  # the main thread ends this process
         is_first = finding and claim_first_error(self._store)
@@ -377,7 +355,7 @@ class Heartbeat:
         if self._still():
             faulthandler.dump_traceback()
         for row in self.rows.values():
-            if row.state == "stopped":
+            if row.state == "T":
                 with contextlib.suppress(OSError):
                     os.kill(row.pid, signal.SIGKILL)  # a stopped process takes no other signal
         self._tell_the_end()
@@ -399,7 +377,7 @@ class Heartbeat:
         self._ending.acquire()  # for good: the thread ends nothing any more
         time.sleep(GONE_SECONDS)
         for row in self.rows.values():
-            if row.state == "gone":  # also a rank that left in order, which is too early
+            if row.state == "Z":  # also a rank that left in order, which is too early
                 raise LostRank(self._message(f"{row.name} {_GONE}")) from error
 
 

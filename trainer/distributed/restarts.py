@@ -21,9 +21,7 @@ def restarts() -> int:
 
 
 def connect_attempt(backend: str) -> None:
-    """Connect the ranks of a job that was started again, under names of this attempt's own.
-
-    Collective: call on every rank. Does nothing in a first attempt.
+    """Connect the ranks of a job that was started again, under names of this attempt. Collective.
 
     torchrun and accelerate keep the same store for all attempts. There torch finds the addresses of
     processes that have ended, and ranks wait for them for ever. Several agents of c10d or etcd

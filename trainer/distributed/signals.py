@@ -82,13 +82,7 @@ def signals_watched(
 
 
 def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: str) -> None:
-    """Read signals and their answers, and end the process if the main thread takes none.
-
-    Args:
-        source: the pipe in which each signal's number arrives as a byte, and each answer as a zero
-            behind the number. The pipe ends when nobody listens any more.
-        allowed_seconds, waits_in: as of ``signals_watched``.
-    """
+    """Read signals and their answers, and end the process if the main thread takes none."""
     first = 0  # signal
     came = 0.0  # when the first signal came
     unanswered_since: float | None = None

@@ -50,8 +50,7 @@ class Launcher:
 def detect() -> Launcher:
     """Read the launcher from the environment and the parents' command lines.
 
-    Ranks that are given in another way than torchrun's are written to this process's environment as
-    torchrun's, which Accelerate and DeepSpeed read.
+    Other ranks become torchrun's variables, which Accelerate and DeepSpeed read.
 
     Raises:
         LaunchError: several processes were started, and RANK or WORLD_SIZE is missing.
@@ -83,10 +82,7 @@ def detect() -> Launcher:
 
 
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yield each process above this process, the parent first, with its command line.
-
-    Yield none if the system hides them.
-    """
+    """Yield the processes above this process with their command lines, as far as they are shown."""
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():
             yield process, process.cmdline()
@@ -141,10 +137,7 @@ def _nearest() -> tuple[Name, tuple[str, ...]]:
 
 
 def _program(line: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the program of a command line and its arguments. "" for ``python -c``.
-
-    ``python -m package.module`` and ``python /path/to/package/module.py`` are the same program.
-    """
+    """Return the program and its arguments. ``-m a.b`` and ``/path/a/b.py`` are the same."""
     words = list(line)
     if _is_python(words):
         del words[0]

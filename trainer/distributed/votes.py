@@ -68,11 +68,9 @@ class Votes:
 
         Args:
             name: of a sequence of boundaries that take about the same time.
-            fingerprint: of the work of this rank, which must be the same on all.
 
         Raises:
-            LaunchError: since the vote before the last, ranks got the gradients of different
-                parameters.
+            LaunchError: as ``check_same``, for the work since the vote before the last.
         """
         pace = self._paces[name]
         pace.left -= 1
