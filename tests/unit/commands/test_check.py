@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from check_command import Check, trainer_command
+from check_command import Check
 from launchers import ROOT
 
 DIGITS = "examples/configs/digits_cnn.yaml"
@@ -69,20 +69,6 @@ def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -
     done = check(*words)
     assert (done.returncode, done.stdout) == (code, "")
     assert told in done.stderr
-
-
-def test_files_and_settings_in_any_order() -> None:
-    """With the device and the notices of this machine, and nothing that libraries print."""
-    done = trainer_command(
-        *("check", "accel_configs/ddp.yaml", "--max_steps", "5", "ds_configs/zero3_offload.json"),
-        *("micro_batch_size=4", DIGITS, "--global_batch_size=32", "--processes", "4"),
-    )
-    assert done.returncode == 0, done.stderr
-    processes = ", 4 x cpu by accelerate (rehearsal over gloo)\n"
-    assert done.stdout.count(processes) == 2, "of the YAML, which says 2, as well"
-    assert done.stdout.count("4 x 2 x 4 = 32 ") == 2
-    assert "longer than the run: the rate never reaches its full value" in done.stdout
-    assert "[WARNING]" not in done.stdout, "nothing that DeepSpeed logs"
 
 
 def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path: Path) -> None:

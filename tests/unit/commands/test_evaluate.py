@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from one_process import rows
 from run_folders import another_run, everything
 from torch import nn
 
-import trainer
 from trainer import Callback, Task, TrainConfig, Trainer
 from trainer.building.build import build_for_evaluation
 from trainer.commands.evaluate import evaluate
-from trainer.commands.predictions import write_predictions
+from trainer.commands.predictions import _rows, write_predictions
 from trainer.errors import CheckpointError, ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -193,35 +192,55 @@ def test_the_command_finds_a_task_beside_the_script_that_trained_it(
 # -- predictions ----------------------------------------------------------------------------------
 
 
-def built(folder: Path, **settings: Any) -> trainer.Run:
-    config = TrainConfig(
-        task="evaluated:Sign", max_steps=1, output_dir=str(folder), evaluation_batch_size=8
-    )
-    return build_for_evaluation(Sign(**settings), config, None)
+class Emoji(Sign):
+    """Predicts half of an emoji, which is no UTF-8."""
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        return {"text": ["\ud83d, é"] * len(batch[1])}
 
 
-def predict(run: trainer.Run, path: Path, task: Task | None = None) -> int:
-    """Write predictions of a run with a single set, of another task if one is given."""
-    if task is not None:
-        object.__setattr__(run.setup, "task", task)
-    return write_predictions(run, run.evaluation_sets, path)[str(path)]
+def test_a_file_is_there_once_it_is_complete(tmp_path: Path) -> None:
+    config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(tmp_path / "run"))
+    for task, count in ((Sign(wrong="too few"), 0), (Emoji(), 23)):
+        run = build_for_evaluation(task, config, None)
+        path = tmp_path / f"{count}" / "p.jsonl"
+        with pytest.raises(DataError) if count == 0 else nullcontext():
+            write_predictions(run, run.evaluation_sets, path)
+        assert path.exists() == bool(count)
+    expected = [{"index": number, "text": "\ud83d, é"} for number in range(23)]
+    assert lines_of(path) == expected and [*path.parent.iterdir()] == [path]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_every_example_once_in_the_order_of_the_data(stream: bool, tmp_path: Path) -> None:
-    run = built(tmp_path, stream=stream)
-    path = tmp_path / "new" / "predictions.jsonl"
-    assert predict(run, path) == 23
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (torch.tensor([float("nan"), float("inf")]), [None, None]),
+        (torch.full((2,), 0.5, dtype=torch.bfloat16), [0.5, 0.5]),
+        (torch.arange(4.0).view(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
+        (np.arange(2, dtype=np.int16), [0, 1]),
+        ([torch.arange(number) for number in range(2)], [[], [0]]),
+        ((True, "é"), [True, "é"]),
+        ([{float("nan"): 1}] * 2, [{"NaN": 1}] * 2),
+    ],
+)
+def test_values_of_many_types(values: object, read: list[object]) -> None:
+    assert _rows({"name": values}, 2) == [{"name": value} for value in read]
 
-    items = Sign().build_data().evaluation
-    run.model.eval()
-    with torch.no_grad():
-        logits = run.model(torch.stack([values for values, _ in items]))
-    found = lines_of(path)
-    assert [row["index"] for row in found] == list(range(23))
-    assert [row["label"] for row in found] == [label for _, label in items]
-    assert torch.allclose(torch.tensor([row["logits"] for row in found]), logits)
+
+@pytest.mark.parametrize(
+    ("predicted", "message"),
+    [
+        (torch.zeros(2, 2), "keys must be str"),
+        ({"index": [0, 1]}, "no name 'index'"),
+        ({"mean": 0.5}, "'float' object is not iterable"),
+        ({"a": [1, 2], "b": [1]}, "argument 3 is shorter than arguments 1-2"),
+        *(({"a": [value] * 2}, "") for value in ({1}, 1j, b"x", {(1, 2): 3}, object())),
+    ],
+)
+def test_predictions_that_are_refused(predicted: object, message: str) -> None:
+    rule = "^prediction_step must return {name: an entry that JSON can hold for each of the 2 ex.*"
+    with pytest.raises(DataError, match=rule + message):
+        _rows(predicted, 2)
 
 
 def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_path: Path) -> None:
@@ -239,106 +258,3 @@ def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_pat
     assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
     with pytest.raises(DataError, match="has no set 'frist'"):
         evaluate([str(run), "--sets", "frist", "--predictions", str(tmp_path / "r.jsonl")])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("no names", "keys must be str"),
-        ("index", "no name 'index'"),
-        ("one number", "'float' object is not iterable"),
-        ("too few", "argument 4 is shorter than arguments 1-3"),
-    ],
-)
-def test_predictions_that_have_not_one_entry_for_each_example(
-    wrong: str, message: str, tmp_path: Path
-) -> None:
-    rule = "must return {name: an entry that JSON can hold for each of the 8 examples}: .*"
-    with pytest.raises(DataError, match=rule + message):
-        predict(built(tmp_path, wrong=wrong), tmp_path / "p.jsonl")
-    assert not (tmp_path / "p.jsonl").exists()
-
-
-class Values(Sign):
-    """Predictions of many types."""
-
-    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
-        count = len(batch[1])
-        return {
-            "not finite": torch.tensor([float("nan"), float("inf"), *range(2, count)]),
-            "half": torch.full((count,), 0.5, dtype=torch.bfloat16),
-            "matrix": torch.arange(count * 4.0).view(count, 2, 2),
-            "array": np.arange(count, dtype=np.int16),
-            "of other lengths": [torch.arange(number) for number in range(count)],
-            "yes": [number % 2 == 0 for number in range(count)],
-            "text": tuple(f"é{number}" for number in range(count)),
-        }
-
-
-def test_values_of_many_types(tmp_path: Path) -> None:
-    path = tmp_path / "values.jsonl"
-    predict(built(tmp_path), path, Values())
-    found = lines_of(path)
-    assert [row["not finite"] for row in found[:3]] == [None, None, 2.0]
-    assert found[3] == {
-        "index": 3,
-        "not finite": 3.0,
-        "half": 0.5,
-        "matrix": [[12.0, 13.0], [14.0, 15.0]],
-        "array": 3,
-        "of other lengths": [0, 1, 2],
-        "yes": False,
-        "text": "é3",
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strange(Sign):
-    value: object = None
-
-    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
-        return {"strange": [self.value] * len(batch[1])}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{1}, 1j, b"x", {(1, 2): 3}, object()],
-    ids=["set", "complex", "bytes", "key", "object"],
-)
-def test_a_prediction_that_json_cannot_hold_is_one_line(value: object, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^prediction_step must return {name: an entry that .*$"):
-        predict(built(tmp_path), tmp_path / "p.jsonl", Strange(value=value))
-    assert not (tmp_path / "p.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("value", "read"),
-    [("half \ud83d of an emoji, é\n\0", None), ({float("nan"): 1}, {"NaN": 1})],
-    ids=["half an emoji", "NaN as a key"],
-)
-def test_texts_that_are_no_utf_8_and_odd_keys_are_written(
-    value: object, read: object, tmp_path: Path
-) -> None:
-    path = tmp_path / "p.jsonl"
-    predict(built(tmp_path), path, Strange(value=value))
-    assert lines_of(path)[0]["strange"] == (read or value)
-
-
-class Moments(Sign):
-    """Predictions that say when and on which set they are made."""
-
-    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
-        moment = trainer.now()
-        count = len(batch[1])
-        return {"set": [moment.evaluation_set] * count, "step": [moment.step] * count}
-
-
-def test_a_prediction_knows_its_set_and_the_steps_of_its_model(tmp_path: Path) -> None:
-    run = built(tmp_path, named=True)
-    run.position.step = 7
-    object.__setattr__(run.setup, "task", Moments(named=True))
-    counts = write_predictions(run, run.evaluation_sets, tmp_path / "p.jsonl")
-    assert counts == {f"{tmp_path}/p.clean.jsonl": 23, f"{tmp_path}/p.first.jsonl": 7}
-    for name, count in (("clean", 23), ("first", 7)):
-        expected = [{"index": index, "set": name, "step": 7} for index in range(count)]
-        assert lines_of(tmp_path / f"p.{name}.jsonl") == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from origins import origin, sourced
 
 from trainer import TrainConfig
 from trainer.commands import parity
-from trainer.commands.curves import EXACT
 from trainer.commands.finished_runs import Run
 from trainer.commands.parity import run
 from trainer.launching.request import Request
@@ -36,20 +34,6 @@ def test_one_process_gets_the_settings_of_launch_files() -> None:
     assert parity._one_process([plain], said) == []
     owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
     assert parity._one_process([plain, owns], config) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["no.yaml"], r"no.yaml"),
-    ],
-)
-def test_mistakes_in_the_command_line(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(ValueError, match=message):
-        run([*words, "--config", "examples/configs/digits_cnn.yaml"])
 
 
 @pytest.mark.parametrize(
@@ -107,14 +91,3 @@ def test_kept_runs_and_their_verdicts(
     assert verdict in printed
     page = kept / "compare.html"
     assert printed.endswith(f"curves: {page}\n") and verdict in page.read_text()
-
-
-def test_the_verdict_does_not_need_plotly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
-    plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2}
-    alone = replace(curve("a", 0.0), plan=plan)
-    gaps = {"a": {"loss": {1: 0.0}, "grad_norm": {1: 0.0}, "weights": {1: 0.0}}}
-    assert parity._report([alone], gaps, {"a": ("reference", "")}, EXACT, str(tmp_path)) == 0
-    assert "compare.html': needs plotly: pip install" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -120,21 +119,6 @@ def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.Monk
     files = (loaded.config_file, loaded.accel_config, loaded.deepspeed)
     assert files == ("~/train.yaml", "~/a.yaml", None)
     assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
-
-
-def test_json_and_yaml_give_the_same_config(here: Path) -> None:
-    values = {
-        "task": "a:B",
-        "epochs": 2,
-        "lr": 1e-4,
-        "betas": [0.9, 0.95],
-        "task_settings": {"names": ["x"]},
-    }
-    Path("train.json").write_text(json.dumps(values))
-    Path("train.yaml").write_text(
-        "task: a:B\nepochs: 2\nlr: 1e-4\nbetas: [0.9, 0.95]\ntask_settings:\n  names: [x]\n"
-    )
-    assert load_config(["train.json"]).config == load_config(["train.yaml"]).config
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -75,15 +74,12 @@ def test_wrong_json_is_one_line(here: Path, text: str, rule: str) -> None:
     assert line.startswith(f"train.json{rule}")
 
 
-@pytest.mark.parametrize("depth", [6, 30])
-def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path: Path) -> None:
-    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    rows += [f"a{one}: &a{one} [{', '.join([f'*a{one - 1}'] * 10)}]" for one in range(1, depth)]
+@pytest.mark.timeout(60)
+def test_aliases_that_repeat_each_other_are_refused_at_once(tmp_path: Path) -> None:
+    rows = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
     (tmp_path / "bomb.yaml").write_text("\n".join(rows))
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=r"bomb.yaml:1: .*: too many values: do aliases"):
         read_document(tmp_path / "bomb.yaml")
-    assert time.monotonic() - began < 20
     (tmp_path / "fine.yaml").write_text("a: &a {x: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, y: 1}\n")
     data = read_document(tmp_path / "fine.yaml").data
     assert data["b"] == [{"x": [1, 2]}] * 2 and data["c"] == {"x": [1, 2], "y": 1}

@@ -12,7 +12,7 @@ import pytest
 from launchers import ROOT, clean_environment, completed, ranks
 from torch.distributed import DistNetworkError
 
-from trainer.distributed.exit import _close_groups, claim_first_error, is_lost_peer
+from trainer.distributed.exit import claim_first_error, is_lost_peer
 
 RUNS = """
 import sys, trainer
@@ -134,26 +134,6 @@ def test_a_store_that_never_answers_keeps_no_rank_from_ending(
     begin = time.monotonic()
     assert claim_first_error() is None and time.monotonic() - begin < 10
     mended.set()
-
-
-def test_groups_of_nccl_meet_on_the_gpu_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise NCCL takes the GPU with the number of the rank, which another process may have."""
-    met: list[list[int]] = []
-    connected = SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_backend=lambda: "nccl",
-        barrier=lambda device_ids: met.append(device_ids),
-        get_rank=lambda: 0,
-        get_world_size=lambda: 1,
-        destroy_process_group=lambda: None,
-    )
-    store = SimpleNamespace(set=lambda *_: None, wait=lambda _: None)
-    monkeypatch.setattr("trainer.private.torch.default_store", lambda: store)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
-    monkeypatch.setitem(sys.modules, "torch.distributed", connected)
-    _close_groups()
-    assert met == [[3]]
 
 
 def test_the_process_of_the_store_leaves_behind_the_groups_of_all_ranks() -> None:

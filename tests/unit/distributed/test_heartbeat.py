@@ -95,19 +95,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("state", "rank", "seconds", "said"),
-    [("T", 1, 10, "is stopped. The job ends."), ("Z", 2, 6, "is gone: killed")],
-)
-def test_a_process_of_this_machine_ends_the_job(
-    state: str, rank: int, seconds: float, said: str, world: World
-) -> None:
-    world.states[rank] = state
-    world.run(2, silent=(rank,))  # somebody may continue it in a moment
-    with pytest.raises(Ended, match=rf"rank {rank} \(process {rank} on host\) {said}"):
-        world.run(seconds, silent=(rank,))
-
-
 def test_a_process_that_is_continued_or_traced_is_let_alone(world: World) -> None:
     for _ in range(5):
         world.states[1] = "T"

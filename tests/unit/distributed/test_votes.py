@@ -102,16 +102,6 @@ def test_an_evaluation_has_a_pace_of_its_own(clock: Clock) -> None:
     assert ranks.pass_boundary() == {10}, "the steps know as well"
 
 
-def test_one_process_does_as_several(clock: Clock) -> None:
-    one, several, known = Votes(lambda *numbers: lambda: list(numbers)), Ranks(2), []
-    for step in range(300):
-        clock.now += 0.01
-        if step == 100:
-            one.request = several.votes[1].request = 15
-        known.append((one.pass_boundary("step", 0), *several.pass_boundary()))
-    assert {mine == others for mine, others in known} == {True} and known[-1] == (15, 15)
-
-
 def test_ranks_that_did_different_things_are_told_apart_until_the_next_vote(clock: Clock) -> None:
     ranks = Ranks(2)
     for _ in range(200):

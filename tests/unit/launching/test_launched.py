@@ -13,13 +13,11 @@ import accelerate
 import pytest
 import torch
 from plans import launched, plan, request
-from torch import nn
 
 from trainer import ConfigError, LaunchError, TrainConfig
 from trainer.distributed.started_by import Launcher
 from trainer.launching import launched as start
 from trainer.launching.request import Request
-from trainer.strategies.ddp import DDP
 
 # The files that describe a job
 
@@ -150,42 +148,6 @@ def test_the_gpu_of_a_process_is_its_own(
         assert "backend" not in calls, "one process connects to nobody, whatever rank it was given"
     else:
         assert calls["state"].local_process_index == device, "the number that Accelerate takes"
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize(("visible", "device"), [(8, 3), (1, 0)])
-def test_ddp_exchanges_on_the_gpu_of_the_process(
-    visible: int, device: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Accelerate itself would give torch number 3, the local rank, where only one GPU is seen."""
-    given: list[Any] = []
-
-    class Recorded(nn.Module):
-        def __init__(self, module: nn.Module, **settings: Any) -> None:
-            super().__init__()
-            given.append((settings["device_ids"], settings["output_device"]))
-
-    environment = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
-    monkeypatch.setattr(os, "environ", {**os.environ, **environment})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: device)
-    monkeypatch.setattr(accelerate.state, "check_cuda_p2p_ib_support", lambda: True)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 8)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 3)
-    monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Recorded)
-    monkeypatch.setattr(DDP, "prepare_process", lambda plan: None)
-
-    launcher = launched(8, "srun", local_rank=3, local_world_size=8)
-    made = plan(request("ddp"), launcher=launcher, machine=visible)
-    start._connect(made, launcher, timedelta(minutes=5))
-    accelerator = start._accelerator(made)
-    accelerator.prepare_model(nn.Linear(2, 2))
-    assert given == [([device], device)]
-    assert accelerator.device == torch.device("cuda", device)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])

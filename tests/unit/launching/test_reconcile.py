@@ -45,21 +45,6 @@ def test_a_value_in_two_places_must_be_the_same(key: str, ours: Any, theirs: Any
     assert (getattr(alone, key), str(alone.origin(key))) == (theirs, HOME)
 
 
-def test_all_disagreements_are_told_at_once() -> None:
-    asks = request(micro_batch_size=asked(4), max_grad_norm=asked(1.0))
-    text = refusal(lambda: plan(asks, micro_batch_size=8, max_grad_norm=2.0))
-    keys = [line.split(": ")[1] for line in text.splitlines()]
-    assert keys == ["micro_batch_size", "max_grad_norm"]
-
-
-def test_nobody_says_anything() -> None:
-    made = plan(request())
-    assert (made.mixed_precision, made.max_grad_norm, made.accumulation_steps) == ("no", None, 1)
-    assert (made.optimizer, made.schedule, made.lr) == ("adamw", "constant", 1e-3)
-    assert str(made.origin("mixed_precision")) == "default"
-    assert made.notices == ()
-
-
 def test_a_config_made_in_code_disagrees_as_well() -> None:
     """Without homes of its values, what differs from the defaults was said."""
     config = TrainConfig(task="m:T", max_steps=10, micro_batch_size=16)

@@ -13,7 +13,6 @@ from plans import (
     plan,
     refusal,
     request,
-    with_optimizer,
 )
 
 from trainer import TrainConfig
@@ -47,11 +46,6 @@ def test_the_strategy_is_the_one_asked_for(
     )
     on_gpus = plan(asks, world=world, machine=FOUR_GPUS)
     assert (on_gpus.strategy, on_gpus.device, on_gpus.rehearsal) == (strategy, "cuda", False)
-
-
-def test_use_cpu_rehearses_beside_gpus() -> None:
-    made = plan(request("fsdp", use_cpu=True), world=8, machine=FOUR_GPUS)
-    assert (made.device, made.rehearsal, made.strategy) == ("cpu", True, "fsdp")
 
 
 def test_more_processes_than_gpus() -> None:
@@ -164,29 +158,6 @@ def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
     assert made.lr == pytest.approx(lr, rel=1e-12)
     assert (made.lr_reference, made.lr_scaling, made.global_batch_size) == (1e-3, rule, 64)
     assert made.reference_batch_size == (64 if rule == "none" else 16)
-
-
-def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
-    made = plan(
-        with_optimizer(lr=1e-4), micro_batch_size=8, lr_scaling="linear", reference_batch_size=4
-    )
-    assert (made.lr_reference, made.lr) == (1e-4, pytest.approx(4e-4, rel=1e-12))
-
-
-def test_what_is_written_beside_the_run() -> None:
-    told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
-    assert told["precision"] == {
-        "parameters": "fp32", "compute": "bf16", "reduction": "fp32", "gradients": "fp32", "buffers": "fp32",
-    }  # fmt: skip
-    assert {
-        "strategy",
-        "world_size",
-        "launcher",
-        "device",
-        "mixed_precision",
-        "global_batch_size",
-        "lr",
-    } <= set(told)
 
 
 @pytest.mark.parametrize(

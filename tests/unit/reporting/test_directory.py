@@ -55,11 +55,6 @@ def test_a_metric_without_a_value_is_null_and_the_run_has_ended(
     before = everything(tmp_path)
     assert fit(tmp_path, Rare(), resume="auto").step == 8
     assert everything(tmp_path) == before and "finished already" in capsys.readouterr().out
-    summary["evaluation"]["eval/recall/rare"] = float("nan")  # as versions before wrote it
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    before = everything(tmp_path)
-    fit(tmp_path, Rare(), resume="auto")
-    assert everything(tmp_path) == before
 
 
 def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: Path) -> None:

@@ -65,25 +65,6 @@ def test_a_reading_has_the_speed_since_the_last_reading() -> None:
     assert meter.read(steps_left=9)["samples_per_second"] == 0
 
 
-def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
-    meter = Meter(torch.device("cpu"))
-    meter.start()
-    for samples in (1, 100, 300, 200):
-        meter.step(samples)
-        meter.count(10 * samples, trained=4 * samples)
-        time.sleep(0.02)
-        meter.read(steps_left=0)
-    summary = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
-    values = sorted(row["samples_per_second"] for row in list(meter.rows)[1:])
-    assert summary["samples_per_second"] == values[1]
-    assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
-    assert summary["trained_tokens_per_second"] == pytest.approx(4 * values[1], rel=1e-3)
-    text = summary_text(
-        {"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m"
-    )
-    assert f"{summary['tokens_per_second']:,.0f} tokens/s, " in text
-
-
 def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,17 +156,6 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
         {"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m"
     )
     assert "peak memory 300 B\nmodel: m" in text
-
-
-def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    RecordingGpu(monkeypatch)
-    meter = Meter(torch.device("cuda", 0))
-    meter.start()
-    with meter.paused("saving"):
-        time.sleep(0.01)
-    assert 0.01 <= meter.spent["saving"] < 0.05, "steps that were queued count as training"
 
 
 def test_the_peak_resident_set_is_reset_between_phases() -> None:

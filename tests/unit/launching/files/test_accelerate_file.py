@@ -12,25 +12,6 @@ from origins import sourced
 from trainer.launching.files.accelerate_file import read_accelerate_file, read_launch_flags
 
 
-def test_single(write: Write) -> None:
-    request = read_accelerate_file(write("a.yaml", "distributed_type: 'NO'\n"))
-    assert (request.strategy, str(request.strategy_origin)) == (
-        "single",
-        "a.yaml:1 (distributed_type)",
-    )
-    assert request.world_size == sourced(1, "a.yaml:1 (distributed_type)")
-    assert request.notices == ()
-
-
-def test_ddp_with_its_homes(write: Write) -> None:
-    request = read_accelerate_file(write("a.yaml", f"{DDP}mixed_precision: BF16\nuse_cpu: true\n"))
-    assert request.strategy == "ddp"
-    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
-    assert request.mixed_precision == sourced("bf16", "a.yaml:3 (mixed_precision)")
-    assert request.use_cpu
-    assert request.files == ("a.yaml",)
-
-
 def test_json_is_read_as_accelerate_does(write: Write) -> None:
     text = json.dumps(
         {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1
@@ -59,15 +40,6 @@ def test_sections_of_other_strategies_are_not_read(write: Write) -> None:
     text = f"{DDP}fp8_config:\n  backend: TE\nfsdp_config:\n  fsdp_version: 2\n"
     request = read_accelerate_file(write("a.yaml", text))
     assert (request.strategy, request.fsdp, request.notices) == ("ddp", {}, ())
-
-
-def test_null_and_empty_sections_count_as_absent(write: Write) -> None:
-    text = (
-        f"{DDP}mixed_precision: null\nmain_process_ip: null\nfsdp_config: {{}}\n"
-        "deepspeed_config:\ntpu_env: []\n"
-    )
-    request = read_accelerate_file(write("a.yaml", text))
-    assert (request.mixed_precision, request.notices) == (None, ())
 
 
 @pytest.mark.parametrize(

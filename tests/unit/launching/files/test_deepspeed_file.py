@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.utils import DeepSpeedPlugin
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint
 from origins import sourced
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
-from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
 def test_inline_zero(write: Write) -> None:
@@ -88,18 +87,6 @@ def test_json_named_in_the_yaml(write: Write) -> None:
     assert (request.strategy, str(request.strategy_origin)) == ("zero2", origin)
     assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
     assert request.files == ("a.yaml", "ds.json")
-
-
-def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
-    """Keys that stand for a key of the JSON are those that Accelerate's own check names."""
-    constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
-    names = set()
-    for constant in constants:
-        for name in constant if isinstance(constant, tuple) else (constant,):
-            if str(name).startswith("ACCELERATE_"):
-                names.add(name.removeprefix("ACCELERATE_").replace("DEEPSPEED_", "").lower())
-    others = {"config_ds_fields", "mixed_precision", "offload_optimizer_nvme_path"}
-    assert names - others == set(INLINE)
 
 
 def test_deepspeed_is_imported_for_its_own_files_only(tmp_path: Path) -> None:
