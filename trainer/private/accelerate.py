@@ -9,20 +9,16 @@ from typing import Any
 
 
 def launch_arguments() -> set[str]:
-    """Return the arguments of ``accelerate launch``.
-
-    ``ArgumentParser._actions`` of the parser: argparse has no public list of arguments.
-    """
+    """Return the arguments of ``accelerate launch``, of which argparse has no public list."""
     from accelerate.commands.launch import launch_command_parser
 
     return {action.dest for action in launch_command_parser()._actions}
 
 
 def forget_states() -> None:
-    """Make Accelerate forget the settings of an earlier ``Accelerator`` in this process.
+    """Make Accelerate forget the settings of an earlier ``Accelerator``. The process group stays.
 
-    ``_reset_state`` of the states. The process group stays. The public ``free_memory`` and
-    ``end_training`` leave the settings, or end the process group as well.
+    The public ``free_memory`` and ``end_training`` leave the settings, or end the process group.
     """
     from accelerate.state import AcceleratorState, GradientState
 
@@ -33,8 +29,7 @@ def forget_states() -> None:
 def is_connected() -> bool:
     """Return whether this process has a ``PartialState``, without making a state.
 
-    ``PartialState._shared_state``. The public ``is_initialized`` of ``accelerate.state`` tells of
-    an ``Accelerator`` only, and ``PartialState()`` would connect the process.
+    The public ``is_initialized`` tells of an ``Accelerator`` only.
     """
     from accelerate import PartialState
 
@@ -42,9 +37,8 @@ def is_connected() -> bool:
 
 
 def register_model(accelerator: Any, model: Any) -> None:
-    """Make Accelerate treat a model as a result of ``prepare``.
+    """Make Accelerate treat a model as a result of ``prepare``, for ``free_memory``.
 
-    ``Accelerator._models``, which ``free_memory`` forgets. The public ``prepare_model`` would wrap
-    the model again.
+    The public ``prepare_model`` would wrap the model again.
     """
     accelerator._models.append(model)

@@ -12,8 +12,7 @@ from typing import Any
 def fingerprint(dataset: Any) -> str:
     """Return a digest of a data set's files and of all operations on the data set.
 
-    ``_fingerprint``, by which datasets names caches. The public ``info`` and ``version`` do not
-    change with the content.
+    The public ``info`` and ``version`` do not change with the content.
     """
     digest: str = dataset._fingerprint
     return digest
@@ -22,9 +21,8 @@ def fingerprint(dataset: Any) -> str:
 def has_shuffle_buffer(stream: Any) -> bool:
     """Return whether a Hugging Face stream shuffles in a buffer, which the state does not contain.
 
-    ``_ex_iterable``, the last of a stream's stages, and the class of a stage that shuffles: there
-    is no public sign. Without this, a resumed run would train some samples twice and others
-    never (6 of 320).
+    There is no public sign. A resumed run would train some samples twice and others never (6 of
+    320).
     """
     stages = [getattr(stream, "_ex_iterable", None)]
     while stages:

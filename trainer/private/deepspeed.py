@@ -42,8 +42,7 @@ def quiet() -> Iterator[None]:
 def switch_off_op(name: str) -> None:
     """Make DeepSpeed believe that an operator cannot be compiled on this machine.
 
-    ``deepspeed.ops.__compatible_ops__``. The environment variables (``DS_BUILD_...``) act only when
-    DeepSpeed is installed.
+    The environment variables (``DS_BUILD_...``) act only when DeepSpeed is installed.
     """
     import deepspeed.ops
 
@@ -59,10 +58,7 @@ def is_sharded(parameter: Any) -> bool:
 
 
 def is_taken_away(parameter: Any) -> bool:
-    """Return whether a tensor is a parameter of ZeRO-3 whose values this rank does not hold now.
-
-    ``ds_status`` (deepspeed 0.19). The public names tell the whole shape alone.
-    """
+    """Return whether a tensor is a parameter of ZeRO-3 without values on this rank now."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and status.name == "NOT_AVAILABLE"
 
@@ -70,8 +66,8 @@ def is_taken_away(parameter: Any) -> bool:
 def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
     """Shard a parameter over the ranks. Collective: call on every rank.
 
-    ``zero.Init._convert_to_zero_parameters``. The public way, the context ``zero.Init``, shards a
-    model that is built in the context. A task builds the model before the strategy sees the model.
+    The public context ``zero.Init`` shards a model that is built in the context. A task builds the
+    model before the strategy sees the model.
     """
     init._convert_to_zero_parameters([parameter])
 
@@ -79,8 +75,7 @@ def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
 def keep_gathered(zero: Any) -> None:
     """Keep the persistent parameters gathered until the step, not only while their layer computes.
 
-    ``ds_active_sub_modules`` holds the numbers of the modules that use a parameter now. -1 is the
-    number of no module.
+    -1 is the number of no module that uses a parameter now.
     """
     for parameter in zero.persistent_parameters:
         parameter.ds_active_sub_modules.add(-1)
@@ -89,8 +84,7 @@ def keep_gathered(zero: Any) -> None:
 def gather_persistent(zero: Any) -> None:
     """Gather the small parameters that stay whole. Collective: call on every rank.
 
-    ``persistent_parameters``. The engine gathers each parameter at the first use. A rank that
-    leaves the layer out would not take part.
+    The engine gathers each at the first use. A rank that leaves the layer out would not take part.
     """
     persistent = zero.persistent_parameters
     if persistent:
@@ -100,8 +94,7 @@ def gather_persistent(zero: Any) -> None:
 def copy_to_model_stage_3(zero: Any) -> None:
     """Copy the full-precision values to the parameters, as the engine's own step does.
 
-    ``_partition_all_parameters`` frees the persistent ones, which are stale afterwards, and
-    ``_reassign_or_swap_out_partitioned_parameters`` copies group by group.
+    The persistent parameters, which are stale afterwards, are freed.
     """
     zero._partition_all_parameters()
     for group in range(len(zero.fp32_partitioned_groups_flat)):
@@ -111,12 +104,10 @@ def copy_to_model_stage_3(zero: Any) -> None:
 def forget_released(zero: Any) -> None:
     """Forget which parameters each layer frees, unless the engine knows the order of the layers.
 
-    Call after each backward pass. The engine records the order during a pass (``is_complete_trace``
-    of ``parameter_offload``), and keeps which parameters each layer of the order frees
-    (``_PartitionedParameterCoordinator__params_to_release``, an ``lru_cache`` in the decorator
-    ``instrument_w_nvtx``). The kept parameters outlive the order. After forward passes alone, as in
-    an evaluation before the first step, each layer would be freed in each forward pass of the
-    training, and gathered again alone in the backward pass.
+    Call after each backward pass. The engine records the order during a pass, and caches which
+    parameters each layer of the order frees. The cache outlives the order. After forward passes
+    alone, as in an evaluation before the first step, each layer would be freed in each forward pass
+    of the training, and gathered again alone in the backward pass.
     """
     coordinator = zero.parameter_offload.get_param_coordinator()
     if not coordinator.is_complete_trace():
@@ -145,10 +136,7 @@ class FlatRange(NamedTuple):
 
 
 def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
-    """Return this rank's part of a trainable parameter in stage 1 or 2. None without a part.
-
-    ``_hp_mapping`` (high precision) of the parameter, and ``single_partition_of_fp32_groups``.
-    """
+    """Return this rank's part of a trainable parameter in stage 1 or 2. None without a part."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
@@ -161,10 +149,7 @@ def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
 
 
 def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
-    """Return this rank's part of a trainable parameter in stage 3.
-
-    ``_get_fp32_opt_state_partition``, ``fp32_partitioned_groups_flat`` and ``grad_position``.
-    """
+    """Return this rank's part of a trainable parameter in stage 3."""
     values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
     _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
     return FlatRange(
@@ -179,10 +164,9 @@ def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
 
 
 def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
-    """Make stage 1 add up gradients of micro-batches in another dtype.
+    """Make stage 1 add up gradients of micro-batches in another dtype, as the engine does for fp16.
 
-    The engine sets these three attributes for fp16. A configuration with float32 beside bf16 makes
-    the engine take another optimizer, of another layout.
+    A configuration with float32 beside bf16 makes the engine take an optimizer of another layout.
     """
     zero.gradient_accumulation_dtype = dtype
     zero.use_separate_grad_accum = True
@@ -192,11 +176,8 @@ def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
 def complete_offloaded_gradients(zero: Any, stage: int) -> None:
     """Bring all gradients of a step to an offloaded optimizer, before the step.
 
-    The engine brings the gradients of parameters that the last micro-batch used.
-    ``_offload_boundary_param_ids`` (stages 1 and 2: ``_offload_accumulated_param_ids``) has the
-    parameters with a gradient, and ``norm_for_param_grads`` those whose gradient was brought.
-    ``_finalize_offload_gradient_accumulation`` (``_finalize_cpu_offload_gradient_accumulation``)
-    brings all.
+    The engine brings the gradients of parameters that the last micro-batch used
+    (``norm_for_param_grads``), and not those of earlier micro-batches.
     """
     if not (zero.offload_optimizer if stage == 3 else zero.cpu_offload):
         return
@@ -214,10 +195,8 @@ def clear_gradients(zero: Any, stage: int) -> None:
     """Set the gradients of a step to zero, after the step.
 
     The engine overwrites the gradients of parameters that a backward pass reaches. A layer that the
-    next step leaves out would be stepped with a gradient of this step: in stage 3
-    (``grad_partitions_flat_buffer``), and of an offloaded optimizer in each stage
-    (``accumulated_grads_in_cpu``, and the gradients of ``single_partition_of_fp32_groups`` and
-    ``fp32_partitioned_groups_flat``).
+    next step leaves out would be stepped with a gradient of this step: in stage 3, and of an
+    offloaded optimizer in each stage.
     """
     if stage == 3:
         kept, groups = [zero.grad_partitions_flat_buffer], zero.fp32_partitioned_groups_flat
@@ -230,16 +209,16 @@ def clear_gradients(zero: Any, stage: int) -> None:
 
 
 def has_accumulated(parameter: Any) -> bool:
-    """Return whether a parameter has a gradient of earlier micro-batches (``grad_accum``)."""
+    """Return whether a parameter has a gradient of earlier micro-batches."""
     return getattr(parameter, "grad_accum", None) is not None
 
 
 def take_over_backward_start(engine: Any) -> Callable[[], None]:
     """Return the function that begins the engine's backward pass, which no longer begins by itself.
 
-    A hook on the model's output calls ``_backward_prologue`` and ``_backward_prologue_per_tensor``.
-    A task may take gradients itself (``torch.autograd.grad``): the engine would divide these
-    gradients by the accumulation steps, and end the pass.
+    A hook on the model's output would begin the pass. A task may take gradients itself
+    (``torch.autograd.grad``): the engine would divide these by the accumulation steps, and end the
+    pass.
     """
     begin: Callable[[], None] = engine._backward_prologue
     engine._backward_prologue = lambda: None
@@ -248,7 +227,7 @@ def take_over_backward_start(engine: Any) -> Callable[[], None]:
 
 
 def remove_leaf_hooks(zero: Any) -> None:
-    """Remove the hooks that look for missing gradients of a leaf module (``_leaf_module_hooks``).
+    """Remove the hooks that look for missing gradients of a leaf module.
 
     The whole model is the leaf module here: the hooks would look before the gradients have come.
     """

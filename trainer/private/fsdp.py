@@ -1,6 +1,6 @@
 """The private attributes of torch's FSDP2 that its strategy depends on.
 
-Each function says why no public name serves, and in which release the attribute was last seen.
+Each function says why no public name serves. All attributes were last seen in torch 2.13.
 ``tests/unit/private/test_fsdp.py`` names the attribute that a new release has removed.
 """
 
@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor
 def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
     """List the whole parameters that an FSDP2 unit is gathered to, with their names in the model.
 
-    None before the first forward pass. A parameter stays the same object. The memory is freed after
-    each layer. Public names give the shards only. Edits of gathered parameters are lost, and have
-    to be noticed.
+    None before the first forward pass. A parameter stays the same object, whose memory is freed
+    after each layer. Public names give the shards only.
     """
     return [
         (parameter._param_fqn, getattr(parameter, "_unsharded_param", None))
@@ -28,10 +27,7 @@ def gathered_by(unit: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
 
 
 def holds_gradients(unit: nn.Module) -> bool:
-    """Return whether an FSDP2 unit holds gradients of a backward pass that no exchange has taken.
-
-    ``unsharded_accumulated_grad``, and the gradients of ``_unsharded_param``.
-    """
+    """Return whether an FSDP2 unit holds gradients that no exchange has taken."""
     return any(
         parameter.unsharded_accumulated_grad is not None
         or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
@@ -43,8 +39,7 @@ def holds_gradients(unit: nn.Module) -> bool:
 def end_pass(unit: Any) -> None:
     """End the pass of an FSDP2 unit. ``reshard`` passes over units within a forward pass.
 
-    ``_training_state``, and ``iter_forward_root`` of all units. The public ``reset_iter_state``
-    (torch 2.13) fails before the first forward pass.
+    The public ``reset_iter_state`` (torch 2.13) fails before the first forward pass.
     """
     state = unit._get_fsdp_state()
     state._state_ctx.iter_forward_root = None
@@ -57,7 +52,7 @@ def complete_sums(unit: nn.Module) -> None:
 
     In the last micro-batch a unit reduces the sums of gradients, in the reduce dtype, beside the
     gradients of parameters without a sum, in the compute dtype. torch 2.13 then ends in an
-    AssertionError about a uniform dtype (pytorch#196996). ``unsharded_accumulated_grad``.
+    AssertionError about a uniform dtype (pytorch#196996).
     """
     for group in _parameter_groups(unit):
         sums = [parameter.unsharded_accumulated_grad for parameter in group.fsdp_params]
@@ -71,10 +66,9 @@ def complete_sums(unit: nn.Module) -> None:
 
 
 def read_whole_numbers() -> None:
-    """Let ``.item()`` and ``float()`` of a DTensor read the number of all ranks.
+    """Let ``.item()`` and ``float()`` of a DTensor read the number of all ranks, collectively.
 
-    Such a read is collective. torch 2.13 reads the number of this rank's part: the norm of a shard,
-    and a part of a sum. ``DTensor._op_dispatcher`` has no public name.
+    torch 2.13 reads the number of this rank's part: the norm of a shard, and a part of a sum.
     """
     dispatcher: Any = DTensor._op_dispatcher
     read = torch.ops.aten._local_scalar_dense.default
@@ -82,11 +76,7 @@ def read_whole_numbers() -> None:
 
 
 def _parameter_groups(unit: Any) -> list[Any]:
-    """Return the groups of an FSDP2 unit's parameters.
-
-    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13), in 2.11 with
-    ``_fsdp_param_group``.
-    """
+    """Return the groups of an FSDP2 unit's parameters. torch 2.11 has another name."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
@@ -98,7 +88,6 @@ def set_local(tensor: Any, part: Tensor) -> None:
     """Replace this rank's part of a DTensor by another tensor of the same shape.
 
     ``DTensor.from_local`` would move the part to the device of the mesh, also an offloaded part.
-    FSDP2 sets ``_local_tensor`` as well. Last seen in torch 2.13.
     """
     tensor._local_tensor = part
 
@@ -106,11 +95,10 @@ def set_local(tensor: Any, part: Tensor) -> None:
 def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
     """Wrap a module so that the backward pass recomputes the module, with the same random numbers.
 
+    torch's FSDP documentation itself uses these wrappers.
+
     Args:
         offload: keep the inputs that the second pass needs in host memory.
-
-    torch's FSDP documentation itself uses these wrappers of
-    ``torch.distributed.algorithms._checkpoint``. Last seen in torch 2.13.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         checkpoint_wrapper,

@@ -1,6 +1,6 @@
 """The private attributes of torch that this package depends on.
 
-Each function says why no public name serves, and in which release the attribute was last seen.
+Each function says why no public name serves. All attributes were last seen in torch 2.13.
 ``tests/unit/private/test_torch.py`` names the attribute that a new release has removed.
 """
 
@@ -24,20 +24,20 @@ from torch.utils._pytree import tree_leaves
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
-# class for both. Last seen in torch 2.13.
+# class for both.
 BatchNormBase = _NormBase
 
-# The values of nested lists and mappings. torch has no public name. Last seen in torch 2.13.
+# The values of nested lists and mappings. torch has no public name.
 leaves_of = tree_leaves
 
-# The base class of all kinds of dropout. torch has no public class. Last seen in torch 2.13.
+# The base class of all kinds of dropout. torch has no public class.
 DropoutBase = _DropoutNd
 
-# The part that activation checkpointing adds to the names of parameters. Last seen in torch 2.13.
+# The part that activation checkpointing adds to the names of parameters.
 RECOMPUTED = "_checkpoint_wrapped_module"
 
 # The methods by which torch's layers give themselves first values. The second is of
-# nn.MultiheadAttention, which has no public method. Last seen in torch 2.13.
+# nn.MultiheadAttention, which has no public method.
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 
 # -- the tensors of a module ----------------------------------------------------------------------
@@ -46,8 +46,7 @@ RESET_METHODS = ("reset_parameters", "_reset_parameters")
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return a module's dictionary of parameters, without those of inner modules.
 
-    ``Module._parameters``, last seen in torch 2.13. ``named_parameters(recurse=False)`` leaves out
-    names whose parameter is None, and cannot replace a parameter.
+    ``named_parameters`` leaves out names whose parameter is None, and cannot replace a parameter.
     """
     return module._parameters
 
@@ -55,9 +54,8 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's dictionary of buffers, without those of inner modules.
 
-    ``Module._buffers``, last seen in torch 2.13. ``named_buffers(recurse=False)`` leaves out names
-    whose buffer is None, which a forward pass may set, and takes four times as long
-    (3 us a module in each step).
+    ``Module._buffers``. ``named_buffers(recurse=False)`` leaves out names whose buffer is None,
+    which a forward pass may set, and takes four times as long (3 us a module in each step).
     """
     return module._buffers
 
@@ -65,25 +63,21 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
     """Replace a buffer of a module.
 
-    ``Module._buffers``, last seen in torch 2.13. ``register_buffer`` forgets that a buffer is not
-    saved, and some modules define ``__setattr__``.
+    ``Module._buffers``. ``register_buffer`` forgets that a buffer is not saved, and some modules
+    define ``__setattr__``.
     """
     module._buffers[key] = buffer
 
 
 def pre_hooks(module: nn.Module) -> Any:
-    """Return a module's hooks before a forward pass, in order.
-
-    ``Module._forward_pre_hooks``, last seen in torch 2.13. Nothing public lists or moves hooks.
-    """
+    """Return a module's hooks before a forward pass, in order. Nothing public moves hooks."""
     return module._forward_pre_hooks
 
 
 def is_persistent(module: nn.Module, key: str) -> bool:
     """Return whether a buffer of a module belongs into checkpoints.
 
-    ``Module._non_persistent_buffers_set``, last seen in torch 2.13. The public ``state_dict`` makes
-    a dictionary of the whole module and runs hooks.
+    The public ``state_dict`` makes a dictionary of the whole module and runs hooks.
     """
     return key not in module._non_persistent_buffers_set
 
@@ -92,36 +86,27 @@ def is_persistent(module: nn.Module, key: str) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether ``torch.compile`` has wrapped a module.
-
-    ``_orig_mod`` in ``Module._modules``, the wrapper's only child, last seen in torch 2.13.
-    """
+    """Return whether ``torch.compile`` has wrapped a module, its only child then."""
     return "_orig_mod" in module._modules
 
 
 def not_compiled(function: F) -> F:
     """Keep a function out of compiled graphs: a graph ends at a call of the function.
 
-    ``_torchdynamo_disable``, last seen in torch 2.13. ``torch.compiler.disable`` sets the attribute
-    too, and imports ``torch._dynamo`` for that, which takes a second.
+    ``_torchdynamo_disable``. ``torch.compiler.disable`` sets the attribute too, and imports
+    ``torch._dynamo`` for that, which takes a second.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 def import_dynamo() -> None:
-    """Import ``torch._dynamo``, as every optimizer of torch does when the first is made.
-
-    Last seen in torch 2.13. ``import torch`` leaves this module out.
-    """
+    """Import ``torch._dynamo``, as torch's first optimizer does, and ``import torch`` does not."""
     importlib.import_module("torch._dynamo")
 
 
 def count_graphs() -> tuple[int, int]:
-    """Return how many graphs this process has compiled, and how many breaks cut graphs apart.
-
-    ``torch._dynamo.utils.counters``, last seen in torch 2.13. The public ``explain`` traces anew.
-    """
+    """Return the graphs of this process, and the breaks. The public ``explain`` traces anew."""
     counters = torch._dynamo.utils.counters
     return counters["stats"]["unique_graphs"], counters["graph_break"].total()
 
@@ -130,7 +115,7 @@ def local_of(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor.
 
     The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step).
-    ``_local_tensor``, last seen in torch 2.13. The part may still be on the way (``wait``).
+    ``_local_tensor``. The part may still be on the way (``wait``).
     """
     part: Any = tensor._local_tensor
     if type(part) is not Tensor and hasattr(part, "wait"):
@@ -142,41 +127,29 @@ def local_of(tensor: Any) -> Tensor:
 
 
 def gradient_hooks(parameter: Tensor) -> dict[int, Any]:
-    """Return a copy of the hooks on a parameter's gradient.
-
-    ``Tensor.register_hook`` is public, but nothing lists the hooks. ``_backward_hooks``, last seen
-    in torch 2.13.
-    """
+    """Return a copy of the hooks on a parameter's gradient, which nothing public lists."""
     return dict(parameter._backward_hooks or {})
 
 
 def share_gradient_hooks(parameter: Tensor, other: Tensor) -> None:
-    """Let a parameter have the hooks of another parameter (``_backward_hooks``, torch 2.13)."""
+    """Let a parameter have the hooks of another parameter (``_backward_hooks``)."""
     parameter._backward_hooks = other._backward_hooks
 
 
 def has_accumulation_hooks(parameter: Tensor) -> bool:
-    """Return whether a parameter has hooks that run after the gradient was added up.
-
-    ``Tensor.register_post_accumulate_grad_hook`` is public, but nothing lists the hooks.
-    ``_post_accumulate_grad_hooks``, last seen in torch 2.13.
-    """
+    """Return whether hooks, which nothing public lists, follow a parameter's gradient."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def edit_count(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place, in 60 ns.
-
-    ``Tensor._version``, by which autograd finds edits of saved tensors. Last seen in torch 2.13. A
-    public way is a comparison with a copy.
-    """
+    """Return how often a tensor was changed in place, in 60 ns. Autograd counts for itself."""
     return tensor._version
 
 
 def storage_number(tensor: Tensor) -> int:
     """Return a number of the memory of a tensor, which an assignment to ``tensor.data`` changes.
 
-    ``UntypedStorage._cdata``, last seen in torch 2.13. The public ``data_ptr`` of a DTensor is 0.
+    The public ``data_ptr`` of a DTensor is 0.
     """
     return int(tensor.untyped_storage()._cdata)
 
@@ -188,7 +161,6 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
     """Rearrange DDP's exchange buckets by the order in which gradients came.
 
     DDP itself does so only at the first forward pass behind a backward pass.
-    ``Reducer._rebuild_buckets``, last seen in torch 2.13.
     """
     model.reducer._rebuild_buckets()
 
@@ -213,18 +185,14 @@ def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
 
 
 def reads_found_inf(optimizer: Any) -> bool:
-    """Return whether an optimizer's fused kernel skips the step if ``found_inf`` is set.
-
-    ``_step_supports_amp_scaling``, by which ``GradScaler`` decides. Last seen in torch 2.13.
-    """
+    """Return whether a fused kernel skips the step at ``found_inf``, as ``GradScaler`` asks."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def mark_stepped(optimizer: Any) -> None:
     """Note that the optimizer had a turn, after a step that was left out on purpose.
 
-    Otherwise torch warns that the schedule moves before the optimizer does. ``_opt_called``, last
-    seen in torch 2.13.
+    Otherwise torch warns that the schedule moves before the optimizer does.
     """
     optimizer._opt_called = True
 
@@ -232,8 +200,8 @@ def mark_stepped(optimizer: Any) -> None:
 def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> None:
     """Set a schedule to a number of steps, with the rates of that step.
 
-    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes. Last seen in
-    torch 2.13. So many calls of ``step`` would take minutes in a long run.
+    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes. So many calls of
+    ``step`` would take minutes in a long run.
     """
     schedule.last_epoch = steps
     schedule._step_count = steps + 1
@@ -247,21 +215,17 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
     """Return the norm of each tensor, by a single kernel.
 
     ``torch.nn.utils.get_total_norm`` looks for devices and dtypes before (20 us).
-    ``torch._foreach_norm``, last seen in torch 2.13.
     """
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors in place by a number (``torch._foreach_mul_``, torch 2.13)."""
+    """Multiply tensors in place by a number (``torch._foreach_mul_``)."""
     torch._foreach_mul_(tensors, factor)
 
 
 def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each target in place by a part of the way to the end (``torch._foreach_lerp_``).
-
-    Last seen in torch 2.13.
-    """
+    """Move each target in place by a part of the way to the end (``torch._foreach_lerp_``)."""
     torch._foreach_lerp_(targets, ends, weight)
 
 
@@ -269,33 +233,24 @@ def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) ->
 
 
 def process_groups() -> list[dist.ProcessGroup]:
-    """Return all process groups of this rank, also those that an engine made.
-
-    ``distributed_c10d._world``, last seen in torch 2.13. ``torch.distributed`` has no such list.
-    """
+    """Return all process groups of this rank, which no public name lists."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Set how long a rank waits in collectives of a group.
 
-    ``distributed_c10d._set_pg_timeout``, last seen without a warning in torch 2.13. The public
-    time-out is an argument of whoever makes the group.
+    The public time-out is an argument of whoever makes the group.
     """
     dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def default_store() -> Any:
-    """Return the store by which the ranks have found each other.
-
-    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A separate store would need
-    another address.
-    """
+    """Return the store by which the ranks have found each other, without another address."""
     return dist.distributed_c10d._get_default_store()
 
 
-# Hooks that run before and behind an optimizer's step. No public name lists or copies them. Last
-# seen in torch 2.13.
+# Hooks that run before and behind an optimizer's step. No public name lists or copies them.
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 

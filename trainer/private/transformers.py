@@ -49,18 +49,12 @@ def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
 
 
 def layer_classes(module: Any) -> Iterable[str]:
-    """Return the names of the classes that a model of transformers treats as a layer.
-
-    ``_no_split_modules``, which each architecture defines and Accelerate's wrapping policy reads.
-    """
+    """Return the names of the classes that transformers and Accelerate treat as a layer."""
     return getattr(module, "_no_split_modules", None) or ()
 
 
 def converts_files(model: Any) -> bool:
-    """Return whether ``from_pretrained`` changed tensors of the files, or names, to load a model.
-
-    ``_weight_conversions``, which ``save_pretrained`` reads as well.
-    """
+    """Return whether ``from_pretrained`` changed tensors or names, which nothing public tells."""
     return bool(model._weight_conversions)
 
 
@@ -75,10 +69,7 @@ def save_converted(model: Any, folder: Path) -> None:
 
 
 def loader_of(model: Any) -> Callable[..., Any] | None:
-    """Return ``from_pretrained`` of the class of a model. None for a class that is not theirs.
-
-    A class of a user may need more arguments than a folder.
-    """
+    """Return ``from_pretrained`` of a class of transformers. A user's may need more arguments."""
     kind: Any = type(model)
     if not kind.__module__.startswith("transformers."):
         return None
@@ -95,7 +86,7 @@ def loader_of(model: Any) -> Callable[..., Any] | None:
 def compile_template(text: str) -> Template:
     """Compile a chat template as ``apply_chat_template`` does: with tags, filters and sandbox.
 
-    ``_compile_jinja_template``. The public ``apply_chat_template`` returns the rendered text only.
+    The public ``apply_chat_template`` returns the rendered text only.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -106,8 +97,7 @@ def compile_template(text: str) -> Template:
 def with_reasoning_aliases(messages: Any) -> Any:
     """Return messages with their thoughts under the names by which templates ask for them.
 
-    ``_alias_reasoning_fields``, which ``apply_chat_template`` calls before it renders. transformers
-    5.17 renders messages as they are.
+    ``apply_chat_template`` does so before it renders. transformers 5.17 has no such function.
     """
     from transformers.utils import chat_template_utils
 
