@@ -18,11 +18,10 @@ from one_process import fit
 from torch import nn
 
 from trainer import Data, TrainerError, now
-from trainer.checks.finite import FiniteNumbers, SkippedBuffers, samples_of
+from trainer.checks.finite import FiniteNumbers, samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
-from trainer.strategies.base import StepResult
 
 fresh = pytest.mark.usefixtures("fresh_accelerate")
 NAN = torch.tensor(float("nan"))
@@ -75,20 +74,6 @@ def judge(
 OTHER = [(float("nan"), [5, 7])]
 
 
-def test_a_lost_loss_is_named_with_rank_and_samples() -> None:
-    expected = r"^step 3: the loss on rank 1 is nan, of samples 5, 7 of Data\.train$"
-    with pytest.raises(TrainerError, match=expected):
-        judge("stop", OTHER, grad_norm=NAN)
-
-    own = ", ".join(map(str, epoch_order(64, 3, 0)[16:20].tolist()))
-    with pytest.raises(TrainerError, match=f"rank 0 is nan, of samples {own} of Data.train"):
-        judge("stop", OTHER, shares=[NAN], grad_norm=NAN)
-    with pytest.raises(
-        TrainerError, match=r"all ranks are: of an unknown parameter \(this engine k"
-    ):
-        judge("stop", [], grad_norm=NAN)
-
-
 @fresh
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
@@ -136,14 +121,6 @@ def test_a_loss_whose_gradient_is_finite_ends_the_run_when_it_is_logged_or_saved
     assert judge("stop", OTHER, loss=NAN).said == []
 
 
-def test_a_step_that_is_left_out_is_counted_and_reported() -> None:
-    run = judge("skip", OTHER, grad_norm=NAN)
-    assert run.position.skipped_steps == 1
-    [line] = run.said
-    assert line.startswith("note: step 3: the loss on rank 1 is nan")
-    assert line.endswith("; the step is left out")
-
-
 def test_steps_that_the_fp16_scaler_skips_are_its_own_until_it_skips_too_many() -> None:
     assert judge("stop", [], in_a_row=31, grad_norm=NAN).said == []
     with pytest.raises(TrainerError, match=r"^step 3: "):
@@ -163,29 +140,3 @@ def test_a_run_that_skips_every_step_ends(tmp_path: Path) -> None:
         TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"
     ):
         fit(tmp_path, LosesAll(), max_steps=50, on_nan="skip", save_every=None)
-
-
-@pytest.mark.parametrize(
-    ("norm", "skipped", "stays"),
-    [
-        (1.0, False, False),
-        (float("nan"), False, True),
-        (float("inf"), False, True),
-        (1.0, True, True),
-    ],
-)
-def test_statistics_follow_a_batch_only_if_its_step_was_made(
-    norm: float, skipped: bool, stays: bool
-) -> None:
-    model = nn.BatchNorm1d(2)
-    run, hook = fake_run(model=model), SkippedBuffers()
-    hook.on_start(run)
-    window: Any = object()
-    hook.on_window(run, window)
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model(torch.tensor([[1.0, 2.0], [3.0, 8.0]]))
-
-    update = StepResult(grad_norm=torch.tensor(norm), skipped=skipped)
-    hook.on_step(run, step_info(update=update))
-    for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, before[name]) == stays

@@ -10,34 +10,10 @@ from fake_run import TwoRanks
 from torch import nn
 
 from trainer.checks.same_model import (
-    _groups,
     _is_whole,
     check_model,
 )
 from trainer.errors import LaunchError
-
-
-def test_a_model_is_told_by_order_shape_dtype_and_what_learns() -> None:
-    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
-    model[0].bias.requires_grad_(False)
-    facts: dict[str, str] = {}
-
-    def other_rank(value: Any) -> Any:
-        if isinstance(value, dict):
-            facts.update(value)
-        return value if isinstance(value, dict) else 0
-
-    ranks: Any = TwoRanks(other_rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    check_model(model, optimizer, ranks, values_come_later=False)
-    assert facts["tensor 0"] == "0.weight (1, 2) trainable torch.float32"
-    assert facts["tensor 1"] == "0.bias (1,) torch.float32"
-    assert facts["tensor 6"] == "1.num_batches_tracked () torch.int64"
-    groups = _groups(model, torch.optim.SGD([{"params": [model[0].weight], "lr": 0.5}], lr=0.1))
-    assert (
-        groups["optimizer group 0: lr"] == "0.5"
-        and groups["optimizer group 0: names"] == '["0.weight"]'
-    )
 
 
 def test_values_that_are_not_there_are_not_compared() -> None:

@@ -19,37 +19,6 @@ def run_with(agreement: Any) -> Any:
     return fake_run(agreement=agreement, config=config, plan=PLAN, task_facts={"size": 64})
 
 
-def run_beside(**others: str) -> Any:
-    """Return a run of two ranks, of which the other one has these facts instead."""
-
-    def other_rank(value: Any) -> Any:
-        return 0 if isinstance(value, int) else {**value, **others}
-
-    return run_with(TwoRanks(other_rank))
-
-
-def test_the_same_settings_pass() -> None:
-    ranks = TwoRanks()
-    SameSettings().on_launch(run_with(ranks))
-    assert ranks.sent == 1
-
-
-@pytest.mark.parametrize(
-    ("fact", "line"),
-    [
-        ("lr", "rank 1: lr is other, rank 0: 0.1"),
-        ("size", "rank 1: size is other, rank 0: 64"),
-        ("plan.world_size", "rank 1: plan.world_size is other, rank 0: 2"),
-    ],
-)
-def test_a_rank_with_another_setting_is_named(fact: str, line: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        SameSettings().on_launch(run_beside(**{fact: "other"}))
-    text = str(error.value)
-    assert line in text
-    assert "every rank must run with the same settings" in text
-
-
 @pytest.mark.parametrize("key", ["files", "origins", "notices", "launcher"])
 def test_how_each_machine_was_started_may_differ(key: str) -> None:
     compared: list[dict[str, str]] = []

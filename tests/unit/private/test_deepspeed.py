@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
 import pytest
-import torch
 
 from trainer.private import deepspeed as private_deepspeed
 from trainer.private.deepspeed import REDUCE_METHODS
@@ -113,35 +111,3 @@ def test_an_operator_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", True)
     private_deepspeed.switch_off_op("deepspeed_shm_comm")
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
-
-
-def test_the_range_of_a_parameter_in_stages_1_and_2() -> None:
-    group = torch.arange(8.0)
-    mapping = SimpleNamespace(
-        hp_fragment=group[2:5],
-        lp_fragment_address=SimpleNamespace(start=7),
-        hp_fragment_address=SimpleNamespace(start=2),
-        param_group_index=1,
-    )
-    zero = SimpleNamespace(single_partition_of_fp32_groups=[None, group])
-    part = private_deepspeed.flat_range(zero, SimpleNamespace(_hp_mapping=mapping))
-    assert part is not None
-    assert part.values.tolist() == [2.0, 3.0, 4.0]
-    assert (part.start, part.offset) == (7, 2)
-    assert part.flat_group is group
-
-    elsewhere = SimpleNamespace(_hp_mapping=None)
-    assert private_deepspeed.flat_range(zero, elsewhere) is None
-
-
-def test_the_backward_pass_begins_only_when_it_is_told_to() -> None:
-    begun: list[str] = []
-    engine = SimpleNamespace(
-        _backward_prologue=lambda: begun.append("begun"),
-        _backward_prologue_per_tensor=lambda gradient: gradient / 2,
-    )
-    begin = private_deepspeed.take_over_backward_start(engine)
-    engine._backward_prologue()
-    assert begun == [] and engine._backward_prologue_per_tensor(4.0) == 4.0
-    begin()
-    assert begun == ["begun"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer.private import fsdp as private_fsdp
@@ -49,29 +49,6 @@ def test_a_pass_ends_where_it_has_failed(process_group: None) -> None:
     model.reshard()
     assert hasattr(model.weight, "placements"), f"{TORCH} has no _training_state"
     assert model._get_fsdp_state()._state_ctx.iter_forward_root is None
-
-
-def test_a_sum_of_zeros_joins_the_sums_of_a_unit(process_group: None) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
-    assert isinstance(model, FSDPModule)
-    assert not private_fsdp.holds_gradients(model)
-    private_fsdp.complete_sums(model)
-    assert not private_fsdp.holds_gradients(model), "before the first pass there is no sum"
-
-    model.set_requires_gradient_sync(False)
-    model(torch.ones(1, 2)).sum().backward()
-    assert private_fsdp.holds_gradients(model), (
-        f"{TORCH} has no FSDPParam.unsharded_accumulated_grad"
-    )
-    first, *_ = private_fsdp._parameter_groups(model)[0].fsdp_params
-    first.unsharded_accumulated_grad = None
-    private_fsdp.complete_sums(model)
-    assert first.unsharded_accumulated_grad.dtype == torch.float32
-    model.set_requires_gradient_sync(True)
-    model(torch.ones(1, 2)).sum().backward()
-    assert not private_fsdp.holds_gradients(model)
 
 
 def test_a_layer_outside_of_its_unit_ends_in_an_error_that_is_known(process_group: None) -> None:

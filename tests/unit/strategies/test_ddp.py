@@ -13,7 +13,7 @@ from plans import plan, request
 from torch import Tensor, nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.ddp import DDP, DistributedDataParallel, _arrange_buckets
+from trainer.strategies.ddp import DDP, DistributedDataParallel
 
 
 class Model(nn.Module):
@@ -84,36 +84,8 @@ def test_a_step_whose_last_call_went_past_the_wrapper_exchanged_nothing(
     assert ddp.missed_exchange().startswith("training_step did not call the model")
 
 
-def test_one_process_exchanges_nothing() -> None:
-    single = strategy("single")
-    single.model = Model()
-    assert single.missed_exchange() == ""
-
-
-def test_arranging_buckets_leaves_no_gradient(wrapped: DistributedDataParallel) -> None:
-    before = [parameter.detach().clone() for parameter in wrapped.parameters()]
-    _arrange_buckets(wrapped)
-    assert all(parameter.grad is None for parameter in wrapped.parameters())
-    assert all(map(torch.equal, before, wrapped.parameters()))
-
-
 def test_a_model_that_was_not_wrapped_is_refused() -> None:
     ddp = strategy()
     ddp.model = Model()
     with pytest.raises(LaunchError, match="asked for ddp, but the model became Model"):
         ddp.verify()
-
-
-def test_every_rank_has_a_copy_of_the_whole_parameter() -> None:
-    parameter = nn.Parameter(torch.ones(2, 3))
-    shard = strategy().shard("weight", parameter)
-    assert (shard.start, shard.copy, shard.copies) == (0, 1, 2)
-    assert shard.tensor.shape == (6,) and shard.state_key is parameter
-    assert strategy().shard("weight", parameter.requires_grad_(False)).state_key is None
-
-
-def test_accelerate_is_told_bucket_sizes_and_unused_parameters() -> None:
-    made = plan(request("ddp"), world=2, find_unused_parameters=True, bucket_cap_mb=7)
-    [handler] = DDP.accelerator_arguments(made)["kwargs_handlers"]
-    assert (handler.bucket_cap_mb, handler.find_unused_parameters) == (7, True)
-    assert handler.gradient_as_bucket_view and not handler.broadcast_buffers

@@ -115,20 +115,3 @@ def test_checkpointed_units_take_the_place_of_the_modules() -> None:
 def test_classes_that_the_model_does_not_have_are_named() -> None:
     with pytest.raises(ConfigError, match="no module of this class; did you mean 'Block'"):
         fsdp(transformer_cls_names_to_wrap=["Blok"])._units(Model())
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (None, None)),
-        ({"mixed_precision": "bf16"}, (torch.bfloat16, torch.float32)),
-        ({"reduce_dtype": "bf16"}, (None, torch.bfloat16)),
-        ({"mixed_precision": "bf16", "reduce_dtype": "bf16"}, (torch.bfloat16, torch.bfloat16)),
-    ],
-)
-def test_gradients_are_reduced_in_full_precision_unless_the_config_says_otherwise(
-    settings: dict[str, str], expected: tuple[torch.dtype | None, torch.dtype | None]
-) -> None:
-    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
-    policy = FSDP2(plan(request("fsdp", fsdp={}), **settings), accelerator)._precision()
-    assert (policy.param_dtype, policy.reduce_dtype) == expected

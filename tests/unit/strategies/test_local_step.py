@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.optim import SGD, AdamW, Optimizer
 
 from trainer.strategies.local_step import LocalStep
-
-STEPS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -69,28 +66,6 @@ def made(kind: Any, model: nn.Module, **settings: Any) -> tuple[Any, LocalStep]:
     return optimizer, LocalStep(optimizer)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (AdamW, {"fused": True}),
-        (AdamW, {"amsgrad": True}),
-        (SGD, {"momentum": 0.9}),
-        (SGD, {}),
-    ],
-)
-def test_steps_on_rows_leave_what_steps_on_distributed_tensors_leave(
-    kind: Any, settings: dict[str, Any]
-) -> None:
-    divided, rows = sharded(), sharded()
-    optimizer, local = made(kind, rows, **settings)
-    plain = kind(divided.parameters(), lr=0.1, **settings)
-    for _ in range(STEPS):
-        train(divided, plain, None, 1)
-        train(rows, optimizer, local, 1)
-        assert facts(rows, optimizer) == facts(divided, plain)
-    assert all(isinstance(parameter, DTensor) for parameter in optimizer.param_groups[0]["params"])
-
-
 def test_steps_of_both_kinds_can_follow_each_other() -> None:
     """A loop of one's own calls ``run.optimizer.step()``."""
     divided, rows = sharded(), sharded()
@@ -100,35 +75,6 @@ def test_steps_of_both_kinds_can_follow_each_other() -> None:
         train(divided, plain, None, 1)
         train(rows, optimizer, chosen, 1)
     assert facts(rows, optimizer) == facts(divided, plain)
-
-
-def test_state_that_was_loaded_or_taken_away_is_noticed() -> None:
-    model = sharded()
-    optimizer, local = made(AdamW, model)
-    train(model, optimizer, local, 2)
-    saved = copy.deepcopy(facts(model, optimizer))
-    state = {p: copy.deepcopy(s) for p, s in optimizer.state.items()}
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
-    train(model, optimizer, local, 2)
-    expected = facts(model, optimizer)
-    assert expected != saved
-
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), weights, strict=True):
-            parameter.copy_(value)
-    optimizer.state.update(state)
-    assert facts(model, optimizer) == saved
-    for number in (2, 3):  # the steps that were made before
-        model(torch.arange(6.0).reshape(2, 3) + number - 2).square().sum().backward()
-        with local.on_rows():
-            optimizer.step()
-        for parameter in model.parameters():
-            parameter.grad = None
-    assert facts(model, optimizer) == expected
-
-    optimizer.state.clear()
-    train(model, optimizer, local, 1)
-    assert optimizer.state[next(iter(model.parameters()))]["step"] == 1
 
 
 def test_rows_are_followed_to_other_memory_and_to_other_groups() -> None:
