@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_collate
 
 from .config.interval import Interval, checked_interval
 from .data import rng
-from .data.batches import Layout, TrainData, is_stream, sized
+from .data.batches import Layout, TrainData
 from .data.evaluation import EvaluationBatches
 from .data.now import Now, at, current
 from .errors import DataError, Origin
@@ -287,16 +288,9 @@ def sets_of(data: Data) -> dict[str, EvaluationSet]:
     }
 
 
-def sizes_of(data: Data) -> int | dict[str, int | None] | None:
-    """Count the samples to measure on: 0 without a set, None for a stream, by name for several.
-
-    Raises:
-        DataError: a set is empty.
-    """
-    sizes: dict[str, int | None] = {}
-    for name, chosen in sets_of(data).items():
-        sizes[name] = None if is_stream(chosen.items) else sized(chosen.items, place_of(name))
-
+def sizes_of(sets: Mapping[str, MeasuredSet]) -> int | Mapping[str, int | None] | None:
+    """Return the samples to measure on: 0 without a set, None of a stream, by name of several."""
+    sizes = {name: measured.batches.size for name, measured in sets.items()}
     return sizes.get(UNNAMED, sizes) if sizes else 0
 
 
@@ -319,7 +313,7 @@ def measured_sets(
         loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
 
     Raises:
-        DataError: a name is wrong.
+        DataError: a name is wrong, or a set is empty.
         ConfigError: the interval of a set is shorter than a step.
     """
     cls = type(task)
@@ -334,7 +328,7 @@ def measured_sets(
                 chosen.items,
                 layout,
                 batch_size=batch_size,
-                collate=chosen.collate or data.collate,
+                collate=chosen.collate or data.collate or default_collate,
                 name=place_of(name),
                 **loading,
             ),

@@ -58,6 +58,10 @@ def data(evaluation: Any) -> Data:
     return Data(train=Numbers(8), evaluation=evaluation)
 
 
+def sets(evaluation: Any) -> Any:
+    return measured_sets(Task(), data(evaluation), layout(), batch_size=2)
+
+
 def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
     numbers = Numbers(3)
     noisy = EvaluationSet(numbers, every="1/4 epoch")
@@ -79,20 +83,23 @@ def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
         ({"a": None}, "Data.evaluation['a'] is a NoneType, without length and indexing"),
         ({"a": [1], "b": []}, "Data.evaluation['b'] is empty"),
         ({"a": object()}, "Data.evaluation['a'] is a object, without length and indexing"),
-        ({"a": {"train": [1], "test": [2]}}, "Data holds several data sets (train, test)"),
+        (
+            {"a": {"train": [1], "test": [2]}},
+            "Data.evaluation['a'] holds several data sets (train, test)",
+        ),
     ],
 )
 def test_values_that_are_no_evaluation_set(evaluation: Any, told: str) -> None:
     with pytest.raises(DataError) as caught:
-        sizes_of(data(evaluation))
+        sets(evaluation)
     assert str(caught.value).startswith(told)
 
 
 def test_sizes_are_a_number_or_a_number_for_each_name() -> None:
-    assert sizes_of(data(None)) == 0
-    assert sizes_of(data(Numbers(3))) == 3
-    assert sizes_of(data(DrawingStream())) is None
-    assert sizes_of(data({"a": Numbers(3), "b": DrawingStream()})) == {"a": 3, "b": None}
+    assert sizes_of(sets(None)) == 0
+    assert sizes_of(sets(Numbers(3))) == 3
+    assert sizes_of(sets(DrawingStream())) is None
+    assert sizes_of(sets({"a": Numbers(3), "b": DrawingStream()})) == {"a": 3, "b": None}
 
 
 def step(model: Any, batch: Any) -> Any:

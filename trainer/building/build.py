@@ -29,14 +29,12 @@ from ..config.fingerprint import task_facts, task_folder
 from ..config.naming import as_literal, resolve_names
 from ..config.plain import plain
 from ..config.train_config import TrainConfig
-from ..data.batches import Layout
-from ..data.indexed import IndexedData
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..distributed.heartbeat import BUILDING, watched
 from ..distributed.restarts import restarts
 from ..errors import DEFAULT, Origin, origin_of
-from ..evaluator import Evaluator, measured_sets, sizes_of
+from ..evaluator import Evaluator, sizes_of
 from ..hooks import Callback, Hooks
 from ..launching import Launched, launch
 from ..optim.ema import Average
@@ -47,12 +45,11 @@ from ..reporting.machine import machine
 from ..reporting.meter import Meter, count_call
 from ..reporting.say import say_and_log
 from ..row import checks_of
-from ..run import Built, Folder, Read, Run, Sets, Setup
+from ..run import Built, Folder, Read, Run, Setup
 from ..strategies.memory import states_of_run
 from ..task import Task, own_optimizer
 from ..text import hidden, versions
-from .data import build_data, sample_data
-from .length import configured_interval, length_of
+from .data import read_data
 from .new_model import Model, count_parameters, model_of, operations_per_token
 from .new_optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .uncalled import refuse_uncalled
@@ -141,7 +138,7 @@ def _build(
         setup = _connect(task, config, launched, origins, trains=trains)
         hooks.call("on_launch", setup)
         setup, folder = _claim_folder(setup)
-        read = _read_data(setup, folder)
+        read = read_data(setup, folder, saves=_saves(setup, folder))
         hooks.call("on_data", read)
 
         model = model_of(read)
@@ -243,45 +240,6 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     return (
         dataclasses.replace(setup, config=config),
         Folder(name=names.run_name, directory=directory, start=start),
-    )
-
-
-def _read_data(setup: Setup, folder: Folder) -> Read:
-    """Build the data sets, which give the length of the run. Collective: call on every rank."""
-    config, plan, agreement = setup.config, setup.plan, setup.agreement
-    layout = Layout(
-        rank=setup.strategy.accelerator.process_index,
-        world_size=plan.world_size,
-        micro_batch_size=plan.micro_batch_size,
-        accumulation_steps=plan.accumulation_steps,
-    )
-    pin_memory = plan.device == "cuda"
-    data, train_data = build_data(setup.task, config, layout, setup.origins, pin_memory=pin_memory)
-    if isinstance(train_data, IndexedData) and hasattr(data.train, "set_epoch"):
-        setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
-
-    length = length_of(setup, folder, train_data)
-    train_data.items.total_steps = length.total_steps
-    return Read(
-        setup=dataclasses.replace(setup, plan=plan.with_length(length.total_steps)),
-        folder=folder,
-        length=length,
-        sets=Sets(
-            data=data,
-            train_data=train_data,
-            sampled=sample_data(config, data, train_data, agreement, needed=_saves(setup, folder)),
-            evaluation_sets=measured_sets(
-                setup.task,
-                data,
-                layout,
-                batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-                eval_every=configured_interval(setup, "eval_every", train_data),
-                steps_per_epoch=train_data.steps_per_epoch,
-                workers=config.workers,
-                pin_memory=pin_memory,
-                gather=agreement.gather,
-            ),
-        ),
     )
 
 
@@ -435,7 +393,7 @@ def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) ->
         **setup.task_facts,
         "task_folder": task_folder(read.task),
         "train_samples": read.train_data.size,
-        "evaluation_samples": sizes_of(read.data),
+        "evaluation_samples": sizes_of(read.sets.evaluation_sets),
         "steps_per_epoch": read.train_data.steps_per_epoch,
         "total_steps": read.total_steps,
         "stop_at": read.length.stop_at,

@@ -1,26 +1,75 @@
-"""The data of a run: the task's data sets, and the training set cut into windows."""
+"""The data of a run: the task's data sets, and the training set cut into windows.
+
+A set says once, when its batches are made, whether it is a stream: ``size`` is None then.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import set_seed
 
 from ..data.augment import Items
-from ..data.batches import Layout, TrainData, is_stream
+from ..data.batches import Layout, TrainData, size_of
 from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
-from ..distributed.agreement import Agreement
 from ..errors import Origin
-from ..evaluator import place_of, sets_of, sizes_of
+from ..evaluator import MeasuredSet, measured_sets
+from ..run import Folder, Read, Sets, Setup
 from ..task import Data, Task
+from .length import configured_interval, length_of
 from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
+
+
+def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
+    """Build the data sets, which give the length of the run. Collective: call on every rank.
+
+    Args:
+        saves: whether checkpoints are written or read.
+    """
+    task, config, plan = setup.task, setup.config, setup.plan
+    layout = Layout(
+        rank=setup.strategy.accelerator.process_index,
+        world_size=plan.world_size,
+        micro_batch_size=plan.micro_batch_size,
+        accumulation_steps=plan.accumulation_steps,
+    )
+    pin_memory = plan.device == "cuda"
+    data, train = build_data(task, config, layout, setup.origins, pin_memory=pin_memory)
+    if train.size is not None and hasattr(data.train, "set_epoch"):
+        setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
+
+    length = length_of(setup, folder, train)
+    train.items.total_steps = length.total_steps
+    measured = measured_sets(
+        task,
+        data,
+        layout,
+        batch_size=config.evaluation_batch_size or plan.micro_batch_size,
+        eval_every=configured_interval(setup, "eval_every", train),
+        steps_per_epoch=train.steps_per_epoch,
+        workers=config.workers,
+        pin_memory=pin_memory,
+        gather=setup.agreement.gather,
+    )
+    return Read(
+        setup=dataclasses.replace(setup, plan=plan.with_length(length.total_steps)),
+        folder=folder,
+        length=length,
+        sets=Sets(
+            data=data,
+            train_data=train,
+            sampled=_sampled(setup, data, train, measured.values(), saves=saves),
+            evaluation_sets=measured,
+        ),
+    )
 
 
 def build_data(
@@ -40,10 +89,9 @@ def build_data(
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
     data = returned(task.build_data(), Data, task, "build_data")
-    sizes_of(data)  # an empty set is refused now, not at the first evaluation
 
     kind: type[TrainData] = IndexedData
-    if is_stream(data.train):
+    if size_of(data.train, "Data.train") is None:
         from ..data.stream import StreamData, check_stream_settings
 
         check_stream_settings(config, origins)
@@ -62,25 +110,37 @@ def build_data(
     )
 
 
-def sample_data(
-    config: TrainConfig, data: Data, train: TrainData, agreement: Agreement, *, needed: bool
+def _sampled(
+    setup: Setup, data: Data, train: TrainData, measured: Iterable[MeasuredSet], *, saves: bool
 ) -> Sampled:
     """Read some samples of each data set, which ranks compare, and checkpoints keep.
 
-    Args:
-        needed: whether checkpoints are written or read. One process reads samples for that alone.
+    A process alone reads samples for checkpoints only.
     """
-    if not agreement.distributed and not needed:
-        return Sampled([], agreement.gather)
+    is_alone = not setup.agreement.distributed
+    if is_alone and not saves:
+        return Sampled([], setup.agreement.gather)
 
-    how: dict[str, Any] = {"collate": train.collate, "workers": config.workers > 0}
+    workers = train.workers > 0
     sets = [
-        SampledSet(name="Data.train", items=train.items, version=data.version, **how),
+        SampledSet(
+            name="Data.train",
+            size=train.size,
+            items=train.items,
+            collate=train.collate,
+            version=data.version,
+            workers=workers,
+        )
     ]
-    if agreement.distributed:
-        for name, chosen in sets_of(data).items():
-            if chosen.items is not data.train:
-                how["collate"] = chosen.collate or train.collate
-                items = Items(chosen.items, seed=config.seed, augment=None)
-                sets.append(SampledSet(name=place_of(name), items=items, **how))
-    return Sampled(sets, agreement.gather)
+    for batches in (evaluation_set.batches for evaluation_set in measured):
+        if batches.dataset is not data.train and not is_alone:
+            sets.append(
+                SampledSet(
+                    name=batches.name,
+                    size=batches.size,
+                    items=Items(batches.dataset, seed=train.seed, augment=None),
+                    collate=batches.collate,
+                    workers=workers,
+                )
+            )
+    return Sampled(sets, setup.agreement.gather)

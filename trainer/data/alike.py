@@ -24,7 +24,7 @@ def check_same_beginning(digest: int, name: str, gather: Callable[[Any], list[An
 
     Args:
         digest: of this rank's first samples.
-        name: of the stream, for the message: ``Data.train``.
+        name: of the stream, for the message.
     """
     difference = same_on_all_ranks(
         {f"the beginning of {name}, of which every rank reads the whole,": f"{digest:08x}"}, gather

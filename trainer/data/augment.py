@@ -25,11 +25,7 @@ Key = tuple[int, int, Now | None]
 class Items:
     """A map-style data set that is read by keys ``(epoch, index, now)``.
 
-    torch's DataLoader calls ``__getitems__`` with the keys of a batch.
-
     Args:
-        dataset: the data set.
-        seed: of the augmentation.
         augment: ``augment(item, generator) -> item``. The generator is seeded anew for each (seed,
             epoch, index), which costs some 20 microseconds an item.
         total_steps: of the run, once they are known. For items that are read before training.
@@ -65,8 +61,7 @@ class Items:
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
         """Return the item, augmented for this epoch.
 
-        The augmentation gets a copy, for it may change in place an item that the data set keeps:
-        the next epoch would begin with the changed item, on the rank that read it.
+        The augmentation gets a copy: it may change in place an item that the data set keeps.
         """
         if self.augment is None:
             return item

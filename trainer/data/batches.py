@@ -305,39 +305,29 @@ def _shapes(value: Any, samples: int) -> Iterator[tuple[int, ...]]:
             yield from _shapes(part, samples)
 
 
-def is_stream(dataset: Any) -> bool:
-    """Return whether data is torch's IterableDataset, or an iterable without length or indexing.
+def size_of(dataset: Any, name: str) -> int | None:
+    """Return the length of data. None for a stream: an iterable without length or indexing.
 
-    Raises:
-        DataError: the data is a loader, whose batches would be taken for items, or holds several
-            data sets by name.
-    """
-    if isinstance(dataset, Mapping) and 0 not in dataset:
-        raise DataError(f"Data holds several data sets ({listed([*dataset])}): give one of them")
-    if isinstance(dataset, DataLoader):
-        raise DataError(
-            "Data holds a DataLoader: give its .dataset, and its collate_fn as Data.collate"
-        )
-
-    if isinstance(dataset, IterableDataset):
-        return True
-    return hasattr(dataset, "__iter__") and not _has_index(dataset)
-
-
-def _has_index(dataset: Any) -> bool:
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-
-
-def sized(dataset: Any, name: str) -> int:
-    """Return the length of a map-style data set.
+    torch's IterableDataset is a stream, also with a length.
 
     Args:
         name: for messages: ``Data.train``.
 
     Raises:
-        DataError: the data set has no length or no indexing, or is empty.
+        DataError: the data is empty, is a loader, whose batches would be taken for items, or holds
+            several data sets by name.
     """
-    if not _has_index(dataset):
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        raise DataError(f"{name} holds several data sets ({listed([*dataset])}): give one of them")
+    if isinstance(dataset, DataLoader):
+        raise DataError(
+            f"{name} holds a DataLoader: give its .dataset, and its collate_fn as Data.collate"
+        )
+
+    has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
+        return None
+    if not has_index:
         raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
         raise DataError(f"{name} is empty")

@@ -15,14 +15,13 @@ def blocks(
     """Yield the samples of a stream in lists of ``size``. The last list may be shorter.
 
     While a block is read, Python's, numpy's and torch's global generators are seeded from ``seed``
-    and the number of the block's first sample. So a stream that shuffles or adds noise with these
-    generators yields the same samples on every rank and in a resumed run. This costs some 0.1 ms a
-    block.
+    and the number of the block's first sample. So a stream that shuffles or adds noise yields the
+    same samples on every rank and in a resumed run. This costs some 0.1 ms a block.
 
     Args:
         offset: the number of the sample that the stream yields first.
         stop: a sample number at which a block must end, because the resumed run began a block
-            there. The block that ends there is shorter if ``size`` does not divide the distance.
+            there.
     """
     # chain() calls iter(stream) with the first block: iter may draw, for the order of an epoch.
     samples = chain(stream)

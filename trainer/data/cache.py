@@ -21,15 +21,12 @@ from ..errors import DataError
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
     """Return the folder that ``make`` fills from ``content``, called by the first process alone.
 
-    The folder's name is a hash of ``content``, so other content is in another folder. The complete
-    folder appears by a rename. An unfinished folder of a killed process is deleted and made anew.
-    If ``make`` fails, the error is raised in that process, and the next process that waits tries
-    again.
+    The complete folder appears by a rename, under a hash of ``content``. An unfinished folder of a
+    killed process is made anew. If ``make`` fails, the next process that waits tries again.
 
     Args:
         cache: parent of the folders, on a file system with locks (local disks, NFS with its lock
-            manager). If each node has its own cache, each prepares the data. A shared cache is
-            filled once for all.
+            manager). If each node has its own cache, each prepares the data.
         content: all JSON data that the result depends on: a format number of yours, settings, the
             input.
         make: writes files into the empty folder, its argument.

@@ -20,9 +20,8 @@ from ..private.torch import edit_count
 def digest(item: Any) -> int:
     """Return a 32-bit checksum of the tensors, arrays, numbers and text in an item.
 
-    Containers, dataclasses and mappings are entered. Values of other types do not count: the text
-    of an object may contain an address, which differs between processes. Checkpoints store these
-    checksums, so they must stay as they are.
+    Values of other types do not count: the text of an object may contain an address, which differs
+    between processes. Checkpoints store these checksums, so they must stay as they are.
     """
     if isinstance(item, Tensor):
         return zlib.crc32(bytes_of(item))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from ..errors import DataError
 from .alike import check_same_beginning
 from .augment import Items, Key, copied
-from .batches import Layout, examples_in, is_stream, parts_of_rank, sized
+from .batches import Layout, examples_in, parts_of_rank, size_of
 from .digest import digest
 from .now import current
 from .rng import seed_global_generators
@@ -21,6 +21,7 @@ from .seeds import generator_of
 from .worker_signals import ignore_signals
 
 
+@dataclass(eq=False)
 class EvaluationBatches:
     """The batches of this rank in an evaluation. Each iteration goes over the whole data set anew.
 
@@ -35,50 +36,44 @@ class EvaluationBatches:
         dataset: the data set or stream.
         layout: of the training, whose batch sizes do not count here.
         batch_size: samples of a rank in a batch.
-        collate: makes a batch of a list of items. torch's ``default_collate`` by default.
+        collate: makes a batch of a list of items.
         workers: loading processes of this rank. They stay until ``close``, with the data set of the
             first evaluation. Their random numbers (Python, numpy, torch) follow from rank and
             batch, so they are the same in each evaluation.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
         name: of the data set, for messages.
+
+    Attributes:
+        size: of the data set. None for a stream.
+
+    Raises:
+        DataError: the data set is empty. In an iteration: the stream is empty or can be read only
+            once, or ranks read different streams.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        layout: Layout,
-        *,
-        batch_size: int,
-        collate: Callable[[Sequence[Any]], Any] | None = None,
-        workers: int = 0,
-        pin_memory: bool = False,
-        gather: Callable[[int], list[int]] = lambda number: [number],
-        name: str = "Data.evaluation",
-    ) -> None:
-        self.dataset = dataset
-        self.layout = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
-        self.collate: Callable[[Any], Any] = collate or default_collate
-        self.workers = workers
-        self.pin_memory = pin_memory
-        self.gather = gather
-        self.name = name
-        self._loader: DataLoader[Any] | None = None
+    dataset: Any
+    layout: Layout
+    _: KW_ONLY
+    batch_size: int
+    collate: Callable[[Any], Any] = default_collate
+    workers: int = 0
+    pin_memory: bool = False
+    gather: Callable[[int], list[int]] = lambda number: [number]
+    name: str = "Data.evaluation"
+    _loader: DataLoader[Any] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.size = size_of(self.dataset, self.name)
+        self.layout = replace(self.layout, micro_batch_size=self.batch_size, accumulation_steps=1)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        """Yield the batches of this rank.
-
-        Collective for a stream: call on every rank.
-
-        Raises:
-            DataError: the data set is empty, or can be read only once, or ranks read different
-                streams.
-        """
-        if is_stream(self.dataset):
+        """Yield the batches of this rank. Collective for a stream: call on every rank."""
+        if self.size is None:
             yield from self._of_stream()
             return
 
-        size = sized(self.dataset, self.name)
+        size = len(self.dataset)
         if self._loader is None or not self.workers:
             items: Any = _SeededItems(self.dataset, seed=0, augment=None, rank=self.layout.rank)
             self._loader = DataLoader(
@@ -116,17 +111,10 @@ class EvaluationBatches:
     def first(self) -> tuple[Any, int]:
         """Return the first batch of this rank, for a trial that later iterations do not notice.
 
-        The batch is made of copies, because some collates change their items. Loading processes do
-        not stay. Collective for a stream: call on every rank.
-
-        Raises:
-            DataError: as of an iteration.
+        Copies of items are collated. Loading processes do not stay. Collective for a stream.
         """
-        trial = copy.copy(self)
-        trial.collate = partial(_collate_copies, self.collate)
-        trial.workers = min(1, self.workers)
-        trial.close()
-
+        collate = partial(_collate_copies, self.collate)
+        trial = replace(self, collate=collate, workers=min(1, self.workers))
         has_state = hasattr(self.dataset, "load_state_dict")
         state = copy.deepcopy(self.dataset.state_dict()) if has_state else None
         batch = next(iter(trial))

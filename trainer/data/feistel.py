@@ -18,9 +18,7 @@ class FeistelOrder:
 
     The number of a sample is written with two digits in a base whose square is at least the size.
     Each of six rounds adds a hash of a digit and of the round's key to the other digit, modulo the
-    base. Such a round can be undone, so different numbers stay different. A result outside of the
-    range (at most two per value of a digit) goes through the rounds again until the result is
-    inside.
+    base, which can be undone. A result outside of the range goes through the rounds again.
 
     This is a generalised Feistel network with cycle walking: J. Black and P. Rogaway, Ciphers with
     Arbitrary Finite Domains, CT-RSA 2002. The hash is the finalizer of SplitMix64: Steele, Lea and

@@ -11,7 +11,7 @@ from itertools import islice, tee
 from typing import Any, NamedTuple
 
 from ..errors import DataError
-from .batches import Layout, TrainData, Window, parts_of_rank, sized
+from .batches import Layout, TrainData, Window, parts_of_rank
 from .now import Now, set_now
 from .order import ORDERS, order_for, order_of
 
@@ -44,7 +44,7 @@ class IndexedData(TrainData):
 
     def __init__(self, dataset: Any, layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
-        self.size = sized(dataset, "Data.train")
+        self.size = len(dataset)
         self.position = 0
         self.order = order_for(self.size)
         self.steps_per_epoch = self._steps_over(self.size)

@@ -29,8 +29,8 @@ _OF_STEPS = 1
 class Now(NamedTuple):
     """The place of a run, as ``trainer.now()`` returns it.
 
-    The place is the same on every layout and rank, in every micro-batch of a step, in loading
-    processes, and after resuming.
+    The same on every layout and rank, in every micro-batch of a step, in loading processes, and
+    after resuming.
 
     Args:
         step: number of the optimizer step that is being made, from 1. In an evaluation the steps
@@ -57,17 +57,11 @@ class Now(NamedTuple):
     def generator(self) -> Generator:
         """Return a CPU generator of (seed, step) that begins anew at each access.
 
-        So each micro-batch and rank draws the numbers of the step. In ``augment`` the property is
-        the argument ``generator``, which draws the numbers of the sample.
+        In ``augment`` the generator of the sample, which is the argument ``generator``.
         """
         if self.of_sample is not None:
             return self.of_sample
         return generator_of(self.seed, self.step, 0, _OF_STEPS)
-
-
-def first_moment(seed: int, total_steps: int = 1) -> Now:
-    """Return the moment of the first step, for code that looks at a task without training it."""
-    return Now(step=1, epoch=0.0, samples=0, total_steps=total_steps, seed=seed)
 
 
 _current: Now | None = None
@@ -107,7 +101,7 @@ def set_now(moment: Now | None) -> None:
 
 @contextmanager
 def at(moment: Now | None) -> Iterator[None]:
-    """Note the moment of the run for a block of code, and restore the note of before afterwards."""
+    """Note the moment of the run for a block of code, and restore the note of before."""
     before = _current
     set_now(moment)
     try:

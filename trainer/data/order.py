@@ -49,10 +49,7 @@ ORDERS = ("permutation", "feistel")
 
 
 def order_of(name: str) -> Callable[[int, int, int], Order]:
-    """Return an order by its name in ``ORDERS``.
-
-    Checkpoints hold the name: a run keeps the order of its beginning.
-    """
+    """Return an order by its name in ``ORDERS``, which checkpoints hold."""
     if name == "permutation":
         return epoch_order
 

@@ -8,7 +8,7 @@ samples and of the batch of each are compared before the first step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,15 @@ from torch.utils.data import DataLoader
 
 from ..text import listed
 from .augment import Items, copied
-from .batches import is_stream, sized
 from .digest import digest
-from .now import at, first_moment
+from .now import Now, at
 from .rng import temporarily_seeded
 from .worker_signals import ignore_signals
 
 CONTENT = "the content of "
 BATCH = "the batch of "
+# A name, and the texts of two reads, which differ if a sample is random.
+Fact = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,58 +34,53 @@ class SampledSet:
 
     Args:
         name: for messages: ``Data.train``.
+        size: None for a stream, which is not read: these samples would be lost for the training.
         items: the data set, with the augmentation of the training.
         collate: makes a batch of a list of items.
         version: ``Data.version``. "" for none.
-        workers: whether loading processes read the samples. Then a loading process reads these as
-            well: a file that the data set opens at the first read (HDF5, LMDB) must not be open
-            already when loading processes are forked.
+        workers: whether a loading process reads these samples, as in the training: a file that the
+            data set opens at the first read (HDF5, LMDB) must not be open when processes are
+            forked.
     """
 
     name: str
+    size: int | None
     items: Items
-    collate: Callable[[Sequence[Any]], Any]
+    collate: Callable[[Any], Any]
     version: str = ""
     workers: bool = False
 
-    def read(self) -> Sequence[dict[str, str]]:
-        """Return the size, the version, and checksums of three samples, twice, under two seeds.
+    def read(self) -> Iterator[Fact]:
+        """Yield the size, the version, and checksums of three samples under two seeds."""
+        if self.size is None:
+            yield f"the kind of {self.name}", "a stream", "a stream"
+            return
 
-        A stream is not read, because these samples would be lost for the training.
-        """
-        dataset = self.items.dataset
-        if is_stream(dataset):
-            kind = {f"the kind of {self.name}": "a stream"}
-            return kind, kind
-
-        size = sized(dataset, self.name)
-        facts = {
-            f"the number of samples of {self.name}": str(size),
-            f"the version of {self.name}": self.version,
-        }
-        read = [facts, dict(facts)]
+        size = str(self.size)
+        yield f"the number of samples of {self.name}", size, size
+        yield f"the version of {self.name}", self.version, self.version
         itself: Any = self
         loader = DataLoader(
             itself,
             batch_size=None,
-            sampler=sorted({0, size // 2, size - 1}),
+            sampler=sorted({0, self.size // 2, self.size - 1}),
             num_workers=int(self.workers),
             worker_init_fn=ignore_signals,
             generator=torch.Generator(),  # or it would draw from the process's generator
         )
         for of_sample in loader:
-            for so_far, checksums in zip(read, of_sample, strict=True):
-                so_far |= checksums
-        return read
+            yield from of_sample
 
-    def __getitem__(self, index: int) -> list[dict[str, str]]:
-        """Return the checksums of a sample and of its batch, read under two seeds."""
-        return [self._checksums(draw, index) for draw in (0, 1)]
+    def __getitem__(self, index: int) -> list[Fact]:
+        """Return the checksums of a sample and of its batch."""
+        again = self._checksums(1, index)
+        return [(name, text, again.get(name)) for name, text in self._checksums(0, index).items()]
 
     def _checksums(self, draw: int, index: int) -> dict[str, str]:
         items = self.items
+        first = Now(step=1, epoch=0.0, samples=0, total_steps=items.total_steps, seed=items.seed)
         name = f"sample {index} of {self.name}"
-        with temporarily_seeded(draw, index), at(first_moment(items.seed, items.total_steps)):
+        with temporarily_seeded(draw, index), at(first):
             [sample] = items.read([index])
             checksums = {CONTENT + name: f"{digest(sample):08x}"}
             # A collate may leave out the sample, and fail without any. It may change in place an
@@ -111,13 +107,10 @@ class Sampled:
     """
 
     def __init__(self, sets: Sequence[SampledSet], gather: Callable[[Any], list[Any]]) -> None:
-        self._first: dict[str, str] = {}
-        again: dict[str, str] = {}
-        for sampled_set in sets:
-            for so_far, read in zip((self._first, again), sampled_set.read(), strict=True):
-                so_far |= read
-        changed = {_kind(name) for name, text in self._first.items() if again.get(name) != text}
+        read = [fact for sampled_set in sets for fact in sampled_set.read()]
+        changed = {_kind(name) for name, first, again in read if first != again}
         random = set[str]().union(*gather(changed))
+        self._first = {name: first for name, first, _ in read}
         self.facts = {name: text for name, text in self._first.items() if _kind(name) not in random}
 
     def state(self) -> dict[str, str]:
@@ -134,8 +127,7 @@ class Sampled:
     def changes(self, before: Mapping[str, Any]) -> list[str]:
         """Describe how the training set differs from the set whose ``state`` is given.
 
-        The size does not count: a change of size is reported elsewhere, and other samples are read
-        then.
+        A change of size is reported elsewhere, and other samples are read then.
         """
         changed = [
             name

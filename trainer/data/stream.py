@@ -36,13 +36,11 @@ State = dict[str, Any]
 class StreamData(TrainData):
     """Windows of micro-batches of a stream.
 
-    The end of the stream is the end of an epoch. The last step of an epoch may be short
-    (``drop_last`` leaves this step out). The next epoch reads the stream anew, after
-    ``set_epoch(epoch)`` if the stream has this method.
+    The end of the stream is the end of an epoch, whose last step may be short. The next epoch reads
+    the stream anew, after ``set_epoch(epoch)`` if the stream has this method.
 
     Args:
         dataset: torch's or Hugging Face's IterableDataset, or any iterable.
-        layout: of the global batches.
         settings: as of ``TrainData``. ``augment`` gets a generator of (seed, epoch, number in the
             stream), and ``workers`` is 0, or 1 to read ahead in another process.
     """
@@ -88,13 +86,7 @@ class StreamData(TrainData):
 
 @dataclass(eq=False)
 class _Reader(IterableDataset[Any]):
-    """Yields this rank's windows, each with the state that follows. May be a loading process.
-
-    Args:
-        data: the stream and its settings.
-        start: the state after which to continue.
-        step: optimizer steps before ``start``.
-    """
+    """Yields this rank's windows after a state, each with the state that follows."""
 
     data: StreamData
     start: State

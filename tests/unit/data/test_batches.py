@@ -15,8 +15,8 @@ from layouts import layout, layouts
 from trainer.data import batches
 from trainer.data.batches import (
     examples_in,
-    is_stream,
     parts_of_rank,
+    size_of,
 )
 from trainer.data.indexed import IndexedData
 from trainer.errors import DataError
@@ -70,7 +70,7 @@ def rows(size: int) -> Iterator[dict[str, int]]:
 
 def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
     with pytest.raises(DataError, match=r"a DataLoader: give its \.dataset"):
-        is_stream(torch.utils.data.DataLoader(Stream(4), batch_size=2))
+        size_of(torch.utils.data.DataLoader(Stream(4), batch_size=2), "Data.train")
 
 
 def test_what_a_stream_is() -> None:
@@ -79,8 +79,19 @@ def test_what_a_stream_is() -> None:
             return self.size
 
     hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
-    assert all(map(is_stream, (Stream(1), Sized(1), rows(1), hugging_face)))
-    assert not any(map(is_stream, ([1], torch.ones(3), object(), {0: "by number"})))
+    for stream in (Stream(1), Sized(1), rows(1), hugging_face):
+        assert size_of(stream, "Data.train") is None
+    for dataset, size in (([1], 1), (torch.ones(3), 3), ({0: "by number"}, 1)):
+        assert size_of(dataset, "Data.train") == size
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [(object(), "is a object, without length and indexing"), ([], "is empty")],
+)
+def test_what_is_no_data_set_is_refused(dataset: object, told: str) -> None:
+    with pytest.raises(DataError, match=f"^Data.train {told}$"):
+        size_of(dataset, "Data.train")
 
 
 def of(*shape: int) -> torch.Tensor:

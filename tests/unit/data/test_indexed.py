@@ -26,11 +26,7 @@ from trainer.errors import DataError
 BILLION = 1_000_000_007
 
 
-def test_what_is_no_data_set_and_empty_sets_are_refused() -> None:
-    with pytest.raises(DataError, match=r"Data.train is a object, without length and indexing"):
-        IndexedData(object(), layout(), seed=0)
-    with pytest.raises(DataError, match=r"Data.train is empty"):
-        IndexedData(Numbers(0), layout(), seed=0)
+def test_a_set_smaller_than_a_global_batch_is_refused_with_drop_last() -> None:
     with pytest.raises(DataError, match=r"drop_last: 3 samples do not fill a global batch of 4"):
         IndexedData(Numbers(3), layout(), seed=0, drop_last=True)
 
@@ -172,21 +168,6 @@ def test_workers_keep_the_order_from_any_start_over_two_epochs() -> None:
 
 
 # Data sets too large for a permutation in memory
-
-
-@pytest.mark.parametrize("start", [0, 5 * 24, BILLION - 30])
-def test_layouts_of_one_global_batch_take_the_same_steps_of_a_billion(start: int) -> None:
-    expected = consumed(IndexedData(Numbers(BILLION), layout(micro=24), seed=5), start, 4)
-    for world, micro, accumulation in ((2, 3, 4), (3, 8, 1), (4, 1, 6)):
-        ranks = [
-            IndexedData(Numbers(BILLION), layout(r, world, micro, accumulation), seed=5)
-            for r in range(world)
-        ]
-        steps = [consumed(rank, start, 4) for rank in ranks]
-        for at in range(4):
-            assert sorted(i for rank in steps for i in rank[at]) == sorted(expected[at])
-        position = next(iter(ranks[0].windows(start, 1))).end
-        assert [consumed(rank, position, 3) for rank in ranks] == [rank[1:] for rank in steps]
 
 
 def test_a_billion_samples_cost_a_rank_no_memory() -> None:

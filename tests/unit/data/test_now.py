@@ -15,9 +15,11 @@ from torch.utils.data import IterableDataset, default_collate
 from trainer.data.batches import TrainData
 from trainer.data.evaluation import EvaluationBatches
 from trainer.data.indexed import IndexedData
-from trainer.data.now import Now, at, current, first_moment, now, set_now
+from trainer.data.now import Now, at, current, now, set_now
 from trainer.data.stream import StreamData
 from trainer.errors import TrainerError
+
+FIRST = Now(1, 0.0, 0, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -108,12 +110,6 @@ def test_the_moment_is_the_same_on_every_layout_and_with_loading_processes(drop_
     assert all(epochs[number] == row[2] for number, rows in enumerate(alone) for row in rows)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_has_the_moments_of_the_whole_one(workers: int) -> None:
-    whole = rows_of(indexed(1, 6, 1, 0), 0, 6, 0)
-    assert rows_of(indexed(2, 3, 1, workers), 12, 4, 2) == whole[2:]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_has_the_whole_epochs_of_its_steps(workers: int) -> None:
     def ranks(world: int) -> list[TrainData]:
@@ -137,7 +133,7 @@ def test_a_stream_has_the_whole_epochs_of_its_steps(workers: int) -> None:
 
 def test_the_generator_begins_anew_at_each_access_and_follows_from_seed_and_step() -> None:
     def drawn(seed: int, step: int) -> float:
-        moment = first_moment(seed)._replace(step=step)
+        moment = Now(step, 0.0, 0, 1, seed=seed)
         again = torch.rand((), generator=moment.generator)
         assert torch.rand((), generator=moment.generator) == again
         return float(again)
@@ -204,14 +200,14 @@ class Careless:
 
 
 def test_a_loading_process_has_no_moment_of_its_start() -> None:
-    with at(first_moment(0)):
+    with at(FIRST):
         loader = torch.utils.data.DataLoader(Careless(), batch_size=2, num_workers=1)  # type: ignore[arg-type]
         [batch] = loader
     assert batch.tolist() == [True, True]
 
 
 def test_threads_of_autograd_know_the_moment() -> None:
-    with at(first_moment(0)):
+    with at(FIRST):
         seen: list[Now] = []
         thread = threading.Thread(target=lambda: seen.append(now()))
         thread.start()
@@ -236,7 +232,7 @@ def test_a_compiled_model_that_reads_the_step_is_not_compiled_anew_in_each() -> 
     model = torch.compile(Scaled(), backend=backend)
     compiled = []
     for step in range(1, 12):
-        with at(first_moment(0)._replace(step=step)):
+        with at(FIRST._replace(step=step)):
             assert model(torch.ones(2)).tolist() == [0.5 * step, 0.5 * step]
         compiled.append(len(graphs))
     assert compiled[-1] == compiled[2] <= 3, "twice: for the first number, and for all others"

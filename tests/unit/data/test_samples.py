@@ -15,19 +15,25 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from trainer.data.augment import Items
+from trainer.data.batches import size_of
 from trainer.data.digest import digest
 from trainer.data.samples import BATCH, CONTENT, Sampled, SampledSet
 
 
 def read(dataset: Any, *, workers: bool = False, **more: Any) -> Any:
-    given: dict[str, Any] = {
-        "augment": None,
-        "collate": default_collate,
-        "version": "",
-        **more,
-    }
-    items = Items(dataset, seed=0, augment=given.pop("augment"))
-    return SampledSet(name="Data.train", items=items, workers=workers, **given).read()[0]
+    return {name: text for name, text, _ in set_of(dataset, workers=workers, **more).read()}
+
+
+def set_of(dataset: Any, *, augment: Any = None, **more: Any) -> SampledSet:
+    return SampledSet(
+        **{
+            "name": "Data.train",
+            "size": size_of(dataset, "Data.train"),
+            "items": Items(dataset, seed=0, augment=augment),
+            "collate": default_collate,
+            **more,
+        }
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 1000])
@@ -137,9 +143,7 @@ class Counting:
 
 
 def sampled(dataset: Any) -> Sampled:
-    items = Items(dataset, seed=0, augment=None)
-    chosen = SampledSet(name="Data.train", items=items, collate=default_collate)
-    return Sampled([chosen], lambda value: [value])
+    return Sampled([set_of(dataset)], lambda value: [value])
 
 
 def test_another_content_of_the_same_size_is_told_on_resume() -> None:
