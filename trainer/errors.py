@@ -59,13 +59,10 @@ def writing(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Origin:
-    """The place where a value was set.
-
-    As text an origin is ``file:line (key)`` or ``command line (--flag)``.
+    """The place where a value was set. As text ``file:line (key)`` or ``command line (--flag)``.
 
     Args:
         source: a file, ``command line``, or another source, such as ``TrainConfig``.
-        line: the line of the file.
         key: the dotted key or the flag. "" for the source as a whole.
         is_default: nobody has set the value, so any other source overrides the value.
     """
@@ -97,10 +94,9 @@ DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 
 def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainConfig") -> Origin:
-    """Return the origin of a key: the key's place, or that of the nearest mapping around the key.
+    """Return the origin of a dotted key, or that of the nearest mapping around the key.
 
     Args:
-        key: dotted, such as ``task_settings.width``.
         otherwise: the source of a key that no file and no flag set.
     """
     part = key
@@ -130,7 +126,7 @@ class Problem:
     Args:
         origin: the place to change.
         rule: the requirement and the change to make, without a full stop.
-        value: the wrong value as the user wrote the value. None for a missing value.
+        value: as the user wrote the value. None for a missing value.
     """
 
     origin: Origin
@@ -145,11 +141,7 @@ class Problem:
 
 
 class ConfigError(TrainerError, ValueError):
-    """A file, a key or a value is wrong.
-
-    Args:
-        problems: all mistakes. The message has a line for each.
-    """
+    """A file, a key or a value is wrong. The message has a line for each of ``problems``."""
 
     exit_code = 2
 
@@ -165,13 +157,7 @@ class ConfigError(TrainerError, ValueError):
 
 
 def usage_error(key: str, value: object, rule: str) -> ConfigError:
-    """Return the error for a wrong word of the command line.
-
-    Args:
-        key: the option. Empty for a positional argument.
-        value: the word.
-        rule: the requirement and the change to make.
-    """
+    """Return the error for a wrong word of the command line, under an option or ""."""
     return Origin(COMMAND_LINE, key=key).error(rule, value)
 
 

@@ -24,20 +24,12 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Read the config, launch, train, export, and leave the process with the right exit code.
-
-    Args:
-        argv: arguments without the script's name. By default those of the command line.
-    """
+    """Read the config, launch, train, export, and leave the process with the right exit code."""
     run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
 def train(argv: Sequence[str], *callbacks: Callback) -> dict[str, float]:
-    """Train as ``main`` does, without leaving the process. Return the last evaluation.
-
-    Args:
-        callbacks: called before those of the config.
-    """
+    """Train as ``main`` does, without leaving the process. Return the last evaluation."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     from .loop import Trainer
@@ -51,14 +43,7 @@ def train(argv: Sequence[str], *callbacks: Callback) -> dict[str, float]:
 
 
 def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
-    """Launch under the files that a command line names.
-
-    Collective: call on every rank.
-
-    Args:
-        loaded: the command line and the config that names the task.
-        task, config: the result of ``load_task``.
-    """
+    """Launch under the files that a command line names. Collective: call on every rank."""
     from .launching import launch
     from .task import own_optimizer
 
@@ -89,8 +74,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """Return the task that a config names, and the config with all settings of the task.
 
-    Keys that nobody set have the values of ``Task.fine_tuning_defaults``. ``loaded.origins`` names
-    these keys afterwards.
+    Keys that nobody set have the values of ``Task.fine_tuning_defaults``, as ``loaded.origins``
+    tells afterwards.
 
     Raises:
         ConfigError: there is no such task or callback, or a setting is wrong.
@@ -117,7 +102,7 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     """Return the defaults of a task for the keys that nobody set.
 
-    Warm-up and schedule belong together: if a key of either is set, the task gives no warm-up.
+    If a key of the warm-up or the schedule is set, the task gives no warm-up.
     """
     from .optim.groups import OF_GROUPS
     from .task import own_optimizer, own_schedule

@@ -53,12 +53,9 @@ SECRETS: set[str] = set()  # known to this process: declared, or under the name 
 def hidden(value: Any, name: str = "") -> Any:
     """Return a value in which secrets are replaced by ``(hidden)``.
 
-    A text is a secret if the task declares it (``pydantic.SecretStr``), by the name above the text,
-    by a form such as a password in an address, or because a part looks random and is no hash.
-
-    Args:
-        value: any JSON value.
-        name: the dotted key of the value.
+    A text is a secret if the task declares it (``pydantic.SecretStr``), by the dotted name above
+    the text, by a form such as a password in an address, or because a part looks random and is no
+    hash.
     """
     if isinstance(value, Mapping):
         return {key: hidden(item, f"{name}.{key}") for key, item in value.items()}

@@ -44,11 +44,7 @@ class Options:
 def run(argv: Sequence[str]) -> int:
     """Print the plans to stdout, and each error to stderr.
 
-    Returns:
-        0 if every training could run, else the exit code of the training.
-
-    Raises:
-        ConfigError: a file cannot be read, or a key of the command line is unknown.
+    Return 0 if every training could run, else the exit code of the worst error.
     """
     options, settings, words = read_words(__doc__, Options, argv)
     configs, files = sort_files(words)
@@ -68,16 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe(training: Sequence[str], launch_file: str | None, processes: int | None) -> str:
-    """Return the table of a plan.
-
-    Args:
-        training: command line of a training. Empty for the defaults of a training config.
-        launch_file: path. None without a launch file.
-        processes: the number on the command line.
-
-    Raises:
-        TrainerError: the training could not run.
-    """
+    """Return the table of a plan. No words mean the defaults of a training config."""
     request, world = None, processes or 1
     if launch_file is not None:
         request = read_launch_file(launch_file, processes)

@@ -23,11 +23,7 @@ class Options:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the list. Return 0 if all checkpoints are in order, else 1.
-
-    Raises:
-        ConfigError: the folder holds no checkpoint.
-    """
+    """Print the list. Return 0 if all checkpoints are in order, else 1."""
     options, (folder,) = read_folders(__doc__, Options, argv)
     inside = Path(folder, "checkpoints")
     checkpoints = listing(inside if inside.is_dir() else Path(folder))

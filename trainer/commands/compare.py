@@ -38,11 +38,7 @@ class Options:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table, and return 0.
-
-    Raises:
-        ConfigError: a run cannot be read, or no run has logged a step.
-    """
+    """Print the table, and return 0. ConfigError: a run cannot be read, or logged no step."""
     options, folders = read_folders(__doc__, Options, argv, most=sys.maxsize)
     runs = [read_run(path) for path in folders]
     if len({run.name for run in runs}) < len(runs):
@@ -58,14 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_report(runs: Sequence[Run]) -> dict[str, Any]:
-    """Collect the values of the table and the JSON.
-
-    Returns:
-        ``runs``, a mapping for each, and ``notes``, the lines below the table.
-
-    Raises:
-        ConfigError: no run has logged a step.
-    """
+    """Collect ``runs``, a mapping for each, and ``notes``, the lines below the table."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.curve("loss"):

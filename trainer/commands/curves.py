@@ -29,10 +29,9 @@ class Bounds:
     """The relative differences up to which two runs count as the same.
 
     Args:
-        first: the bound of the first loss: the model is the same, only the order of sums differs.
-        step: the bound of the loss and the gradient norm of any step.
-        weights: the bound of all weights together after a short trial, relative to how far the
-            weights moved.
+        first: of the first loss: the model is the same, only the order of sums differs.
+        step: of the loss and the gradient norm of any step.
+        weights: of all weights together, relative to how far the weights moved.
     """
 
     first: float
@@ -81,7 +80,6 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str,
 
     Args:
         gaps: the differences of the run from the reference. The two share a step of the loss.
-        bounds: the differences up to which the two are the same.
         nudged: the differences of runs of the reference from nudged weights.
 
     Returns:

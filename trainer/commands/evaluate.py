@@ -62,9 +62,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 
 def evaluate(argv: Sequence[str]) -> dict[str, float]:
-    """Evaluate as the command does, without leaving the process. Return the values.
-
-    Collective: call on every rank.
+    """Evaluate as the command does, without leaving the process. Return the values. Collective.
 
     Raises:
         ConfigError, LaunchError, DataError, CheckpointError: before the first batch.
@@ -113,14 +111,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
 
 
 def find_model(target: Path) -> tuple[Path, Training]:
-    """Return the folder of a model or checkpoint, and its run. The run is empty if there is none.
-
-    Args:
-        target: folder of a run, of a checkpoint, or of a model.
-
-    Raises:
-        ConfigError: there is no such model, or a file of the run is damaged.
-    """
+    """Return the folder of a model or checkpoint, and its run, which is empty if there is none."""
     weights = target if exported_file(target) else target / "model"
     if not exported_file(weights):
         raise usage_error(
@@ -145,14 +136,7 @@ def _trained(weights: Path, summary: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
-    """Build a run that evaluates a model with the config of its training.
-
-    Args:
-        words: of the command line: files and settings.
-
-    Raises:
-        ConfigError: the config is missing or wrong.
-    """
+    """Build a run that evaluates a model with the config of its training."""
     from ..building.build import build_for_evaluation
 
     if not words:

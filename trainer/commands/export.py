@@ -42,12 +42,7 @@ def run(argv: Sequence[str]) -> int:
 def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     """Write the model of a checkpoint as ``Run.export`` would have written it at that step.
 
-    Args:
-        checkpoint: folder, of which every byte is verified first.
-        folder: the new folder of the model.
-
-    Returns:
-        The file of the model in ``folder``.
+    Every byte of the checkpoint is verified first. Return the file of the model.
 
     Raises:
         ConfigError: there is no such checkpoint, or ``folder`` exists.

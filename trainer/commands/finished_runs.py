@@ -23,9 +23,8 @@ class Run:
         name: ``run_name`` of the config, or else the name of the folder.
         path: the folder, as the user typed the path.
         plan: the values of plan.json and of the training config.
-        rows: the rows of metrics.jsonl: logged steps and evaluations.
-        summary: the values of summary.json. Empty if the training did not end.
-        error: the error of a training that failed in a trial. The other values are then empty.
+        rows, summary: of metrics.jsonl and summary.json. Empty if a file is missing.
+        error: of a training that failed in a trial. The other values are then empty.
     """
 
     name: str
@@ -67,11 +66,7 @@ class _Summary(_File):
 
 
 def read_run(path: str | Path) -> Run:
-    """Read the output folder of a run.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or a file is damaged.
-    """
+    """Read the folder of a run. ConfigError: the folder is none, or a file is damaged."""
     folder = Path(path)
     file = folder / "plan.json"
     summary = {}

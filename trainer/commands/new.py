@@ -16,11 +16,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the folder, print the command that trains there, and return 0.
-
-    Raises:
-        OSError: the folder exists, or cannot be written.
-    """
+    """Write the folder, print the command that trains there, and return 0."""
     _, (name,) = read_folders(__doc__, Options, argv)
     folder = Path(name)
     # Work on the template itself leaves such files.

@@ -35,13 +35,10 @@ NUDGE = 1.5e-6
 
 
 class Weights(Callback):
-    """Writes the trainable weights of a run to ``first.safetensors`` and ``last.safetensors``.
-
-    The files are in the folder of the run, in float32.
+    """Writes the trainable weights of a run, in float32, to ``first`` and ``last.safetensors``.
 
     Args:
-        seed: decides the nudges of the first weights, each by some ``NUDGE`` of the weight. 0: the
-            weights are not nudged.
+        seed: decides the nudges of the first weights, each by some ``NUDGE``. 0 nudges none.
     """
 
     def __init__(self, seed: int = 0) -> None:

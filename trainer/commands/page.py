@@ -51,11 +51,7 @@ $figure
 
 
 def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
-    """Write the page of runs.
-
-    Args:
-        text: the output of the command.
-        runs: at least one logged a step. The others are left out.
+    """Write the page of runs, of which one has logged a step at least, below a text.
 
     Raises:
         ConfigError: plotly is not installed.

@@ -63,11 +63,7 @@ class Options:
 def run(argv: Sequence[str]) -> int:
     """Train under each launch file, and print how far the runs are from the reference.
 
-    Returns:
-        0 if all runs are the same within the bounds, 1 if a run differs or failed.
-
-    Raises:
-        ConfigError: a file or a setting is wrong. Nothing was started then.
+    Return 0 if all runs are the same within the bounds, 1 if a run differs or failed.
     """
     options, settings, words = read_words(__doc__, Options, argv)
     training, launch_files = read_training(words, settings)
@@ -138,11 +134,9 @@ def _requests(paths: Sequence[str]) -> dict[str, Request]:
 
 
 def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] | None:
-    """Return the settings of the run of a single process that only launch files hold.
+    """Return the settings that only launch files hold, for the run of a single process.
 
-    Returns:
-        None if a launch file holds the optimizer or the schedule: the training config has no such
-        setting.
+    None if a launch file holds the optimizer or the schedule: the config has no such setting.
     """
     words = []
     for request in requests:
@@ -162,15 +156,7 @@ def _report(
     bounds: Bounds,
     to: str | None = None,
 ) -> int:
-    """Print the table of the runs and the verdict, and return the exit code.
-
-    Args:
-        runs: all runs, also those from nudged weights.
-        gaps: the differences of each run that ended from the reference, by name.
-        verdicts: word and text on each run that ended, by name.
-        bounds: the differences up to which runs are the same.
-        to: the folder for the page of the runs.
-    """
+    """Print the table of the runs and the verdict, and return the exit code."""
     rows = [["run", "batch", "loss", "norm", "weights", "verdict"]]
     wrong = []
     for run in runs:

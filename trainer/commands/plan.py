@@ -47,14 +47,7 @@ class Options:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the bytes of each launch file.
-
-    Returns:
-        0 if a launch file fits or no GPU was named, else 1.
-
-    Raises:
-        ConfigError: the model or the GPU is not known.
-    """
+    """Print the bytes of each launch file. Return 0 if a file fits or no GPU was named, else 1."""
     options, settings, words = read_words(__doc__, Options, argv)
     usable = usable_bytes(memory_of(options.gpu)) if options.gpu else math.inf
     layouts = LAYOUTS if options.gpus > 1 else ALONE
@@ -104,11 +97,7 @@ def _row(name: str, layout: Layout, trainable: int, options: Options) -> dict[st
 def _rehearsed(
     files: Mapping[str, Any], options: Options, words: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the bytes of a GPU at the peak of a step under each launch file that can run.
-
-    Raises:
-        LaunchError: no launch file can run.
-    """
+    """Return the bytes of a GPU at the peak of a step under each launch file that can run."""
     rows = []
     problems = set()
     for file, data in files.items():

@@ -27,7 +27,6 @@ def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> 
     Collective: call on every rank.
 
     Args:
-        sets: by name.
         path: FILE.jsonl. A set with a name has FILE.NAME.jsonl. A file that is not complete has
             another name.
 
@@ -62,16 +61,7 @@ def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> 
 
 
 def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
-    """Return the predictions for a batch, a mapping for each example.
-
-    Args:
-        predicted: the result of ``prediction_step``.
-        examples: number of examples. 0 for a padding batch.
-
-    Raises:
-        DataError: the result is no mapping with an entry for each example, or holds a value that
-            JSON cannot hold.
-    """
+    """Return a mapping for each example of a batch. A padding batch has none."""
     if not examples:
         return []
     try:

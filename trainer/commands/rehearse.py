@@ -48,14 +48,7 @@ class Options:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table of a job, and write it as JSON.
-
-    Returns:
-        0 if the job fits the GPU and the ranks agree, else 1.
-
-    Raises:
-        ConfigError, LaunchError: the job would not start, or cannot be rehearsed.
-    """
+    """Print the table, and write the JSON. Return 0 if the job fits and the ranks agree, else 1."""
     options, settings, words = read_words(__doc__, Options, argv)
     training, launch_files = read_training(words, settings)
     if len(launch_files) != 1:

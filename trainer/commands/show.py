@@ -20,12 +20,7 @@ from .usage import Options, read_words
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the batch, and return 0.
-
-    Raises:
-        ConfigError: the config is wrong, or the task is no task of ``trainer.language``.
-        DataError: there is nothing to train on.
-    """
+    """Print the batch, and return 0."""
     _, settings, words = read_words(__doc__, Options, argv)
     loaded = load_config([*words, *settings])
 

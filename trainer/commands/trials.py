@@ -32,15 +32,12 @@ def train(
     """Train with the callback ``Weights``, wait for the end, and read the run back.
 
     Args:
-        name: of the run, whose folder is runs/NAME. logs/NAME.txt has the command and the output
-            of the processes.
+        name: of the run. logs/NAME.txt has the command and the output of the processes.
         launch_file: None trains in a single process.
         seed: of ``Weights``.
-        arguments: the config and the settings of the training.
-        folder: the folder of all runs.
 
     Returns:
-        The run. Only the name and the error if the training failed.
+        The run, with nothing but the name and the error if the training failed.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]

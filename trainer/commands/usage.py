@@ -59,14 +59,7 @@ def read_words(
 def read_training(
     words: Sequence[str], settings: Sequence[str]
 ) -> tuple[list[str], list[Document]]:
-    """Return the command line of a training, which is checked, and the launch files.
-
-    Args:
-        words, settings: as from ``read_words``.
-
-    Raises:
-        ConfigError: a file or a setting is wrong, or there is no training config.
-    """
+    """Return the command line of a training, which is checked, and the launch files."""
     configs, found = sort_files(words)
     training = [*(file.path for file in configs), *settings]
     load_config(training)
@@ -76,11 +69,7 @@ def read_training(
 def read_folders(
     about: str | None, cls: Callable[..., T], argv: Sequence[str], most: int = 1
 ) -> tuple[T, list[str]]:
-    """Return the options of a command that takes no settings, and the folders, one at least.
-
-    Raises:
-        ConfigError, SystemExit: as ``read_words``. Or there are settings, or too many folders.
-    """
+    """Return the options of a command without settings, and the folders, one at least."""
     options, settings, words = read_words(about, cls, argv)
     others = [*settings, *words[most:]]
     if others:

@@ -22,10 +22,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @functools.cache
 def annotations_of(cls: Any) -> dict[str, Any]:
-    """Return the annotation of each argument that a class takes by name.
-
-    The annotations must exist at run time, outside of ``TYPE_CHECKING``.
-    """
+    """Return the annotation of each argument that a class takes by name."""
     described = cls if is_made_from_fields(cls) else cls.__init__
     hints = typing.get_type_hints(described, include_extras=True)
     return {

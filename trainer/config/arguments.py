@@ -1,9 +1,7 @@
 """The command line of a training and of the commands: files and settings, in any order.
 
-Training configs and launch files are told apart by their keys. Settings are written ``--key
-value``, ``--key=value`` or ``key=value``, and nested keys ``--task_settings.width 64``, which
-argparse cannot read. Their values stay text here, because the annotations of their keys decide
-later how they are read.
+argparse cannot read ``key=value`` and nested keys (``--task_settings.width 64``). The values stay
+text here, because the annotations of their keys decide later how they are read.
 """
 
 from __future__ import annotations
@@ -58,9 +56,8 @@ def split_command_line(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the settings and options that were typed, as text by dotted key, and the other words.
 
-    ``--config FILE`` and FILE are the same. A bool key without a value is true. The last value of a
-    key counts. ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment
-    has the same value.
+    A bool key without a value is true. The last value of a key counts. ``--local_rank``, which the
+    deepspeed launcher appends, is dropped: the environment has the same value.
 
     Args:
         about: the text of ``--help`` above the options.
@@ -97,11 +94,7 @@ def split_command_line(
 
 
 def sort_files(paths: Sequence[str]) -> tuple[list[Document], list[Document]]:
-    """Return the training configs and the launch files among the files of a command line.
-
-    Raises:
-        ConfigError: a file cannot be read, or is neither.
-    """
+    """Return the training configs and the launch files among the files of a command line."""
     found: tuple[list[Document], list[Document]] = [], []
     for path in paths:
         document = read_document(path)
@@ -129,11 +122,7 @@ def _flags(cls: Callable[..., Any]) -> dict[str, bool]:
 
 
 def _value_after(key: str, rest: list[str], is_flag: bool | None) -> str:
-    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``.
-
-    Args:
-        is_flag: whether the key is true without a value. None for a key that is not known.
-    """
+    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``."""
     is_last = not rest or rest[0].startswith("--")
     if is_last and is_flag is False:
         raise usage_error(key, None, f"needs a value: --{key} VALUE")

@@ -84,10 +84,7 @@ def read_document(path: str | Path) -> Document:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the value that a file with this text as YAML would have.
-
-    Text that YAML would cut, and text that is no valid YAML, is returned unchanged.
-    """
+    """Return the value of a text as YAML, and text that YAML would cut or refuse unchanged."""
     try:
         value, _ = _parse("", text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -97,10 +94,7 @@ def parse_scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that reads ``1e-3`` as a number, and ``010``, ``1:30`` and dates as text.
-
-    YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90.
-    """
+    """A SafeLoader that reads ``1e-3`` as a number, and ``010``, ``1:30`` and dates as text."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -126,11 +120,7 @@ def to_yaml(data: object) -> str:
 
 
 def _parse(path: str, text: str) -> tuple[Any, dict[str, Origin]]:
-    """Return the data of a text, and the origin of each dotted key.
-
-    Raises:
-        ConfigError: a key is no text, or is set twice.
-    """
+    """Return the data of a text, and the origin of each dotted key."""
     loader = _Loader(text)
     node = loader.get_single_node()
     origins: dict[str, Origin] = {}

@@ -30,11 +30,9 @@ Every = Annotated[int | str, BeforeValidator(check_interval)]
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of a run.
+    """An interval of a run, of a number of optimizer steps that may be a fraction.
 
-    Args:
-        steps: the length in optimizer steps, which may be a fraction: a quarter of an epoch of 10
-            steps ends within the steps 3, 5, 8 and 10.
+    A quarter of an epoch of 10 steps ends within the steps 3, 5, 8 and 10.
     """
 
     steps: Fraction
@@ -55,7 +53,6 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
     """Return the interval that a setting stands for.
 
     Args:
-        value: steps, or epochs as text.
         steps_per_epoch: None for a stream, whose length is not known.
 
     Raises:
@@ -76,11 +73,7 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
 def checked_interval(
     value: int | str | None, steps_per_epoch: int | None, origin: Origin
 ) -> Interval | None:
-    """Return the interval that a key of the config stands for. None for None.
-
-    Raises:
-        ConfigError: as ``interval_of``.
-    """
+    """Return the interval that a key of the config stands for. None for None."""
     if value is None:
         return None
     try:

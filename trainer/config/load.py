@@ -28,11 +28,9 @@ class Loaded:
     """A config, and the origins of its values.
 
     Args:
-        config: the resolved values.
         origins: by dotted key, without values at their defaults. ``load_task`` adds those of the
             task's defaults.
-        config_file: the training config, as named on the command line.
-        accel_config, deepspeed: the launch files, as named on the command line.
+        config_file, accel_config, deepspeed: the files, as named on the command line.
         texts: the settings of the command line as text, by dotted key. Only the task knows the
             types of ``task_settings``.
         is_printed: whether the config is shown instead of trained.
@@ -48,12 +46,7 @@ class Loaded:
 
 
 def load_config(argv: Sequence[str]) -> Loaded:
-    """Read the training config that ``argv`` (without the program's name) asks for.
-
-    Raises:
-        ConfigError: all mistakes in the file and the command line.
-        SystemExit: with 0, after ``--help``.
-    """
+    """Read the training config that ``argv`` asks for. Raises as ``script.load_config``."""
     usage = "usage: trainer train | SCRIPT.py [FILE ...] [--key value ...]"
     texts, words = split_command_line(argv, usage)
     configs, launch_files = sort_files(words)

@@ -17,10 +17,6 @@ CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     """Import ``module:Class`` or ``module.Class``, a subclass of ``base``.
 
-    Args:
-        named: the text in the config.
-        origin: of the text, for errors.
-
     Raises:
         ConfigError: there is no such module, or the module has no such class.
     """

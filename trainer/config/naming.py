@@ -40,10 +40,6 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
 
     Keys that a launch file may set, too, have the values that run. The learning rate is not scaled.
 
-    Args:
-        plan: of the run.
-        origins: of the config's values, for messages.
-
     Raises:
         ConfigError: a placeholder is unknown.
     """
@@ -78,11 +74,7 @@ def file_name_part(text: str) -> str:
 
 
 class _Names(Formatter):
-    """A ``str.format`` with dotted keys as names.
-
-    Args:
-        path: whether values become parts of file names.
-    """
+    """A ``str.format`` with dotted keys as names, whose values may be parts of file names."""
 
     def __init__(self, path: bool) -> None:
         self.path = path

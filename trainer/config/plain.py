@@ -17,8 +17,8 @@ from ..text import HIDDEN, SECRETS
 def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings: JSON and YAML keep these equal.
 
-    Members of an ``Enum`` become their values. Paths, and objects that no file can hold, become
-    text, functions and classes their names, and declared secrets ``(hidden)``.
+    Members of an ``Enum`` become their values, declared secrets ``(hidden)``, functions and classes
+    their names, and objects that no file can hold text.
 
     Args:
         compared: return the form of checkpoints and of comparisons, which is the same in every

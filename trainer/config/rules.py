@@ -14,11 +14,7 @@ WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # the same leng
 
 
 def check_rules(check: Validator, c: Any) -> None:
-    """Record a problem for each rule that valid values break together.
-
-    Args:
-        c: the ``TrainConfig``.
-    """
+    """Record a problem for each rule that the valid values of a ``TrainConfig`` break together."""
     for key, rule in _broken(c):
         check.record(key, rule, getattr(c, key))
     if c.schedule is not None:

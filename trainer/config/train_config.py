@@ -1,8 +1,6 @@
 """The training config: all keys, with their limits and defaults.
 
-The accelerate YAML or the DeepSpeed JSON decides how a job runs (strategy, world size, offload).
-Keys that may be in both files are None here by default. ``load.py`` reads the config from files and
-the command line. ``rules.py`` has the rules between keys.
+Keys that a launch file may hold as well are None here by default.
 """
 
 from __future__ import annotations

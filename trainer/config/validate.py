@@ -43,9 +43,8 @@ class Validator:
         """Return the values as the arguments of ``cls``. Record mistakes and return none if any.
 
         Args:
-            values: by name.
             prefix: the dotted key of ``values``.
-            texts: values of the command line, by dotted key below ``prefix``. They replace
+            texts: values of the command line, by dotted key below ``prefix``, which replace
                 ``values``. They are read as YAML, and stay text if only the text fits.
         """
         given = with_values(values, {key: parse_scalar(texts[key]) for key in sorted(texts)})
@@ -70,10 +69,7 @@ class Validator:
         prefix: str = "",
         texts: Mapping[str, str] = _NO_TEXTS,
     ) -> S | None:
-        """Return ``cls(**values)``, or None if there are problems.
-
-        A ValueError of the class is a problem, too.
-        """
+        """Return ``cls(**values)``, or None if there are problems or a ValueError of ``cls``."""
         before = len(self.problems)
         fitting = self.settings(cls, values, prefix, texts)
         if len(self.problems) > before:

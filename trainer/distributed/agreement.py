@@ -75,8 +75,7 @@ class Agreement:
     def poll(self, fingerprint: int = 0) -> int | None:
         """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective.
 
-        Args:
-            fingerprint: of the work of this rank, which must be the same on all.
+        The fingerprint is of the work of this rank, which must be the same on all.
 
         Raises:
             LaunchError: in one of the last steps ranks got the gradients of different parameters.

@@ -1,12 +1,10 @@
 """The end of a process: the exit code is right, and the first error is the last line of a job.
 
 A finished gloo job often aborts in its destructors and exits with SIGABRT (pytorch#190489: up to
-four of ten runs). After a barrier, closing the groups and flushing, the process leaves through
-``os._exit``.
+four of ten runs). So the process leaves through ``os._exit``.
 
-When one rank fails, the others fail as well, a second later, with connection errors that bury the
-cause. The first to fail claims the error in the store that all ranks share. The others stay silent.
-torchrun and accelerate print the claimed error at the very end, through the error file.
+When one rank fails, the others fail a second later, with connection errors that bury the cause.
+The first to fail claims the error in the store that all ranks share, and the others stay silent.
 """
 
 from __future__ import annotations
@@ -189,10 +187,7 @@ def _do_last_work() -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error looks like the death of another rank.
-
-    A connection of the user's may be reset as well.
-    """
+    """Return whether an error of torch.distributed looks like the death of another rank."""
     text = f"{type(error).__name__}: {error}".lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
 

@@ -1,15 +1,10 @@
 """The watch over the ranks of a job: each rank sends a heartbeat to the store that all share.
 
 A rank that dies breaks its connections, and the other ranks fail. A rank that is stopped, or waits
-for an answer that never comes, breaks nothing: the others wait until ``timeout_minutes``.
-
-A thread of each rank writes step, phase and line of Python to the store every two seconds, and
-looks at the other ranks. Every rank judges, so that no two stopped ranks go unseen. docs/faults.md
-has the table of what ends a job. A silent rank has a minute, for a call in C may hold the
-interpreter's lock that long.
-
-To end the job is to print a message, to tell the others through the store, to kill the stopped
-processes of this machine, and to leave. The watch lasts until the last barrier of the process.
+for an answer that never comes, breaks nothing. So a thread of each rank writes step, phase and line
+of Python to the store every two seconds, and judges the other ranks, so that no two stopped ranks
+go unseen. docs/faults.md has the table of what ends a job. A silent rank has a minute, for a call
+in C may hold the interpreter's lock that long.
 
 The watch holds the interpreter's lock for some 0.1 ms a second. The states of processes come from
 /proc: ``psutil`` compares the times at which processes started, and these change if somebody sets
@@ -86,7 +81,6 @@ class Row(NamedTuple):
     """The content of a heartbeat.
 
     Args:
-        name: rank, process and machine, for messages.
         machine: the boot of the machine and the namespace of process numbers.
         started: in clock ticks since the boot. The system gives a ``pid`` away again.
         sent: the time on a clock of the rank, which tells heartbeats apart.
@@ -181,10 +175,7 @@ class Heartbeat:
         self._ending = threading.Lock()  # who holds this lock ends the process
 
     def start(self) -> None:
-        """Learn the processes of the other ranks, and begin to watch.
-
-        Collective: each rank waits for the others, since a store that stops tells nothing more.
-        """
+        """Begin to watch once all ranks have sent a heartbeat. Collective."""
         self._send()
         self._read(self._neighbours)
         self._store.set_timeout(timedelta(seconds=BEAT_SECONDS))
@@ -435,8 +426,8 @@ def watched(
     """Watch that the ranks move on in a block that all enter. One process has nobody to watch.
 
     Args:
-        position: returns the optimizer step, the phase, and a number that grows as the rank moves
-            on. Another thread calls it.
+        position: returns the optimizer step, the phase, and a number that grows. Another thread
+            calls it.
         advice: returns how to go on after the end of the job.
 
     Raises:

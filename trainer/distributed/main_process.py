@@ -9,8 +9,7 @@ import sys
 def is_main() -> bool:
     """Return whether this is the main process of the job, which has rank 0.
 
-    True in a plain process. Before a launch the rank from the launcher's variables counts. A
-    process that loads data is never the main process.
+    Before a launch the launcher's variables count. A process that loads data is never that.
     """
     from .rank_variables import by_starter
 

@@ -34,11 +34,7 @@ _STARTERS: tuple[tuple[Name, tuple[str, ...]], ...] = (
 
 
 def by_starter(env: Mapping[str, str]) -> tuple[Name, dict[str, str]]:
-    """Return which program started the ranks, and the ranks by torchrun's names.
-
-    Raises:
-        LaunchError: several processes were started, and RANK or WORLD_SIZE is missing.
-    """
+    """Return which program started the ranks, and the ranks by torchrun's names."""
     started = [row for row in _STARTERS if env.get(row[1][2], "1") != "1"]
     for starter, variables in started:
         if variables[1] in env:

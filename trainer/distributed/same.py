@@ -12,11 +12,7 @@ import xxhash
 def same_on_all_ranks(facts: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> str:
     """Compare facts between ranks: by a checksum, and by the facts only if the checksums differ.
 
-    Collective: call on every rank.
-
-    Args:
-        facts: values by their names, both for people. Their order counts.
-        gather: collects a value of every rank, in rank order.
+    Collective: call on every rank. ``gather`` collects a value of every rank, in rank order.
 
     Returns:
         The first difference, as ``rank 1: lr is 0.1, rank 0: 0.001``. Empty if there is none.

@@ -1,13 +1,10 @@
 """SIGTERM and Ctrl-C as requests to stop, and the end of a process that cannot take them.
 
-Python runs the handler of a signal between two instructions of the main thread. A main thread that
-waits in C, in a collective or for a GPU, for a rank that is gone never comes to the next
-instruction. So Python also writes the number of each signal into a pipe, the handler writes an
-answer behind the number, and a thread reads both. The thread ends the process
-
-- ten seconds after a signal that the main thread has not answered, unless the main thread waits for
-  other ranks in a call that comes back.
-- at a second SIGTERM.
+Python runs the handler of a signal between two instructions of the main thread, and a main thread
+that waits in C for a rank that is gone never comes to the next instruction. So Python also writes
+the number of each signal into a pipe, the handler writes an answer behind the number, and a thread
+reads both. The thread ends the process at a second SIGTERM, or ten seconds after a signal without
+an answer, unless the main thread waits for other ranks in a call that comes back.
 """
 
 from __future__ import annotations
@@ -44,9 +41,7 @@ def signals_watched(
     Python takes signals in its main thread only: in another thread nothing is changed.
 
     Args:
-        ask: is called with the signal's number, between two instructions of the main thread.
-        allowed_seconds: how long the main thread may stay in a call of C, if that is more than ten
-            seconds. Infinite if the time has no limit.
+        allowed_seconds: how long the main thread may stay in a call of C, if that is more than ten.
         waits_in: the file whose calls wait for other ranks, and come back by themselves.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -35,8 +35,6 @@ class Launcher:
     Args:
         name: ``python`` for none. ``environment`` for another program that sets the ranks.
         arguments: the words that were typed after ``accelerate launch``. Empty for the others.
-        world_size: processes of the whole job.
-        local_rank: of this process among those of this machine.
         local_world_size: processes on this machine. 0 if unknown.
     """
 

@@ -18,9 +18,8 @@ _MICROSECONDS = 250_000
 class Pace:
     """The number of boundaries between two votes: a quarter of a second on the slowest rank.
 
-    The time that boundaries took travels with each vote, so all ranks know the same. From vote to
-    vote the number at most doubles, for a fast beginning promises nothing, and falls at once: if
-    steps suddenly take longer, a request is late once, by so many steps.
+    The time of boundaries travels with each vote, so all ranks know the same. The number at most
+    doubles from vote to vote, for a fast beginning promises nothing, and falls at once.
     """
 
     def __init__(self) -> None:
@@ -43,12 +42,11 @@ class Pace:
 class Votes:
     """Requests to stop, which a rank may make alone, and a check that all ranks did the same.
 
-    All ranks pass the same boundaries in the same order: ends of steps, and of batches in an
-    evaluation. A vote begins at a boundary and is read when the next vote begins.
+    All ranks pass the same boundaries in the same order. A vote begins at a boundary and is read
+    when the next vote begins.
 
     Args:
-        begin_max: begins to compare numbers with the other ranks', and returns a function that
-            waits for the largest of each.
+        begin_max: as ``Agreement.begin_max``.
 
     Attributes:
         request: this rank's, 0 for none. The largest of all ranks is the answer.

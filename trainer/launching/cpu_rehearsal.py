@@ -23,11 +23,8 @@ _QUANTIZED = (
 def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, list[str]]:
     """Return a request without the settings that work on GPUs only, and the precision that runs.
 
-    Without a word these are left out: FSDP2's offload, which pins memory for a GPU, the loss
-    scaler's settings, which belong to fp16, and the reading of NVMe.
-
-    Returns:
-        The request, the precision, and a line for each setting that runs otherwise than on GPUs.
+    FSDP2's offload, which pins memory for a GPU, the loss scaler's settings, which belong to fp16,
+    and the reading of NVMe are left out without a word. Each other change has a line.
     """
     lines: list[str] = []
     runs = precision.value

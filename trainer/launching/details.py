@@ -11,11 +11,7 @@ _UNTOLD = ("fsdp_version", "min_num_params", "state_dict_type", "backward_prefet
 
 
 def details(plan: Mapping[str, Any]) -> Rows:
-    """Return the rows of the strategy's own settings, and of the compiler.
-
-    Args:
-        plan: as in ``plan.json``.
-    """
+    """Return the rows of the strategy's own settings, and of the compiler, from plan.json."""
     rows = {"fsdp": plan["fsdp"], "deepspeed": plan["deepspeed"], "compile": plan["dynamo"]}
     return [
         (name, ", ".join(f"{k} {v}" for k, v in settings.items() if v and k not in _UNTOLD))

@@ -43,7 +43,6 @@ class Findings:
         """Return values as a pydantic model.
 
         Args:
-            model: the keys that there are, and their types.
             origin: returns the origin of a dotted key.
 
         Raises:

@@ -40,10 +40,8 @@ class Launched:
     """A verified start: the plan, the Accelerator that runs it and the strategy to train with.
 
     Args:
-        plan: the resolved settings.
         accelerator: connects the processes, for a loop without the trainer.
-        strategy: wraps, steps and shards the model. The trainer makes another strategy for each
-            training.
+        strategy: of this launch. The trainer makes another strategy for each training.
     """
 
     plan: Plan
@@ -64,8 +62,6 @@ def launch(
     Collective: call once on every rank.
 
     Args:
-        config: the training config. Batch, precision and clipping are compared with the launch
-            files.
         origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read such files.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
@@ -130,8 +126,7 @@ def read_request_of(
 def read_launch_file(path: str, processes: int | None = None) -> Request:
     """Read the request of an accelerate file or a DeepSpeed JSON.
 
-    Args:
-        processes: the number on the command line, which replaces that of the file.
+    A number of processes on the command line replaces that of the file.
     """
     if kind_of(read_document(path).data) == "deepspeed":
         from .files.deepspeed_file import read_deepspeed_file

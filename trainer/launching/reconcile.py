@@ -13,12 +13,7 @@ from .request import Request, Section
 
 
 class Reconciler(Findings):
-    """Collects where values come from, and every two places that disagree.
-
-    Args:
-        config: the training config. ``origins``: of the values that were read from a file or a
-            flag.
-    """
+    """Collects where values come from, and every two places that disagree."""
 
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
         super().__init__()
@@ -60,13 +55,9 @@ class Reconciler(Findings):
 def choose_optimizer(
     request: Request, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
-    """Return name, settings and learning rate of the optimizer.
+    """Return name, settings and learning rate of the optimizer, the config's or a JSON's.
 
-    They are the config's, or those of a DeepSpeed JSON's ``optimizer`` section. The ``scheduler``
-    section may have the learning rate as well.
-
-    Args:
-        built_by: the method of the task that builds an optimizer, or None.
+    The ``scheduler`` section of a DeepSpeed JSON may have the learning rate as well.
     """
     name: str = both.config.optimizer or "adamw"
     section = request.optimizer
@@ -108,10 +99,7 @@ def choose_optimizer(
 
 
 def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]:
-    """Return the plan's values of the schedule.
-
-    They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
-    """
+    """Return the plan's values of the schedule, the config's or those of a DeepSpeed JSON."""
     config = both.config
     chosen: dict[str, Any] = {
         "schedule": config.schedule or "constant",

@@ -44,7 +44,6 @@ def resolve(
 
     Args:
         gpus: the number of GPUs that this process sees.
-        origins: of the config's values, for messages.
         optimizer_built_by: the method of the task that builds an optimizer, or None.
 
     Raises:
@@ -147,11 +146,7 @@ def _as_it_runs(
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
-    """Return the strategy that runs. A single process that a launcher started runs without DDP.
-
-    Raises:
-        LaunchError: other processes run than were asked for.
-    """
+    """Return the strategy that runs. A single process that a launcher started runs without DDP."""
     world = launcher.world_size
     requested = request.world_size
     if request.strategy == "single":
@@ -175,11 +170,7 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
 
 
 def _device(request: Request, launcher: Launcher, gpus: int) -> str:
-    """Return ``cuda`` or ``cpu``.
-
-    Raises:
-        LaunchError: there are fewer GPUs than processes on this machine.
-    """
+    """Return ``cuda`` or ``cpu``. LaunchError: there are fewer GPUs than processes here."""
     if not gpus or request.use_cpu:
         return "cpu"
     # A launcher that starts each rank may show a rank a single GPU (srun --gpus-per-task=1).

@@ -63,10 +63,7 @@ def use_fakes() -> None:
 
 
 def compare_alone() -> None:
-    """Let ZeRO-3 compare this rank's order of layers with itself, as the first rank does.
-
-    Other ranks compare with the order that the first rank sends, and a fake group sends nothing.
-    """
+    """Let ZeRO-3 compare this rank's order of layers with itself: a fake group sends none."""
     module: Any = importlib.import_module("deepspeed.runtime.zero.utils")
     module.dist = SimpleNamespace(**{**vars(module.dist), "get_rank": lambda: 0})
 
@@ -112,10 +109,7 @@ def _let_ddp_exchange_by_python() -> None:
 
 
 def buckets_of(model: Any) -> list[Any]:
-    """Return the memory in which an engine collects gradients before it exchanges them.
-
-    Numbers and names are among the tensors.
-    """
+    """Return the memory in which an engine collects gradients, with numbers and names among it."""
     zero = getattr(model, "optimizer", None)
     buckets = getattr(zero, "ipg_buckets", None) or {}
     return tree_leaves([vars(bucket) for bucket in buckets.values()])

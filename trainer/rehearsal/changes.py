@@ -23,11 +23,7 @@ _OFFLOADED = (
 
 
 def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
-    """Yield changes of a job that save memory, with the changed job. Those that cost least first.
-
-    Args:
-        plan: of the job, as ``Plan.as_dict``.
-    """
+    """Yield changes that save memory, with the changed job. Those that cost least come first."""
     task, _ = load_task(load_config(job.words))
     recomputes = getattr(task, "activation_checkpointing", None)
     if recomputes is None:

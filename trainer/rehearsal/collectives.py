@@ -45,13 +45,11 @@ _PCIE = 25e9
 
 
 class Collective(NamedTuple):
-    """A collective of a rank.
+    """A collective of a rank. The kind "" stands for no collective.
 
     Args:
-        kind: such as ``all-gather``. "" stands for no collective.
-        ranks: how many take part.
+        ranks: how many take part, on how many ``machines``.
         bytes: of the whole: the gathered, the unreduced or the reduced tensors.
-        machines: how many machines the ranks are on.
         line: of Python that asked.
     """
 
@@ -68,11 +66,7 @@ class Collective(NamedTuple):
         return self[:4]
 
     def seconds(self, gpu: str) -> float:
-        """Estimate the time on a ring of the group's links, if nothing else uses these links.
-
-        Args:
-            gpu: the name of the GPU, as in ``reporting/gpus.yaml``.
-        """
+        """Estimate the time on a ring of the group's links, if nothing else uses these links."""
         name = "" if "PCIE" in gpu.upper() else gpu.upper()
         known = [rate for prefix, rate in _NVLINK.items() if name.startswith(prefix)]
         rate = [*known, _PCIE][0] if self.machines == 1 else _NETWORK
@@ -83,10 +77,7 @@ class Collective(NamedTuple):
 def collective_of(
     function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> Collective | None:
-    """Return the collective of an operation of torch. None if the operation is none.
-
-    The agreement of the ranks over gloo, which moves a few bytes, is left out.
-    """
+    """Return the collective of an operation, or None. The agreement over gloo is left out."""
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
         return None

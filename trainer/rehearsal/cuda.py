@@ -61,12 +61,8 @@ def _always(value: Any) -> Callable[..., Any]:
 def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     """Give ``torch.cuda`` of this process a single GPU of a kind. For the rest of the process.
 
-    As if CUDA_VISIBLE_DEVICES named a GPU for each process of the machine.
-
-    Args:
-        device: records the waits.
-        name: of the GPU.
-        total_bytes: the memory of the GPU.
+    As if CUDA_VISIBLE_DEVICES named a GPU for each process of the machine. The device records the
+    waits.
     """
     stream = Stream()
     random = torch.zeros(16, dtype=torch.uint8)

@@ -20,8 +20,7 @@ _LIBRARY = "guard.so"
 def load_guard() -> None:
     """Give this process a CUDA device that computes nothing. Call before torch is imported.
 
-    A torch with CUDA has a guard of its own, which asks for a driver. The stand-in
-    replaces that guard.
+    The guard of a torch with CUDA asks for a driver, and is replaced.
 
     Raises:
         LaunchError: there is no compiler, or the compiler failed.

@@ -53,9 +53,6 @@ _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.defau
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations as they are, and records memory and collectives.
 
-    Args:
-        ledger: of the device.
-
     Attributes:
         reads: how often the host waited for a fake device, by kind, line and function, and whether
             the task or the model got a value that is not known.

@@ -61,10 +61,7 @@ def element(tensor: Any) -> Any:
 
 
 def judge(function: Any, args: Sequence[Any], result: Any) -> None:
-    """Set the value of each element of a result of type bool, if each input is its ``element``.
-
-    So 1 is finite, and 1 is not greater than 1.
-    """
+    """Set the value of a bool result from the ``element`` of each input: so 1 is finite."""
     if not isinstance(result, FakeTensor) or result.dtype != torch.bool:
         return
     if values_of(result) is not None:

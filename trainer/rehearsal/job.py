@@ -39,12 +39,10 @@ class Job:
     """A job to rehearse.
 
     Args:
-        launch_file: the content of an accelerate YAML or a DeepSpeed JSON.
+        launch_file: the content of an accelerate YAML or a DeepSpeed JSON, and ``file`` its name.
         words: the training config and its settings, as on a command line.
-        gpus: all GPUs of the job.
+        gpus: all GPUs of the job, ``per_machine`` of them on a machine.
         gpu: their name, as in ``reporting/gpus.yaml``, or their memory (``24GiB``).
-        per_machine: the GPUs of a machine.
-        file: the name of the launch file, for messages.
     """
 
     launch_file: dict[str, Any]

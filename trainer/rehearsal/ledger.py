@@ -26,10 +26,9 @@ _GUESSES = (ACTIVATIONS, EXCHANGED)
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The memory of a storage.
+    """The memory of a storage. The kind is a guess until somebody claims the storage.
 
     Args:
-        kind: a guess until somebody claims the storage.
         window: the optimizer step that asked for the storage. 0 before the first, -1 if the
             kind is no guess.
     """
@@ -41,11 +40,7 @@ class Block:
 
 @dataclass
 class Phase:
-    """The memory in a phase of a step: at the end, and at the moment of the most.
-
-    Args:
-        line: of the task or the model that asked for the last bytes of the most.
-    """
+    """The memory at the end and at the moment of the most, for which ``line`` asked."""
 
     most: int = 0
     at_most: Counter[str] = field(default_factory=Counter)
@@ -54,11 +49,7 @@ class Phase:
 
 
 class Ledger:
-    """Records each storage of a device from its first tensor to its end.
-
-    Args:
-        device: the type of the device whose storages count.
-    """
+    """Records each storage on a type of device from its first tensor to its end."""
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -34,8 +34,7 @@ def place_of_code(
 
     Args:
         frames: with the numbers of their lines, the innermost first. Default: those that run.
-        of_engine: whether code of DeepSpeed, Accelerate or the trainer counts. Otherwise the frame
-            is of the task or the model.
+        of_engine: whether code of DeepSpeed, Accelerate or the trainer counts.
 
     Returns:
         The line as ``folder/file.py:12``. Two empty texts without such a frame.

@@ -10,10 +10,7 @@ from torch import nn
 
 
 def build_alone() -> None:
-    """Let language tasks build models from their configurations. Call when the task is imported.
-
-    For the rest of the process. So a model may be rehearsed before its files are here.
-    """
+    """Let an imported language task build models without files. For the rest of the process."""
     module: Any = sys.modules.get("trainer.language.base")
     if module is not None:
         module.build_on_meta = _build

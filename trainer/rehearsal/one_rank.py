@@ -26,11 +26,7 @@ STEPS = 2  # the first makes the optimizer's state, the second is measured
 
 
 class Observer(Callback):
-    """Tells a recorder the phases of the last step, and the kinds of the storages.
-
-    Args:
-        recorder: of the device.
-    """
+    """Tells a recorder the phases of the last step, and the kinds of the storages."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -113,9 +109,6 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
 
     Collective: call on every rank.
 
-    Args:
-        words: of ``trainer train``.
-
     Returns:
         ``plan``, ``phases``, and ``collectives`` from the start of the job, of which those of the
         step begin at ``first``.
@@ -145,12 +138,8 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
 def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     """Rehearse a rank among fakes, on a GPU without values.
 
-    Args:
-        request: the fields of a ``Job`` and a ``rank``.
-
-    Returns:
-        The result of ``observe``, with the ``reads`` of the step: as ``FakeDevice.reads``, and
-        how often.
+    The request has the fields of a ``Job`` and a ``rank``. The result is that of ``observe`` with
+    the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
     """
     device = FakeDevice(Ledger("cuda"))
     install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))

@@ -14,11 +14,7 @@ Row = tuple[str, str]  # a name and its value
 
 
 def banner(facts: Mapping[str, Any]) -> str:
-    """Return the table for people: the plan, and the parts that were built from it.
-
-    Args:
-        facts: the content of plan.json.
-    """
+    """Return the table for people from the content of plan.json."""
     model = "{parameters:,} parameters"
     if facts["trainable_parameters"] < facts["parameters"]:
         model += " ({trainable_parameters:,} trainable)"
@@ -34,7 +30,7 @@ def banner(facts: Mapping[str, Any]) -> str:
 
 
 def _data(facts: Mapping[str, Any]) -> str:
-    """Return the numbers of samples. Evaluation sets with names have a number each."""
+    """Return the numbers of samples, of each evaluation set that has a name."""
     train = _count(facts["train_samples"])
     evaluation = facts["evaluation_samples"]
     if not isinstance(evaluation, Mapping):

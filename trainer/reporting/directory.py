@@ -37,11 +37,6 @@ class RunDirectory:
 
     ``row`` and ``line`` are for the main process.
 
-    Args:
-        path: the folder. Parents are made.
-        main: whether this is the main process.
-        origin: of ``output_dir``, for messages.
-
     Raises:
         CheckpointError: from a method that writes: the disk is full, or not to be written.
     """
@@ -53,12 +48,9 @@ class RunDirectory:
         self._lock: FolderLock | None = None
 
     def lock(self, agreement: Agreement) -> list[str]:
-        """Make and lock the folder, before any file in the folder is read or changed.
+        """Make and lock the folder, before any file in the folder is read or changed. Collective.
 
-        Collective: call on every rank.
-
-        Returns:
-            Why the folder is not locked, on the main process.
+        Return why the folder is not locked, on the main process.
 
         Raises:
             ConfigError: another run has the lock, or the folder cannot be made.
@@ -85,8 +77,7 @@ class RunDirectory:
         """Take the locked folder for this run. Collective: call on every rank.
 
         Args:
-            overwrite: empty a used folder. The folder of a run that failed before its first step is
-                emptied anyway.
+            overwrite: empty a used folder.
             continues: resume in a used folder, if the folder is that of a run.
 
         Raises:
@@ -126,10 +117,7 @@ class RunDirectory:
             self._write(name, "wb", without_secrets(text))
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a small file of JSON.
-
-        A value without a form in JSON becomes text, and a number that is not finite null.
-        """
+        """Write a small file of JSON. Other values become text, and numbers not finite null."""
         self.write(name, json_text(value))
 
     def row(self, values: Mapping[str, Any]) -> None:
@@ -138,11 +126,7 @@ class RunDirectory:
             self._write("metrics.jsonl", "ab", json.dumps(_plain(values)) + "\n")
 
     def cut_rows(self, step: int) -> None:
-        """Drop the rows of metrics.jsonl after ``step``.
-
-        Those steps are trained again, and each step has a single row. The last row of a killed run
-        may be cut.
-        """
+        """Drop the rows of metrics.jsonl after ``step``, and a last row that is cut."""
         path = self.path / "metrics.jsonl"
         if not self.main or not path.exists():
             return
@@ -165,7 +149,7 @@ class RunDirectory:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON for a file. See ``RunDirectory.write_json``."""
+    """Return a value as JSON for a file, as ``RunDirectory.write_json`` writes it."""
     return json.dumps(_plain(value, default=_as_json), indent=2) + "\n"
 
 

@@ -21,11 +21,7 @@ _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "MIG"}
 
 
 def memory_of(text: str) -> float:
-    """Return the GiB of an accelerator by name (``H100``, ``H100-80``), or of a text (``24GiB``).
-
-    Raises:
-        ConfigError: neither.
-    """
+    """Return the GiB of an accelerator by name (``H100-80``), or of a text (``24GiB``)."""
     memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
     if memory is not None:
         if usable_bytes(float(memory[1])) < 1:
@@ -50,7 +46,7 @@ def peak_of(device_name: str, precision: str) -> float | None:
 
     Args:
         device_name: such as ``NVIDIA H100 80GB HBM3``.
-        precision: that of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+        precision: of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
     # "RTX 4090" is RTX4090 in the table, and "RTX PRO 6000" RTXPRO6000.
     one_word = re.sub(r"RTX (PRO )?(?=\d)", r"RTX\1", device_name.upper()).replace("PRO ", "PRO")

@@ -24,9 +24,6 @@ class Locked(Exception):
 class FolderLock:
     """The lock of a folder, held until nothing refers to the lock any more or the process ends.
 
-    Args:
-        folder: exists, and can be written.
-
     Attributes:
         notices: why the folder is not locked, on a file system without locks.
 

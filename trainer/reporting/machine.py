@@ -16,15 +16,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-    """Describe the machine, for plan.json. Collective: call on every rank.
-
-    Args:
-        gather: collects a value of every rank.
-
-    Returns:
-        The CPU of this process's host (the architecture if Linux does not tell), and the number of
-        cores. On GPUs also the number of ranks by the name of their GPU.
-    """
+    """Describe the host of this process and the GPUs of all ranks, for plan.json. Collective."""
     cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
     cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
     facts: dict[str, Any] = {"cpu": cpus[0], "cores": os.cpu_count()}

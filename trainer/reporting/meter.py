@@ -32,10 +32,9 @@ class Meter:
     Attributes:
         born: the start of the process, on the clock of ``time.perf_counter``.
         spent: seconds apart from training, by reason.
-        before: trained tokens and seconds of the processes that this process continues, set by the
-            restore.
+        before: trained tokens and seconds of the processes that this process continues.
         totals: samples, tokens that went through the model and tokens with a loss, of this process.
-        rows: the speeds and times of the last 1,000 logged rows, which give the speed of the run.
+        rows: the last 1,000 logged rows, which give the speed of the run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,8 +62,7 @@ class Meter:
     def position(self) -> tuple[str, int]:
         """Return the activity of this rank with its call of the model, and a number that grows.
 
-        Ranks that call the model a different number of times wait for each other for ever. Any
-        thread may read the position.
+        Ranks that call the model a different number of times wait for each other for ever.
         """
         activity = self._activity or self.memory.phase
         return f"{activity}, call {_calls} of the model", self._changes
@@ -95,12 +93,7 @@ class Meter:
         self.totals["samples"] += samples
 
     def count(self, tokens: float, *, trained: float) -> None:
-        """Count a step's tokens over all ranks, for tasks that count tokens.
-
-        Args:
-            tokens: that went through the model.
-            trained: tokens with a loss.
-        """
+        """Count a step's tokens over all ranks: those through the model, and those with a loss."""
         self.totals["tokens"] += tokens
         self.totals["trained_tokens"] += trained
 
@@ -113,10 +106,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Count the time and memory inside for ``name`` instead of training.
-
-        A GPU ends the steps before the pause first.
-        """
+        """Count the time and memory inside for ``name``, once a GPU has ended the steps before."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         began = time.perf_counter()
@@ -170,9 +160,7 @@ class Meter:
         Collective: call on every rank.
 
         Args:
-            gather: collects a value of every rank.
-            operations: floating-point operations of a token with the parameters, forward and
-                backward.
+            operations: floating-point operations of a token, forward and backward.
             precision: of the layers' computations: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         """
         training = max(self.training, 1e-9)
@@ -197,12 +185,7 @@ class Meter:
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
-    """Return the last three lines of a run, for people at 80 columns. summary.json has the rest.
-
-    Args:
-        summary: the content of summary.json.
-        model: the folder of the exported model.
-    """
+    """Return the last three lines of a run, for people at 80 columns."""
     end = "done: {steps} steps"
     if summary["steps"] < summary["total_steps"]:
         end = "stopped at step {steps} of {total_steps}"

@@ -16,12 +16,8 @@ class PeakMemory:
     """The most memory in each phase. A phase that comes again keeps the larger peak.
 
     On a GPU the bytes of tensors (``allocated``) and of the allocator's blocks (``reserved``).
-    Elsewhere the process's resident set (``resident``). Each peak is reset when a phase begins. If
-    the system does not allow that, a phase shows the largest value up to the end.
-
-    Attributes:
-        phase: the present phase.
-        peaks: bytes by phase and measure. ``read`` brings those of the present phase up to date.
+    Elsewhere the process's resident set (``resident``). If the system cannot reset the peak when
+    a phase begins, a phase shows the largest value up to the end.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -23,9 +23,8 @@ _log_file: LogFile | None = None
 def say(text: str) -> None:
     """Print a line from the main process, and add the line to the run's log.txt.
 
-    For tasks and callbacks: ``build_data``, ``build_model``, ``training_step``. Before a run has a
-    folder the line is only printed. Other ranks say nothing, and neither do processes that load
-    data, which would all say the same.
+    For tasks and callbacks. Before a run has a folder the line is only printed. Processes that load
+    data say nothing, for all would say the same.
     """
     say_and_log(_log_file, text)
 

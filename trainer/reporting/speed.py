@@ -20,8 +20,7 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> float | None:
     """Return the speed of a run from its logged rows. None if no row is of the steady state.
 
     Args:
-        rows: in order, with ``seconds`` since the process began to train. These start again
-            in a process that resumes.
+        rows: in order, with ``seconds``, which start again in a process that resumes.
         unit: a name of ``UNITS``.
     """
     values = []

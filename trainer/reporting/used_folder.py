@@ -20,9 +20,7 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
     """Prepare a used folder for a run, and return why it is refused, or "".
 
     Args:
-        entries: of the folder, without the lock.
-        overwrite: empty the folder. The folder of a run that failed before the first step is
-            emptied anyway.
+        overwrite: empty the folder. That of a run that failed before step 1 is emptied anyway.
         continues: resume in the folder, if the folder is that of a run.
     """
     # A run that fails before plan.json is written leaves lines and empty folders.

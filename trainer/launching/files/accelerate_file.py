@@ -1,7 +1,4 @@
-"""The request of an accelerate file and of the launcher's flags.
-
-That is the strategy, the processes, the precision and the compiler.
-"""
+"""Strategy, processes, precision and compiler of an accelerate file and of the launcher's flags."""
 
 from __future__ import annotations
 
@@ -66,7 +63,6 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     """Read an accelerate YAML or JSON, or the flags of ``accelerate launch`` without a file.
 
     Args:
-        path: the file, if there is one.
         overrides: flags typed after ``accelerate launch``, by argument name.
 
     Raises:
@@ -123,8 +119,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
 def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
     """Split the words after ``accelerate launch`` into its config file and the typed flags.
 
-    Without ``--config_file`` the default file of ``accelerate config`` counts if that exists, as
-    for Accelerate. Accelerate's parser has accepted these words before this process started.
+    Without ``--config_file`` the default file of ``accelerate config`` counts, as for Accelerate.
     """
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command_parser

@@ -48,11 +48,7 @@ _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_
 
 
 def read_deepspeed_file(path: str | Path) -> Request:
-    """Read a DeepSpeed JSON, as given by ``--deepspeed``.
-
-    Raises:
-        ConfigError: with every problem of the file.
-    """
+    """Read a DeepSpeed JSON. Raise ConfigError with every problem of the file."""
     check = Findings()
     request = read_json(path, check, use_cpu=False)
     check.end()
@@ -69,7 +65,6 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
     """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON.
 
     Args:
-        entries: the section, by argument of the launcher.
         origin: of the request for DeepSpeed, for a stage that is missing.
     """
     stage = entries.get("zero_stage")
@@ -158,10 +153,7 @@ def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Finding
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed's engine.
-
-    Of fp16 and bf16 these are the settings besides ``enabled``, if they may be switched on.
-    """
+    """Return the configuration for DeepSpeed's engine, without the values of ``Request``."""
     left_out = {*UNSUPPORTED, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
     engine = {key: value for key, value in data.items() if key not in left_out}
     for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):

@@ -53,7 +53,6 @@ def read_fsdp(
     """Return the plugin's arguments, and the origins of arguments that errors name.
 
     Args:
-        entries: the section, by argument of the launcher.
         copies: the number of groups of processes that hold the whole model (HSDP), or None.
         origin: of the request for FSDP.
     """

@@ -63,10 +63,7 @@ def _model(key: str, kind: str) -> type[BaseModel]:
 
 
 def read_section(doc: Document, key: str, check: Findings) -> Section | None:
-    """Return the section ``optimizer`` or ``scheduler`` by keys of the training config.
-
-    None if there is no section.
-    """
+    """Return the section ``optimizer`` or ``scheduler`` by keys of the config, or None."""
     if not doc.data.get(key):
         return None
     typed = Sourced(doc.data[key]["type"], doc.origin(f"{key}.type"))
