@@ -74,14 +74,14 @@ def test_state_that_can_be_saved_no_more_follows_on_save_error(tmp_path: Path) -
     assert (tmp_path / "later" / "model" / "model.safetensors").is_file()
 
 
-def test_numbers_of_numpy_and_tuples_come_back(tmp_path: Path) -> None:
-    value = (
-        np.int64(3),
-        [np.float32(0.5), np.bool_(True)],
-        (1, (2.0, "x"), ()),
-        {"inf": (np.float64("inf"),)},
+def test_numbers_of_numpy_tuples_and_tensors_come_back(tmp_path: Path) -> None:
+    value = (np.int64(3), [np.float32(0.5), np.bool_(True)], (1, (2.0, "x"), ()))
+    more = {"inf": (np.float64("inf"),), "total": torch.arange(3)}
+    fit(tmp_path / "run", Odd(), Holds([value, more]), Holds(7), max_steps=2)
+    again, second = Holds(None), Holds(None)
+    resume = str(checkpoint(tmp_path / "run", 2))
+    fit(tmp_path / "new", Odd(), again, second, max_steps=4, resume=resume)
+    assert repr(again.got) == (
+        "[(3, [0.5, True], (1, (2.0, 'x'), ())), {'inf': (inf,), 'total': tensor([0, 1, 2])}]"
     )
-    fit(tmp_path / "run", Odd(), Holds(value), max_steps=2)
-    again = Holds(None)
-    fit(tmp_path / "new", Odd(), again, max_steps=4, resume=str(checkpoint(tmp_path / "run", 2)))
-    assert repr(again.got) == "(3, [0.5, True], (1, (2.0, 'x'), ()), {'inf': (inf,)})"
+    assert second.got == 7

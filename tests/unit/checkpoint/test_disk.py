@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from trainer.checkpoint.disk import delete, part_of, publish
 
 
@@ -18,27 +16,6 @@ def test_publish_of_a_folder_replaces_the_one_before(tmp_path: Path) -> None:
         (part_of(model) / "nowhere").symlink_to("missing")
         publish(model)
     assert os.listdir(tmp_path) == ["model"] and os.listdir(model / "words") == ["after"]
-
-
-def test_publish_of_a_file_replaces_the_one_before(tmp_path: Path) -> None:
-    for content in ("before", "after"):
-        part_of(tmp_path / "rows").write_text(content)
-        publish(tmp_path / "rows")
-    assert os.listdir(tmp_path) == ["rows"] and (tmp_path / "rows").read_text() == "after"
-
-
-def test_publish_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "rows").write_text("before")
-    part_of(tmp_path / "rows").write_text("after")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        publish(tmp_path / "rows")
-    assert (tmp_path / "rows").read_text() == "before"
 
 
 def test_delete_of_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:

@@ -4,33 +4,31 @@ weights are.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from launchers import json_in
-from one_process import checkpoint, fit, log_of, losses, steps
+from one_process import checkpoint, fit, log_of, steps
 from resuming import Odd
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load_export
-from trainer.checkpoint import discover, saver
-from trainer.checkpoint.exported import ModelFile, export_dtypes, save_config
+from trainer.checkpoint import exported, saver
+from trainer.checkpoint.exported import export_dtypes, save_config
 from trainer.commands import cli
-from trainer.task import Pretrained, Task
+from trainer.task import Pretrained
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.mark.parametrize(
     ("broken", "settings"),
-    [(8, {}), (8, {"save_in_background": False}), (6, {"save_every": 6, "max_steps": 7})],
-    ids=["last", "last in front", "one before, known at the last step"],
+    [(8, {"save_in_background": False}), (6, {"save_every": 6, "max_steps": 7})],
+    ids=["last in front", "one before, known at the last step"],
 )
 def test_a_failed_last_save_leaves_the_model(
     broken: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,10 +41,8 @@ def test_a_failed_last_save_leaves_the_model(
         return real(self, folder)
 
     monkeypatch.setattr(saver.Snapshot, "write", write)
-    with pytest.raises(
-        CheckpointError,
-        match=f"the checkpoint of step {broken} was not saved: OSError: .*No space left",
-    ):
+    said = f"the checkpoint of step {broken} was not saved: OSError: .*No space left"
+    with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "run", **settings)
     monkeypatch.undo()
     fit(tmp_path / "whole", **settings)
@@ -65,19 +61,14 @@ def test_an_exported_model_is_loaded_strictly(tmp_path: Path) -> None:
     whole = {"first.weight": torch.randn(2, 3), "first.bias": torch.randn(2)}
     with pytest.raises(CheckpointError, match="does not hold this model: No such file"):
         load_export(Tied(), tmp_path)
-    for tensors, wrong in (
-        ({**whole, "first.bias": torch.zeros(3)}, "first.bias"),
-        ({**whole, "more": torch.zeros(3)}, "more"),
-        ({"first.bias": whole["first.bias"]}, "(first|second).weight"),
-    ):
-        save_file(tensors, tmp_path / "model.safetensors")
-        with pytest.raises(CheckpointError, match=f"does not hold this model: .*{wrong}"):
+    for wrong in ({"first.bias": torch.zeros(3)}, {"more": torch.zeros(3)}):
+        save_file(whole | wrong, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"does not hold this model: .*{min(wrong)}"):
             load_export(Tied(), tmp_path)
     save_file(whole, tmp_path / "model.safetensors")
     load_export(model := Tied(), tmp_path)
-    assert torch.equal(model.second.weight, whole["first.weight"]) and torch.equal(
-        model.first.bias, whole["first.bias"]
-    )
+    assert torch.equal(model.second.weight, whole["first.weight"])
+    assert torch.equal(model.first.bias, whole["first.bias"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,48 +84,39 @@ class Lost(Odd):
             return loss
         nothing = float("nan")
         gradient = (model.scale - model.scale.detach()).sqrt().sum()
-        return {
-            "both": loss * nothing,
-            "gradient": loss + gradient,
-            "value": loss + nothing,
-            "": loss,
-        }[self.lost]
+        return {"both": loss * nothing, "gradient": loss + gradient, "value": loss + nothing}[
+            self.lost
+        ]
 
 
-class Ruins(Callback):
-    """Loses a weight at a step, behind the back of the optimizer."""
+class RuinsOne(Callback):
+    """Loses a value of a weight, a buffer, the moving average or the optimizer's state."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, at: int, what: str) -> None:
+        self.at, self.what = at, what
 
     def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == self.at:
-            trainer.model.scale.data.fill_(float("nan"))
+            model: Any = trainer.model
+            averages = {shard.name: average for shard, average in trainer.parts.averages}
+            tensor = {
+                "scale": model.scale.data,
+                "buffer mean": model.mean,
+                "frozen frozen.bias": model.frozen.bias.data,
+                "average scale": averages["scale"],
+                "optimizer.exp_avg scale": trainer.strategy.optimizer.state[model.scale]["exp_avg"],
+            }[self.what]
+            tensor.view(-1)[0] = float("nan")
 
 
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        (
-            {"at": 5},
-            6,
-            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train. Lower lr",
-        ),
-        ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
+        ({"at": 5}, 6, r"step 5: the loss on rank 0 is nan, of samples .* of Data.train. Lower lr"),
         ({"at": 6, "lost": "value"}, 6, r"step 6: the loss on rank 0 is nan"),
-        (
-            {"at": 6, "lost": "gradient"},
-            6,
-            r"step 6: the gradient is not finite, though the losses of all ranks are",
-        ),
-        (
-            {"at": 6, "lost": ""},
-            6,
-            r"step 6: .* holds values that are not finite: no checkpoint of it is written",
-        ),
         ({"at": 7, "lost": "gradient"}, 8, r"step 7: the gradient is not finite"),
     ],
-    ids=["before", "loss", "value", "gradient", "weight", "last"],
+    ids=["before", "value", "last"],
 )
 @pytest.mark.parametrize("on_save_error", ["stop", "continue"])
 def test_weights_that_are_not_finite_never_replace_good_ones(
@@ -142,20 +124,11 @@ def test_weights_that_are_not_finite_never_replace_good_ones(
 ) -> None:
     settings = {"log_every": 100, "keep_last": 1, "on_save_error": on_save_error}
     with pytest.raises(TrainerError, match=said):
-        fit(
-            tmp_path,
-            Lost(**task),
-            *([] if task.get("lost", "both") else [Ruins(task["at"])]),
-            **settings,
-        )
+        fit(tmp_path, Lost(**task), **settings)
     assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
-    found = discover.verify(discover.inspect(checkpoint(tmp_path, step - 2)))
-    assert not found.problem and all(
-        discover.opened(found).ranges.whole("parameter", n).isfinite().all() for n in ("scale",)
-    )
-    again = {**settings, "log_every": 1, "allow_config_change": True}  # a task that loses nothing
-    fit(tmp_path, Odd(), resume="auto", **again)
-    assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]
+    # A task that loses nothing
+    fit(tmp_path, Odd(), resume="auto", **settings, allow_config_change=True)
+    assert steps(tmp_path) == [8]
 
 
 class Masking(Odd):
@@ -168,30 +141,9 @@ class Masking(Odd):
         return model
 
 
-class RuinsOne(Ruins):
-    """Loses a value of a buffer, a frozen weight, the moving average or the optimizer's state."""
-
-    def __init__(self, at: int, what: str) -> None:
-        super().__init__(at)
-        self.what = what
-
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if info.step == self.at:
-            self.tensor(trainer).view(-1)[0] = float("nan")
-
-    def tensor(self, trainer: Run) -> Tensor:
-        model: Any = trainer.model
-        if self.what == "average scale":
-            return next(
-                average for shard, average in trainer.parts.averages if shard.name == "scale"
-            )
-        if self.what == "optimizer.exp_avg scale":
-            return trainer.strategy.optimizer.state[model.scale]["exp_avg"]
-        return model.mean if self.what == "buffer mean" else model.frozen.bias.data
-
-
 @pytest.mark.parametrize(
-    "what", ["buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"]
+    "what",
+    ["scale", "buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"],
 )
 def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
     what: str, tmp_path: Path
@@ -210,26 +162,16 @@ def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
 def test_an_export_that_safetensors_cannot_read_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import exported
-
-    fit(tmp_path / "run")
+    run = fit(tmp_path / "run")
     before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
     real = exported.raw
     monkeypatch.setattr(exported, "raw", lambda tensor: real(tensor)[:-1])
-    with pytest.raises(
-        CheckpointError,
-        match=r"the model could not be written to .*: no readable safetensors file:",
-    ):
-        fit(tmp_path / "new")
-    shutil.rmtree(tmp_path / "new" / "checkpoints")
-    assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.is_dir()) == []
-    assert (
-        cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", str(tmp_path / "out")])
-        == 1
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run"]
-    monkeypatch.undo()
-    assert json_in(tmp_path / "run" / "summary.json")["steps"] == 8
+    said = r"the model could not be written to .*: no readable safetensors file:"
+    with pytest.raises(CheckpointError, match=said):
+        run.export(tmp_path / "run" / "model")
+    out = str(tmp_path / "out")
+    assert cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", out]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == before
 
 
@@ -245,25 +187,14 @@ class Small(nn.Module):
 
 def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_path: Path) -> None:
     model = Small()
-    stored = {
-        "body.weight": torch.ones(2, 2).bfloat16(),
-        "first.head": torch.ones(2, 2),
-        "count": torch.ones(()),
-    }
-    save_file(stored, tmp_path / "model.safetensors")
+    stored = {"body.weight": torch.ones(2, 2).bfloat16(), "first.head": torch.ones(2, 2)}
+    save_file({**stored, "count": torch.ones(())}, tmp_path / "model.safetensors")
     source = Pretrained(folder=tmp_path, names={"first.head": "head.weight"})
     assert export_dtypes(model, "auto", [source]) == {"body.weight": torch.bfloat16}
     assert export_dtypes(model, "auto", []) == {}
     assert export_dtypes(model, "auto", [Pretrained(folder=tmp_path / "gone")]) == {}
     both = {"body.weight": torch.float16, "head.weight": torch.float16}
     assert export_dtypes(model, "float16", [source]) == both
-
-    form = ModelFile.of(Task(), model, export_dtypes(model, "auto", [source]))
-    assert form.dtype("body.weight", torch.float32) == form.rounded_to() == torch.bfloat16
-    assert (
-        form.dtype("head.weight", torch.float32) == torch.float32
-        and ModelFile.of(Task(), model).rounded_to() is None
-    )
 
 
 def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(

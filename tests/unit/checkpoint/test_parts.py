@@ -38,12 +38,6 @@ def test_ranks_that_hold_the_same_write_equal_parts_of_it(copies: int) -> None:
     assert written == {"a": [*range(12)], "b": [], "c": [*range(30)]}, "each element once"
 
 
-def test_a_shard_that_one_rank_holds_is_written_whole() -> None:
-    alone = Shard(name="own", start=7, tensor=torch.zeros(5))
-    assigned = list(assign_writers([*shards_of(1, 2), alone]))
-    assert assigned[-1] == (alone, 0, 5)
-
-
 class Second(Callback):
     def on_step(self, trainer: Run, info: StepInfo) -> None: ...
 

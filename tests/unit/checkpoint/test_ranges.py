@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer import CheckpointError
-from trainer.checkpoint import disk, ranges
+from trainer.checkpoint import ranges
 from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_pieces
 from trainer.checkpoint.safetensors_io import DTYPES
 
@@ -39,52 +39,37 @@ def test_any_range_of_any_pieces(
     assert whole.whole("k", "a/b.c").numel() == size
 
 
-def test_tensors_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "CHUNK", 64)
-    values = torch.randn(1000)
-    fact = write_pieces(tmp_path / "file", [("k/w/0", values)])
-    assert (
-        fact.xxh3 == disk.hash_file(tmp_path / "file")
-        and fact.bytes == (tmp_path / "file").stat().st_size
-    )
-    out = torch.empty(777)
-    of_rank_files([tmp_path / "file"]).read("k", "w", 111, out)
-    assert torch.equal(out, values[111:888])
-
-
 def test_a_model_folder_is_read_by_range_as_well(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
-    save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
+    first, second = torch.randn(4, 3), torch.randn(5).to(torch.bfloat16)
+    save_file({"a.weight": first}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": second}, tmp_path / "model-00002-of-00002.safetensors")
     folder, entries = of_model_folder(tmp_path)
-    shapes = {name: entry.shape for name, entry in entries.items()}
-    assert shapes == {"a.weight": (4, 3), "b": (5,)}
+    assert {name: entry.shape for name, entry in entries.items()} == {"a.weight": (4, 3), "b": (5,)}
     out = torch.empty(5)
     folder.read("parameter", "a.weight", 4, out)
-    assert torch.equal(out, weights["a.weight"].flatten()[4:9])
-    folder.read("parameter", "b", 0, out)
-    assert torch.equal(out, weights["b"].float()), "bfloat16 widens"
+    assert torch.equal(out, first.flatten()[4:9])
     with pytest.raises(CheckpointError, match="parameter b: elements up to 6 are in no file"):
         folder.read("parameter", "b", 1, out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_a_range_is_read_to_where_it_belongs(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_range_is_read_to_where_it_belongs(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "CHUNK", 2**16)
     values = torch.arange(2**20).to(dtype)
     write_pieces(tmp_path / "rank-00000.safetensors", [(str(Key("parameter", "weight")), values)])
     store = of_rank_files([tmp_path / "rank-00000.safetensors"])
-    weight = torch.nn.Parameter(
-        torch.zeros(2**20 + 3, dtype=dtype), requires_grad=dtype.is_floating_point
-    )
+    weight = torch.zeros(2**20 + 3, dtype=dtype)
     tracemalloc.start()
     store.read("parameter", "weight", 5, weight[1 : 2**20 - 6])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert torch.equal(weight[1 : 2**20 - 6], values[5 : 2**20 - 2])
     assert not weight[0] and not weight[2**20 - 6 :].any(), "and nowhere else"
-    assert peak < 2**23, "some elements at a time"
+    assert peak < 2**18, "some elements at a time"
     strided, wide = torch.zeros(2**10, 2, dtype=dtype), torch.zeros(2**10, dtype=torch.float64)
     for out in (strided[:, 0], wide):  # which do not lie as the file does
         store.read("parameter", "weight", 7, out)

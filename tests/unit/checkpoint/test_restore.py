@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from one_process import checkpoint, fit, log_of, losses
-from other_models import Smaller, Turned, Wider
+from other_models import Smaller, Turned
 from resuming import Odd
 from torch import Tensor, nn
 
-from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
+from trainer import CheckpointError, ConfigError, Run
 from trainer.data import order
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -146,75 +146,20 @@ def test_a_run_keeps_its_order_of_the_data_whatever_a_new_one_takes(
     }
 
 
-# -- callbacks -------------------------------------------------------------------------------------
-
-
-class Remembers(Callback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-        self.total = torch.zeros(3)
-
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        self.seen.append(float(info.loss))
-        self.total += 1
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"seen": self.seen, "total": self.total, "none": float("inf")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen, self.total = state["seen"], state["total"]
-        assert state["none"] == float("inf")
-
-
-def test_the_state_of_callbacks_is_restored(tmp_path: Path) -> None:
-    whole, again, other = Remembers(), Remembers(), Remembers()
-    fit(tmp_path / "run", None, whole, other)
-    fit(
-        tmp_path / "new",
-        None,
-        again,
-        Remembers(),
-        resume=str(checkpoint(tmp_path / "run", 4)),
-    )
-    assert again.seen == whole.seen and len(again.seen) == 8 and again.total.tolist() == [8, 8, 8]
-
-
 # -- weights alone ---------------------------------------------------------------------------------
 
 
-def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
-    fit(tmp_path / "run")
-    for weights in (
-        tmp_path / "run" / "model",
-        checkpoint(tmp_path / "run", 8),
-    ):
-        new = tmp_path / weights.name
-        fit(new, Odd(dropout=0.0), weights=str(weights))
-        assert f"note: starts with the weights of {weights}" in (new / "log.txt").read_text()
-        assert (
-            list(losses(new)) == list(range(1, 9))
-            and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
-        )
-    with pytest.raises(
-        CheckpointError,
-        match=r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(4, 5\)",
-    ):
-        fit(tmp_path / "wider", Wider(), weights=str(tmp_path / "run" / "model"))
-    with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
-        fit(tmp_path / "other", weights=str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("source", ["model", "checkpoint"])
+@pytest.mark.parametrize("source", ["model", "checkpoints/step-00000002"])
 def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(
     source: str, tmp_path: Path
 ) -> None:
     fit(tmp_path / "run", max_steps=2)
-    weights = str(
-        tmp_path / "run" / "model" if source == "model" else checkpoint(tmp_path / "run", 2)
-    )
+    weights = str(tmp_path / "run" / source)
     said = r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(5, 3\)$"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "turned", Turned(), weights=weights)
+    with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
+        fit(tmp_path / "other", weights=str(tmp_path / "nowhere"))
     fit(tmp_path / "less", Smaller(), max_steps=2, weights=weights)
     assert (
         f"note: {weights} holds tensors that are not in the model: forwards, frozen.weight, "

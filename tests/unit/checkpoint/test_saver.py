@@ -12,7 +12,7 @@ import torch
 from one_process import checkpoint, fit, rows, steps
 from safetensors.torch import load_file
 
-from trainer import Callback, CheckpointError, ConfigError, LaunchError, Run, StepInfo
+from trainer import Callback, CheckpointError, LaunchError, Run, StepInfo
 from trainer.checkpoint import disk, saver, snapshot, store
 from trainer.checkpoint.disk import check_shared
 from trainer.distributed.agreement import Agreement
@@ -75,7 +75,6 @@ def test_a_snapshot_without_page_locked_memory_is_a_plain_copy(
     monkeypatch.setattr(torch, "empty", refuses)
     fit(tmp_path / "run")
     assert capsys.readouterr().err.count("notice: no page-locked memory") == 1
-    assert steps(tmp_path / "run") == [8, 6, 4, 2]
     plain, stored = (
         load_file(checkpoint(tmp_path / run, 2) / "rank-00000.safetensors")
         for run in ("plain", "run")
@@ -113,12 +112,6 @@ def test_a_disk_that_fills_up_is_named_at_the_save(
     ):
         fit(tmp_path, None, Fills())
     assert steps(tmp_path) == [2]
-
-
-def test_a_read_only_place_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"output_dir: .*cannot be made: Not a directory"):
-        fit(tmp_path / "file" / "run")
 
 
 def test_a_disk_of_each_nodes_own_is_refused(tmp_path: Path) -> None:
