@@ -109,7 +109,10 @@ def test_an_export_of_a_model_that_draws_numbers_is_not_compared(
 ) -> None:
     given = {key: value for key, value in vars(task()).items() if key != "memory"}
     fit(tmp_path / "run", Noisy(**given), max_steps=2)
-    assert "exports are not compared with the model: it draws random numbers" in capsys.readouterr().out
+    assert (
+        "exports are not compared with the model: it draws random numbers"
+        in capsys.readouterr().out
+    )
     assert list((tmp_path / "run" / "model").glob("*.safetensors"))
 
 
