@@ -54,7 +54,7 @@ class Holds(Callback):
 
 def configured(folder: Path, **settings: Any) -> TrainConfig:
     given = {
-        "max_steps": 4, "save_every": 2, "keep_last": 9, "log_every": 100, "lr": 0.05, "micro_batch_size": 12,
+        "max_steps": 4, "save_every": 2, "keep_last": 9, "log_every": 100, "lr": 0.05, "ema_decay": 0.9, "micro_batch_size": 12,
         "global_batch_size": 24, **settings,
     }  # fmt: skip
     return TrainConfig(task="checkpoint_errors:Case", output_dir=str(folder), **given)

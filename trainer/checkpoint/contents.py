@@ -92,7 +92,7 @@ class _State(TypedDict):
     mathematics: _Mathematics
     last_evaluation: dict[str, float | dict[str, str]]
     config: NotRequired[dict[str, Any]]
-    content: NotRequired[dict[str, Any]]
+    content: dict[str, Any]
     spent: NotRequired[_Spent]
     export: NotRequired[_Export]
 

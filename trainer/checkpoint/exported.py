@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -97,7 +98,9 @@ def export_model(
     Raises:
         CheckpointError: the model cannot be written. The folder of before stays.
     """
-    _raise_first(agreement.gather(changed_buffer(strategy)))
+    problem = next(filter(None, agreement.gather(changed_buffer(strategy))), "")
+    if problem:
+        raise CheckpointError(problem)
     strategy.sync_copies(agreement.gather)
 
     kept = [
@@ -107,25 +110,16 @@ def export_model(
     ]
     # A step of this generator gathers a tensor, on all ranks.
     tensors = (strategy.gather(name, handle).to(entry[2]) for name, handle, entry in kept)
-    problem = ""
-    if strategy.accelerator.is_main_process:
+
+    def write() -> None:
         try:
             write_model(directory, form.file, [entry for *_, entry in kept], tensors, save_beside)
-        except CheckpointError as error:
-            problem = str(error)
+        finally:
+            deque(tensors, 0)  # the other ranks take part in gathering the rest, too
 
-    # The other ranks take part in gathering. So does the main process, if writing has failed, for
-    # the rest of the tensors.
-    for _ in tensors:
-        pass
-    _raise_first(agreement.gather(problem))
-
-
-def _raise_first(problems: Iterable[str]) -> None:
-    """Raise the first of these problems that is not empty."""
-    for problem in problems:
-        if problem:
-            raise CheckpointError(problem)
+    if agreement.rank != 0:
+        deque(tensors, 0)
+    agreement.run_on_main(write)
 
 
 def write_model(

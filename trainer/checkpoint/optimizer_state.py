@@ -75,8 +75,9 @@ class OptimizerForm:
         if saved:
             refuse_counters(stepped, before)
         for parameter, state in stepped.state.items():
-            together.add(frozenset(key for key, value in state.items() if value is not None))
-            for key, value in state.items():
+            kept = {key: value for key, value in state.items() if value is not None}
+            together.add(frozenset(kept))
+            for key, value in kept.items():
                 is_tensor = isinstance(value, Tensor)
                 holds = is_tensor and value.dtype in CODES
                 if holds and value.shape == parameter.shape:
@@ -84,10 +85,10 @@ class OptimizerForm:
                     ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
                 elif (holds and value.dim() == 0) or isinstance(value, int | float):
                     values[key] = is_tensor
-                elif value is not None and saved:
-                    kept = getattr(value, "shape", type(value).__name__)
+                elif saved:
+                    found = getattr(value, "shape", type(value).__name__)
                     raise CheckpointError(
-                        f"{kind} keeps {key!r} ({kept}) for a parameter of shape "
+                        f"{kind} keeps {key!r} ({found}) for a parameter of shape "
                         f"{tuple(parameter.shape)}, which cannot be saved by ranges of the "
                         f"parameter; {_WAY_ROUND}"
                     )

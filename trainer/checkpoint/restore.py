@@ -91,7 +91,7 @@ def _load_parts(
         state["schedule"]["own"].get("base_lrs", ()),
         schedule_state(parts.schedule)["own"].get("base_lrs", ()),
     )
-    changes += parts.sampled.changes(state.get("content", {}))
+    changes += parts.sampled.changes(state["content"])
     if changes and not allow_change:
         raise Origin("resume", key="allow_config_change").error(
             f"the checkpoint {info.path} belongs to a run with other numbers; restore these "

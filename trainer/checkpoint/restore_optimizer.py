@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -19,24 +20,19 @@ from .codec import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
+_NUMBER = re.compile(r"-?([0-9][0-9.e+-]*|Infinity)")  # of JSON
+
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
     """Set the numbers that a parameter group and the encoded settings of a checkpoint share."""
     for key in settings(group).keys() & saved.keys():
-        old, new = group[key], decode(saved[key])
-        if isinstance(old, tuple) and isinstance(new, list):
-            new = tuple(new)
-        if old is not None and _sort(new) != _sort(old):
+        new = decode(saved[key])
+        before, after = (_NUMBER.sub("0", json.dumps(value)) for value in (group[key], new))
+        if before not in ("null", after):
             raise CheckpointError(
                 f"group_settings: {key}: {new!r:.60}: only numbers may change during a run"
             )
-        group[key] = new
-
-
-def _sort(value: Any) -> Any:
-    """Return the shape of numbers. Of other settings, the value."""
-    array = np.asarray(value)
-    return array.shape if array.dtype.kind in "if" else repr(value)
+        group[key] = tuple(new) if isinstance(group[key], tuple) else new
 
 
 def restore_optimizer(

@@ -170,10 +170,6 @@ def read_extras(parts: Parts) -> dict[str, bytes]:
         folder = Path(name)
         parts.save_beside(folder)
 
-        extras: dict[str, bytes] = {}
-        for path in folder.rglob("*"):
-            if path.is_file():
-                file = path.relative_to(folder).as_posix()
-                # A name that a reader would refuse is refused here.
-                extras[f"extras/{file}"] = path_inside(folder, file).read_bytes()
-        return extras
+        files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        # A name that a reader would refuse is refused here.
+        return {f"extras/{file}": path_inside(folder, file).read_bytes() for file in files}

@@ -57,8 +57,6 @@ class Stepped(Odd):
             "NAdam": lambda: torch.optim.NAdam(learning, lr=plan.lr),
             "Adagrad": lambda: torch.optim.Adagrad(learning, lr=plan.lr),
             "codes": lambda: Codes(learning, lr=plan.lr),
-            "number": lambda: Counting(learning, lr=plan.lr, kept=0),
-            "list": lambda: Counting(learning, lr=plan.lr, kept=[]),
             "tensor": lambda: Counting(learning, lr=plan.lr, kept=torch.zeros(())),
             "later": lambda: Counting(learning, lr=plan.lr, kept="later"),
             "flag": lambda: Counting(learning, lr=plan.lr, kept=None),
@@ -101,8 +99,6 @@ def test_an_optimizer_of_another_loop_is_refused_with_and_without_checkpoints(
     ("name", "told"),
     [
         ("codes", r"Codes keeps 'scales' .* cannot be saved by ranges of the parameter"),
-        ("number", "^Counting changes its kept in each step"),
-        ("list", "^Counting changes its kept in each step"),
         ("tensor", "^Counting changes its kept in each step"),
         ("later", "^Counting changes its count in each step"),
     ],

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from one_process import fit
-from resuming import Odd
 
-from trainer import Callback, Run, StepInfo
 from trainer.checkpoint.parts import assign_writers
 from trainer.strategies.base import Shard
 
@@ -36,13 +32,3 @@ def test_ranks_that_hold_the_same_write_equal_parts_of_it(copies: int) -> None:
             count += high - low
         assert abs(count - 42 / copies) < 1, "each rank writes its share"
     assert written == {"a": [*range(12)], "b": [], "c": [*range(30)]}, "each element once"
-
-
-class Second(Callback):
-    def on_step(self, trainer: Run, info: StepInfo) -> None: ...
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_callbacks_of_a_class_are_numbered(tmp_path: Path) -> None:
-    parts = fit(tmp_path, Odd(), Second(), Second(), max_steps=2).parts
-    assert [name for name in parts.named_callbacks() if "Second" in name] == ["Second", "Second#2"]

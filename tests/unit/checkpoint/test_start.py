@@ -128,25 +128,6 @@ def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) ->
     assert (tmp_path / "checkpoints" / "step-00000008.damaged").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("length", "key"), [({"max_steps": 6}, "max_steps: 6"), ({"epochs": 2}, "epochs: 2")], ids=str
-)
-def test_an_end_before_the_checkpoint_is_refused(
-    length: dict[str, int], key: str, tmp_path: Path
-) -> None:
-    fit(tmp_path)
-    before = names(tmp_path)
-    length = {"max_steps": None, **length}  # type: ignore[dict-item]
-    said = (
-        rf"{key}: ends the run at step 6, and .*step-00000008 is at step 8 already. Raise the value"
-    )
-    with pytest.raises(ConfigError, match=said):
-        fit(tmp_path, resume="auto", **length)
-    with pytest.raises(ConfigError, match=said):
-        fit(tmp_path / "new", resume=str(checkpoint(tmp_path, 8)), **length)
-    assert names(tmp_path) == before and list(losses(tmp_path)) == list(range(1, 9))
-
-
 # -- resume: a path --------------------------------------------------------------------------------
 
 

@@ -151,10 +151,7 @@ def test_a_state_that_is_no_mapping_of_the_format_is_refused(text: str, forged: 
 
 @pytest.mark.parametrize("dtype", ["load", "complex64", 3])
 def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> None:
-    state = json_in(forged / store.STATE)
-    state["model"][0][2] = dtype
-    (forged / store.STATE).write_text(json.dumps(state))
-    reseal(forged)
+    change_state(forged, lambda state: state["model"][0].__setitem__(2, dtype))
     check_refused(forged, r"state.json: .*(unknown dtype|should be a valid string)")
 
 
@@ -178,28 +175,17 @@ def test_a_tensor_of_another_length_is_refused(forged: Path) -> None:
     check_refused(forged, r"parameter middle.weight: .*15")
 
 
-@pytest.mark.parametrize("length", [0, 1 << 40])
-def test_a_header_longer_than_its_file_is_refused(length: int, forged: Path) -> None:
-    content = (forged / RANK).read_bytes()
-    (forged / RANK).write_bytes(length.to_bytes(8, "little") + content[8:])
-    reseal(forged)
-    check_refused(forged, "no readable safetensors file")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"data_offsets": [-60, 0]}, {"shape": [16]}, {"dtype": "Q8"}, {"dtype": "F64"}],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [1 << 40, {"shape": [16]}, {"dtype": "Q8"}], ids=str)
 def test_a_header_that_does_not_fit_its_bytes_is_refused(
-    change: dict[str, Any], forged: Path
+    change: int | dict[str, Any], forged: Path
 ) -> None:
     content = (forged / RANK).read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    header[WEIGHT].update(change)
+    header[WEIGHT] |= change if isinstance(change, dict) else {}
     text = json.dumps(header).encode()
-    (forged / RANK).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    length = len(text) if isinstance(change, dict) else change
+    (forged / RANK).write_bytes(length.to_bytes(8, "little") + text + content[end:])
     reseal(forged)
     check_refused(forged, "safetensors")
 
