@@ -151,6 +151,13 @@ def build_with_batch(task: Any) -> tuple[Any, Any]:
     return model.train(), data.collate([data.train[0], data.train[1]])
 
 
+def change_config(folder: Path, **values: Any) -> Path:
+    """Change keys of a model's configuration."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
+
+
 def change_tensors(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """Write the tensors of a model's file again, changed."""
     from safetensors.torch import load_file, save_file

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from os.path import commonprefix
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
-from .messages import FORMS, Chat, Form, Message, in_form, thoughts_and_words
+from .messages import Chat, Message, in_form, thoughts_and_words
 from .problems import first_line, setting_error
 from .rendering import NOBODY, Watch, compile_watched
 
@@ -65,7 +65,6 @@ class ChatWriter:
         self.has_marks = "endgeneration" in text
         self.watched = compile_watched(text)
         self.without_thoughts = 0
-        self._form = cache(self._find_form)
 
     def write(self, origin: str, chat: Chat) -> TrainingText:
         """Write a conversation as ``turns`` does, with the spans that are trained on."""
@@ -133,15 +132,16 @@ class ChatWriter:
         settings: Mapping[str, Any],
         *,
         prompt: bool = False,
-        form: Form | None = None,
+        arguments_as_text: bool | None = None,
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and the parts that messages wrote, in order.
 
-        ``prompt`` ends with the text that makes the assistant speak. The form of messages is by
-        default the form that the template takes.
+        ``prompt`` ends with the text that makes the assistant speak.
         """
-        form = form or self._form(any(message.get("tool_calls") for message in given))
-        messages = with_reasoning_aliases(in_form(form, given))
+        if arguments_as_text is None:
+            calls = any(message.get("tool_calls") for message in given)
+            arguments_as_text = calls and self._takes_text
+        messages = with_reasoning_aliases(in_form(given, arguments_as_text=arguments_as_text))
         watch = Watch(messages)
         pieces: list[str] = []
         marks: list[tuple[int, int]] = []
@@ -218,16 +218,15 @@ class ChatWriter:
         is_end = prompted == text and tail.lstrip().startswith(self.tokenizer.eos_token or tail)
         return "" if is_end else tail
 
-    def _find_form(self, calls: bool) -> Form:
-        """Return the form in which the template writes messages, found by trying the forms."""
-        talk = [QUESTION, CALL, RESULT] if calls else [QUESTION, ANSWER]
-        words = (WORDS, "f_one", "x_one", "y_one") if calls else (WORDS,)
-        for form in FORMS:
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Return whether the template takes the arguments of a call as text, found by trying."""
+        for as_text in (False, True):
             with suppress(Exception):  # templates raise any error
-                text, _ = self._parts(talk, {}, form=form)
-                if all(word in text for word in words):
-                    return form
-        return FORMS[0]
+                text, _ = self._parts([QUESTION, CALL, RESULT], {}, arguments_as_text=as_text)
+                if all(word in text for word in ("f_one", "x_one", "y_one")):
+                    return as_text
+        return False
 
 
 def _name_of(tool: Any) -> str:

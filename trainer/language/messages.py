@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -33,19 +33,13 @@ class Chat(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Form(NamedTuple):
-    """The form in which a template takes messages.
+class Words(str):
+    """The content of a message, for templates that take text, or a list of {type, text}."""
 
-    Args:
-        arguments_as_text: the arguments of a call are JSON text instead of a mapping.
-        in_parts: content is a list of {type: text, text: ...}.
-    """
+    __slots__ = ()
 
-    arguments_as_text: bool
-    in_parts: bool
-
-
-FORMS = [Form(as_text, in_parts) for in_parts in (False, True) for as_text in (False, True)]
+    def __iter__(self) -> Iterator[Any]:
+        yield {"type": "text", "text": str(self)}
 
 
 def thoughts_and_words(message: Message) -> tuple[str, str]:
@@ -112,26 +106,24 @@ def _read_message(given: Any) -> Message:
     return {**message, "content": content}
 
 
-def in_form(form: Form, messages: Sequence[Message]) -> list[Message]:
-    """Return messages in the form that a template takes."""
-    formed = [{**message} for message in messages]
-    for message in formed:
-        if form.in_parts:
-            message["content"] = [{"type": "text", "text": message["content"]}]
+def in_form(messages: Sequence[Message], *, arguments_as_text: bool) -> list[Message]:
+    """Return messages as a template takes them, the arguments of calls as JSON or as a mapping."""
+
+    def formed(call: Any) -> Any:
+        """Return a call of a tool, {type: function, function: {name, arguments}} or flat."""
+        if "function" in call:
+            return {**call, "function": formed(call["function"])}
+
+        arguments = call.get("arguments")
+        if arguments_as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        elif not arguments_as_text:
+            with suppress(TypeError, ValueError):  # a mapping already, or text that is no JSON
+                arguments = json.loads(arguments)
+        return {**call, "arguments": arguments}
+
+    written = [{**message, "content": Words(message["content"])} for message in messages]
+    for message in written:
         if message.get("tool_calls"):
-            message["tool_calls"] = [_call_in_form(form, call) for call in message["tool_calls"]]
-    return formed
-
-
-def _call_in_form(form: Form, call: Any) -> Any:
-    """Return a call of a tool, {type: function, function: {name, arguments}} or flat."""
-    if "function" in call:
-        return {**call, "function": _call_in_form(form, call["function"])}
-
-    arguments = call.get("arguments")
-    if form.arguments_as_text and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not form.arguments_as_text:
-        with suppress(TypeError, ValueError):  # a mapping already, or text that is no JSON
-            arguments = json.loads(arguments)
-    return {**call, "arguments": arguments}
+            message["tool_calls"] = [*map(formed, message["tool_calls"])]
+    return written

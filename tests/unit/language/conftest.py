@@ -10,6 +10,7 @@ import pytest
 from chats import CHATS
 from tiny_language import save_model, save_rows, save_texts
 
+from trainer import ConfigError
 from trainer.language import CausalLM
 
 
@@ -26,9 +27,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def task(llama: Path, texts: Path, tmp_path: Path) -> Callable[..., CausalLM]:
-    """A task on the tiny Llama with short rows; settings lie over that."""
+    """A task on the tiny Llama with short rows, and settings. ``rows`` are the data."""
 
-    def make(**settings: Any) -> CausalLM:
+    def make(*, rows: list[Any] | None = None, **settings: Any) -> CausalLM:
+        if rows is not None:
+            settings["data"] = str(save_rows(tmp_path / "a.jsonl", rows))
         defaults = {
             "model": str(llama),
             "data": str(texts),
@@ -38,6 +41,17 @@ def task(llama: Path, texts: Path, tmp_path: Path) -> Callable[..., CausalLM]:
         return CausalLM(**{**defaults, **settings})
 
     return make
+
+
+@pytest.fixture
+def refused(task: Callable[..., CausalLM]) -> Callable[..., None]:
+    """Build the model of a task with settings, which is refused with a message."""
+
+    def build(message: str, **settings: Any) -> None:
+        with pytest.raises(ConfigError, match=message):
+            task(**settings).build_model()
+
+    return build
 
 
 @pytest.fixture

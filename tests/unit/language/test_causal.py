@@ -26,10 +26,9 @@ def test_loss_is_the_mean_over_the_targets(task: Callable[..., CausalLM]) -> Non
     per_token = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
     loss = causal.training_step(model, batch)
     torch.testing.assert_close(loss, per_token.sum() / weight)
-
-    values = causal.evaluation_step(model, batch)
-    torch.testing.assert_close(values["loss"][0] / values["loss"][1], loss)
-    assert int(values["tokens"][0]) == weight
+    (total, count), (tokens, _) = causal.evaluation_step(model, batch).values()
+    torch.testing.assert_close(total / count, loss)
+    assert int(tokens) == weight
 
 
 def test_extras_are_tokenizer_and_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:
@@ -43,9 +42,9 @@ def test_extras_are_tokenizer_and_template(task: Callable[..., CausalLM], tmp_pa
 
 def test_flash_attention_is_given_one_long_row(task: Callable[..., CausalLM]) -> None:
     causal = task(attention="flash_attention_2")
-    data = causal.build_data()
-    batch = data.collate([data.train[0], data.train[1]])
+    rows = causal.build_data().train
+    batch = causal.build_data().collate([rows[0], rows[1]])
     inputs = causal.inputs(batch)
-    assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * 128)
+    assert {tensor.shape for tensor in inputs.values()} == {(1, 2 * 128)}
     assert torch.equal(inputs["position_ids"].reshape(2, 128), batch["position_ids"])
     assert task().inputs(batch)["input_ids"].shape == (2, 128)

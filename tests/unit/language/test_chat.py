@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from chats import (
     trained_spans,
     trained_texts,
 )
-from tiny_language import MARKED, UNMARKED, conversation, save_rows
+from tiny_language import MARKED, UNMARKED, conversation
 
 from trainer import ConfigError
 from trainer.language import CausalLM
@@ -41,16 +40,16 @@ from trainer.language.templates import ALPACA, CHATML
         (ENDS_TEXT, ["Good<|im_end|>\n", "Fine<|im_end|>\n<|end|>"]),
         (ENDS_TURNS, ["|Good<|im_end|>", "|Fine<|end|>"]),
         (PARTS, ["Good<|im_end|>", "Fine<|im_end|>"]),
-        ("{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}{{ eos_token }}", None),
+        # It never asks, so it is the assistant's to say that it speaks, and always ends the text.
+        (
+            "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}{{ eos_token }}",
+            ["assistant: Good", "assistant: Fine<|end|>"],
+        ),
     ],
 )
 def test_what_the_assistant_says_is_trained_on_without_the_generation_prompt(
-    template: str, turns: list[str] | None
+    template: str, turns: list[str]
 ) -> None:
-    if (
-        turns is None
-    ):  # it never asks, so it is the assistant's to say that it speaks; and it always ends the text
-        turns = ["assistant: Good", "assistant: Fine<|end|>"]
     assert trained_spans(template, conversation("Hi", "Good", "And you?", "Fine")) == turns
 
 
@@ -65,14 +64,13 @@ def test_a_template_leaves_out_thoughts_but_of_a_turn_that_ends_its_row() -> Non
     assert trained_spans(DROPS_THOUGHTS, row) == [last]
 
 
-def test_turns_whose_thoughts_a_template_leaves_out_are_counted() -> None:
+@pytest.mark.parametrize(("row", "count"), [(THOUGHTFUL, 1), (conversation("a", "b", "c", "d"), 0)])
+def test_turns_whose_thoughts_a_template_leaves_out_are_counted(
+    row: dict[str, Any], count: int
+) -> None:
     told = encoder(DROPS_THOUGHTS)
-    list(told.encode([("row", THOUGHTFUL)]))
-    assert told.writer is not None
-    assert told.writer.without_thoughts == 1
-    plain = encoder(CHATML)
-    list(plain.encode([("row", conversation("a", "b", "c", "d"))]))
-    assert plain.writer is not None and plain.writer.without_thoughts == 0
+    list(told.encode([("row", row)]))
+    assert told.writer is not None and told.writer.without_thoughts == count
 
 
 @pytest.mark.parametrize(
@@ -115,82 +113,51 @@ IMAGE = [
 HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c", "weight": 0.5}]
 
 
-@pytest.mark.parametrize(
-    ("template", "row", "message"),
-    [
-        (
-            CHATML,
-            {**conversation("a", "b"), "images": ["a.png"]},
-            "'row': has images or other media; only text is supported",
-        ),
-        (
-            CHATML,
-            {"messages": IMAGE},
-            "row message 1': must be {role: ..., content: ...}, content text or a list of parts",
-        ),
-        (CHATML, {"messages": HALF}, "row message 3': must be {role: ..., content: ...}"),
-        (
-            CHATML,
-            {"messages": [{"role": "user"}]},
-            "row message 1': must be {role: ..., content: ...}",
-        ),
-        (CHATML, {"messages": ["hi"]}, "row message 1': must be {role: ..., content: ...}"),
-        (
-            CHATML,
-            {"messages": [{"text": "hi"}]},
-            "row message 1': must be {role: ..., content: ...}",
-        ),
-        (
-            CHATML,
-            {"messages": CALLING},
-            "row message 2': the template leaves out words of the assistant",
-        ),
-        (
-            CHATML,
-            {**conversation("a", "b"), "tools": [CALL]},
-            "'row': the template leaves the row's tools out",
-        ),
-        (
-            CHATML,
-            {**conversation("a", "b"), "tools": "["},
-            "tools: must be a list, or the JSON text of a list",
-        ),
-        (
-            ENDS_TURNS.replace("{%- for other", "{%- if false %}{%- for other")
-            .replace("{{- ':' + m.content + '<|im_end|>' }}", "{%- endif %}")
-            .replace(
-                "arguments | tojson }}", "arguments | tojson + messages[loop.index].content }}"
-            ),
-            {"messages": CALLING},
-            "row message 3': the template leaves out words of the tool",
-        ),
-        (
-            FILTERED,
-            conversation("a", "b"),
-            "row message 2': the template leaves out words of the assistant, or does not show",
-        ),
-        (
-            CHATML.replace("+ message.content", ""),
-            conversation("why", ""),
-            "row message 1': the template leaves out words of the user",
-        ),
-        (
-            UNMARKED.replace("{{ m.content }}<|im_end|>{% else %}", "<|im_end|>{% else %}"),
-            conversation("a", "words"),
-            "row message 2': the template leaves out words of the assistant",
-        ),
-        (
-            MARKED.replace("{% generation %}{{ m.content }}", "{% generation %}"),
-            conversation("a", "words"),
-            "row message 2': the template leaves out words of the assistant",
-        ),
-        (
-            "{{ raise_exception('no such talk') }}",
-            conversation("a", "b"),
-            "template: 'row': the template refuses this conversation: no such talk",
-        ),
-    ],
+TALK = conversation("a", "words")
+FORM = "message {}': must be {{role: ..., content: ...}}, content text or a list of parts"
+LEAVES_OUT = "row message {}': the template leaves out words of the {}"
+TOOL_IN_CALL = (
+    ENDS_TURNS.replace("{%- for other", "{%- if false %}{%- for other")
+    .replace("{{- ':' + m.content + '<|im_end|>' }}", "{%- endif %}")
+    .replace("arguments | tojson }}", "arguments | tojson + messages[loop.index].content }}")
 )
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHATML, {**TALK, "images": ["a.png"]}, "'row': has images or other media; only text is"),
+    (CHATML, {"messages": IMAGE}, FORM.format(1)),
+    (CHATML, {"messages": HALF}, FORM.format(3)),
+    *[
+        (CHATML, {"messages": [bad]}, FORM.format(1))
+        for bad in ({"role": "user"}, "a", {"text": ""})
+    ],
+    (CHATML, {"messages": CALLING}, LEAVES_OUT.format(2, "assistant")),
+    (CHATML, {**TALK, "tools": [CALL]}, "'row': the template leaves the row's tools out"),
+    (CHATML, {**TALK, "tools": "["}, "tools: must be a list, or the JSON text of a list"),
+    (TOOL_IN_CALL, {"messages": CALLING}, LEAVES_OUT.format(3, "tool")),
+    (FILTERED, TALK, LEAVES_OUT.format(2, "assistant, or does not show")),
+    (
+        CHATML.replace("+ message.content", ""),
+        conversation("why", ""),
+        LEAVES_OUT.format(1, "user"),
+    ),
+    (
+        UNMARKED.replace("{{ m.content }}<|im_end|>{% else %}", "<|im_end|>{% else %}"),
+        TALK,
+        LEAVES_OUT.format(2, "assistant"),
+    ),
+    (
+        MARKED.replace("{% generation %}{{ m.content }}", "{% generation %}"),
+        TALK,
+        LEAVES_OUT.format(2, "assistant"),
+    ),
+    (
+        "{{ raise_exception('no such talk') }}",
+        TALK,
+        "template: 'row': the template refuses this conversation: no such talk",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "row", "message"), REFUSED)
 def test_what_a_template_cannot_write_is_refused(
     template: str, row: dict[str, Any], message: str
 ) -> None:
@@ -199,14 +166,11 @@ def test_what_a_template_cannot_write_is_refused(
     assert message in str(caught.value)
 
 
-def test_settings_reach_the_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    data = str(save_rows(tmp_path / "a.jsonl", [conversation("a", "one", "c", "two")]))
-    template = UNMARKED.replace("<|im_end|>", "{{ ending }}")
-    keys = {
-        "data": data,
-        "template": template,
-        "packing": "none",
-        "chat_template_kwargs": {"ending": "!"},
-    }
-    assert trained_texts(task(**keys)) == ["one!\n", "two!\n"]
-    assert len(task(**keys).build_data().train) == 1
+def test_settings_reach_the_template(task: Callable[..., CausalLM]) -> None:
+    causal = task(
+        rows=[conversation("a", "one", "c", "two")],
+        template=UNMARKED.replace("<|im_end|>", "{{ ending }}"),
+        packing="none",
+        chat_template_kwargs={"ending": "!"},
+    )
+    assert trained_texts(causal) == ["one!\n", "two!\n"]

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from launchers import json_in
 from preferences import preferences, save_preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file
 from tiny_language import CONFIGS, change_tensors, save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError, Trainer
 from trainer.language import DPO, Adapter, CausalLM
-from trainer.language.tokens import TARGET
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_accelerate"),
@@ -98,45 +95,18 @@ def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: P
     assert found["frozen"][0]["margin"] == 0.0 and found["frozen"][-1]["margin"] > 0.01
 
 
-def test_a_run_computes_the_log_probabilities_of_its_own_weights(
-    given: Path, tmp_path: Path
-) -> None:
-    """Also if the weights differ for a few pairs only from those of a run before."""
-    model = save_model(tmp_path / "model")
-    for name in ("first", "second"):
-        dpo = task(given, tmp_path, model=str(model), reference="computed_once")
-        [first] = steps(trainer(dpo, tmp_path / name, max_steps=1))
-        assert first["margin"] == pytest.approx(0.0, abs=1e-5)
-        words = [{*np.concatenate(pair.sides).tolist()} for pair in dpo.build_data().train]
-        rare = {word & ~int(TARGET) for word in set.union(*words[4:]) - set.union(*words[:4])}
-
-        def change(tensors: dict[str, Any], rows: list[int] = [*rare]) -> None:  # noqa: B006
-            tensors["model.embed_tokens.weight"][rows] = 0.5
-
-        change_tensors(model, change)
-    assert not [*tmp_path.glob("reference*")]
-
-
 def test_a_trained_model_is_no_reference(given: Path, tmp_path: Path) -> None:
-    """A resumed run has the log-probabilities of its checkpoint, and a measured model has none."""
-    dpo = task(given, tmp_path, reference="computed_once", evaluation=0.25)
-    whole = steps(trainer(dpo, tmp_path / "whole", max_steps=4))
-    half = task(given, tmp_path, reference="computed_once", evaluation=0.25)
-    trainer(half, tmp_path / "half", max_steps=4, stop_at=2).fit()
-    again = task(given, tmp_path, reference="computed_once", evaluation=0.25)
-    resumed = steps(trainer(again, tmp_path / "half", max_steps=4, resume="auto"))
-    names = ("loss", "grad_norm", "margin")
-    assert [[row[name] for name in names] for row in resumed] == [
-        [row[name] for name in names] for row in whole[2:]
-    ]
-
-    other = task(given, tmp_path, reference="computed_once", evaluation=0.5)
-    changed = trainer(
-        other, tmp_path / "half", max_steps=6, resume="auto", allow_config_change=True
-    )
+    """A resumed run has the log-probabilities of its checkpoint, but not of other pairs."""
+    for share, stop in ((0.25, 2), (0.5, 6)):
+        dpo = task(given, tmp_path, reference="computed_once", evaluation=share)
+        training = trainer(
+            dpo, tmp_path, max_steps=6, stop_at=stop, resume="auto", allow_config_change=True
+        )
+        if share == 0.25:
+            training.fit()
     with pytest.raises(DataError, match="set reference: frozen"):
-        steps(changed)
-    changed.close()
+        steps(training)
+    training.close()
 
 
 def test_the_export_is_the_policy_and_no_checkpoint_has_the_reference(
@@ -146,11 +116,7 @@ def test_the_export_is_the_policy_and_no_checkpoint_has_the_reference(
 
     trainer(task(given, tmp_path), tmp_path / "run").fit()
     exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    start: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
-    assert exported.state_dict().keys() == start.state_dict().keys()
-    assert not torch.equal(exported.lm_head.weight, start.lm_head.weight)
-    config = json_in(tmp_path / "run" / "model" / "config.json")
-    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert exported.config.architectures == ["LlamaForCausalLM"]
     [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
     stored = {name for path in checkpoint.glob("rank-*") for name in load_file(path)}
     assert any("/policy." in name for name in stored)

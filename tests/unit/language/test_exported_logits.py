@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import json_in
 from one_process import fit
-from tiny_language import save_model
+from tiny_language import change_config, save_model
 from torch import nn
 
 from trainer import CheckpointError, ConfigError, Data, Task
@@ -33,9 +31,7 @@ class OtherConfig(CausalLM):
 
     def save_extras(self, directory: Path) -> None:
         super().save_extras(directory)
-        path = directory / "config.json"
-        config = json_in(path)
-        path.write_text(json.dumps({**config, "hidden_act": "relu"}))
+        change_config(directory, hidden_act="relu")
 
 
 class Noisy(CausalLM):
@@ -94,25 +90,23 @@ def test_an_export_has_the_logits_of_the_trained_model(
 
 
 def test_an_export_whose_configuration_gives_another_model_is_not_published(
-    task: Callable[..., CausalLM], tmp_path: Path
+    llama: Path, texts: Path, tmp_path: Path
 ) -> None:
-    given = {key: value for key, value in vars(task()).items() if key != "memory"}
+    own = OtherConfig(model=str(llama), data=str(texts), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(
         CheckpointError, match=r"a model with other logits than the trained model: they diff"
     ):
-        fit(tmp_path / "run", OtherConfig(**given), max_steps=2)
+        fit(tmp_path / "run", own, max_steps=2)
     assert not (tmp_path / "run" / "model").exists()
 
 
 def test_an_export_of_a_model_that_draws_numbers_is_not_compared(
-    task: Callable[..., CausalLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {key: value for key, value in vars(task()).items() if key != "memory"}
-    fit(tmp_path / "run", Noisy(**given), max_steps=2)
-    assert (
-        "exports are not compared with the model: it draws random numbers"
-        in capsys.readouterr().out
-    )
+    own = Noisy(model=str(llama), data=str(texts), cache_dir=str(tmp_path / "cache"))
+    fit(tmp_path / "run", own, max_steps=2)
+    out = capsys.readouterr().out
+    assert "exports are not compared with the model: it draws random numbers" in out
     assert list((tmp_path / "run" / "model").glob("*.safetensors"))
 
 

@@ -10,34 +10,27 @@ from chats import CALL, encoder, trained_spans
 from tiny_language import MARKED, conversation, tokenizer
 
 from trainer import ConfigError
-from trainer.language.messages import Form, in_form, read_chat, thoughts_and_words
+from trainer.language.messages import in_form, read_chat, thoughts_and_words
 from trainer.language.templates import CHATML
 
 
 def test_tools_and_settings_of_a_row_reach_the_template() -> None:
-    names = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ mood }}"
-    row = {
-        **conversation("Hi", "Good"),
-        "tools": json.dumps([CALL]),
-        "chat_template_kwargs": {"mood": "glad"},
-    }
-    [(ids, _)] = encoder(names + CHATML, settings={"mood": "sad"}).encode([("row", row)])
-    assert tokenizer().decode(ids).startswith("get_timeglad<|im_start|>user")
+    names = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ mood }}"
     row = {**conversation("Hi", "Good"), "tools": []}
-    [(ids, _)] = encoder("{{ mood }}" + CHATML, settings={"mood": "sad"}).encode([("row", row)])
-    assert tokenizer().decode(ids).startswith("sad<|im_start|>user")
+    more = {"tools": json.dumps([CALL]), "chat_template_kwargs": {"mood": "glad"}}
+    for given, begin in (({**row, **more}, "get_timeglad"), (row, "sad")):
+        [(ids, _)] = encoder(names + CHATML, settings={"mood": "sad"}).encode([("row", given)])
+        assert tokenizer().decode(ids).startswith(begin + "<|im_start|>user")
 
 
 def test_messages_of_weight_0_and_those_of_a_prompt_are_not_trained_on() -> None:
-    row = conversation("a", "first", "c", "second")
-    row["messages"][1]["weight"] = 0
-    assert trained_spans(CHATML, row) == ["second<|im_end|>\n"]
-    assert trained_spans(MARKED, row) == ["second<|im_end|>"]
     messages = conversation("a", "first", "c", "second")["messages"]
     pair = {"prompt": messages[:3], "completion": messages[3:]}
-    assert trained_spans(CHATML, pair, kind="prompt", names=("prompt", "completion")) == [
-        "second<|im_end|>\n"
-    ]
+    names = {"kind": "prompt", "names": ("prompt", "completion")}
+    assert trained_spans(CHATML, pair, **names) == ["second<|im_end|>\n"]
+    messages[1]["weight"] = 0
+    assert trained_spans(CHATML, {"messages": messages}) == ["second<|im_end|>\n"]
+    assert trained_spans(MARKED, {"messages": messages}) == ["second<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +63,7 @@ def test_messages_that_other_tools_learn_in_part_are_refused(said: dict[str, Any
         trained_spans(CHATML, row)
 
 
+CALL_TEXT = '{"zone": "CET"}'
 IN_PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
     {
@@ -97,14 +91,12 @@ def test_a_function_call_as_text_is_refused() -> None:
         read_chat("row", "messages_column", [], messages, {})
 
 
-@pytest.mark.parametrize(
-    ("form", "arguments"),
-    [(Form(False, False), {"zone": "CET"}), (Form(True, False), '{"zone": "CET"}')],
-)
-def test_arguments_of_a_call_are_text_or_a_mapping(form: Form, arguments: Any) -> None:
-    for given in ({"zone": "CET"}, '{"zone": "CET"}'):
+@pytest.mark.parametrize(("as_text", "arguments"), [(False, {"zone": "CET"}), (True, CALL_TEXT)])
+def test_arguments_of_a_call_are_text_or_a_mapping(as_text: bool, arguments: Any) -> None:
+    for given in ({"zone": "CET"}, CALL_TEXT):
         call = {"function": {"name": "get_time", "arguments": given}}
-        [message] = in_form(form, [{"role": "assistant", "content": "", "tool_calls": [call]}])
+        messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        [message] = in_form(messages, arguments_as_text=as_text)
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 

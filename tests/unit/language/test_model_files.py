@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from launchers import json_in
-from tiny_language import CONFIGS, change_tensors, save_model
+from tiny_language import CONFIGS, change_config, change_tensors, save_model
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from whole_model import build_whole
 
@@ -62,9 +60,7 @@ def test_whichever_rank_comes_first_converts_the_files(
 def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
-    folder = save_model(tmp_path / "wide")
-    config = json_in(folder / "config.json")
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    folder = change_config(save_model(tmp_path / "wide"), dtype="bfloat16")
     from safetensors.torch import load_file
 
     stored = load_file(folder / "model.safetensors")
@@ -78,9 +74,7 @@ def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
 def test_different_values_for_tied_weights_are_refused(
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
-    folder = save_model(tmp_path / "apart")
-    config = json_in(folder / "config.json")
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    folder = change_config(save_model(tmp_path / "apart"), tie_word_embeddings=True)
     rule = "its files hold different values for .*lm_head.weight.*, which its config.json ties; "
     rule += "set tie_word_embeddings: false"
     with pytest.raises(ConfigError, match=rule):

@@ -168,8 +168,8 @@ def test_long_sides_are_cut_and_the_batch_is_padded(llama: Path, tmp_path: Path)
     rows = [preference("Why?", "Because. " * 40, "No."), preference("Who?", "I", "You")]
     dpo = task(tmp_path, llama, *rows, template=TEMPLATE, evaluation=0.5)
     data = dpo.build_data()
-    assert (len(data.train), len(data.evaluation)) == (1, 1)
-    batch = data.collate([data.train[0], data.evaluation[0]])
+    [first], [second] = data.train, data.evaluation
+    batch = data.collate([first, second])
     assert batch["input_ids"].shape == batch["labels"].shape == (4, 64)
     assert (batch["labels"][0] >= 0).sum() > 30 and (batch["labels"][1:, 40:] == -100).all()
     assert batch["pair"].tolist() == [0, 1] and dpo.weight(batch) == 2
@@ -217,21 +217,26 @@ def test_bad_rows_are_one_line_with_the_row_or_left_out(
 ) -> None:
     bad, message = REFUSED[case]
     good: dict[str, Any] = preference("Why?", "Yes", "No.")
-    if not isinstance(bad["chosen"], list):
-        good = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
+    is_text = isinstance(bad["chosen"], str)
     if "prompt" not in bad:
-        good = {**good, "prompt": None, "chosen": [Q, GOOD], "rejected": [Q, BAD]}
-        if not isinstance(bad["chosen"], list):
-            good |= {"chosen": "A Yes", "rejected": "A No"}
-    dpo = task(tmp_path, llama, good, bad)
+        good = {"chosen": [Q, GOOD], "rejected": [Q, BAD]}
+    if is_text:
+        good = {"chosen": "Why? Yes", "rejected": "Why? No"}
+    if is_text and "prompt" in bad:
+        good = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
     with pytest.raises(ConfigError, match=message) as refused:
-        dpo.build_data()
-    assert len(str(refused.value).strip().splitlines()) == 1
+        task(tmp_path, llama, good, bad).build_data()
     assert "rows.jsonl row 2" in str(refused.value)
 
     left = task(tmp_path, llama, good, bad, bad_rows="leave_out")
     assert len(left.build_data().train) == 1
     assert any(note.startswith("1 bad rows are left out") for note in left.notices())
+
+
+def test_rows_that_are_no_preferences_are_refused(llama: Path, tmp_path: Path) -> None:
+    kto = {"prompt": "Why?", "completion": "Because.", "label": True}
+    with pytest.raises(ConfigError, match=r"prompt, completion, label'?: are no preferences"):
+        task(tmp_path, llama, kto).build_data()
 
 
 def test_columns_of_other_names(llama: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Public recipes of preference training run as configs, and those that cannot be said are refused."""
+"""Public recipes of preference training run as configs."""
 
 from __future__ import annotations
 
@@ -91,49 +91,6 @@ def test_a_recipe_runs_at_small_size(name: str, tmp_path: Path) -> None:
     training = trainer.Trainer(task, config, origins=loaded.origins)
     losses = [float(info.loss) for info in training.steps()]
     assert len(losses) == 2 and all(0.1 < loss < 2.0 for loss in losses)
-    if recipe_of(name) == "DPO":
+    if RECIPES[name]["task"].endswith(":DPO"):
         assert losses[0] == pytest.approx(0.6931, abs=2e-3), "the policy is its own reference"
     training.close()
-
-
-def recipe_of(name: str) -> str:
-    return str(RECIPES[name]["task"]).partition(":")[2]
-
-
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    # alignment-handbook/recipes/smollm3/dpo/apo.yaml
-    "apo_zero": ("DPO", {"objective": "apo_zero"}, r"objective: 'apo_zero'.*sigmoid.*robust.*ipo"),
-    "packing": ("DPO", {"packing": "best_fit"}, "packing.*unknown key"),
-    "scores": ("RewardModel", {"num_labels": 5}, "num_labels.*unknown key"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_setting_that_cannot_be_said_is_refused(case: str, tmp_path: Path) -> None:
-    kind, settings, message = REFUSED[case]
-    recipe = next(one for one in RECIPES.values() if one["task"].endswith(kind))
-    path = small({**recipe, "task_settings": {**recipe["task_settings"], **settings}}, tmp_path)
-    with pytest.raises(trainer.ConfigError, match=message) as refused:
-        trainer.load_task(trainer.load_config(["--config", str(path)]))
-    assert len(str(refused.value).strip().splitlines()) == 1
-
-
-BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
-    # LLaMA-Factory and TRL: KTO
-    "kto": ({"prompt": "Why?", "completion": "Because.", "label": True}, "are no preferences"),
-    # LLaMA-Factory/examples/train_lora/qwen3vl_lora_dpo.yaml
-    "images": (
-        {**rows_like("dpo_en_demo")[0], "images": ["a.png"]},
-        "row 1.*has images or other media",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_rows_that_cannot_be_learnt_from_are_refused(case: str, tmp_path: Path) -> None:
-    row, message = BAD_ROWS[case]
-    path = small(next(iter(RECIPES.values())), tmp_path)
-    save_rows(tmp_path / "rows.jsonl", [row])
-    task, _ = trainer.load_task(trainer.load_config(["--config", str(path)]))
-    with pytest.raises(trainer.ConfigError, match=message):
-        task.build_data()

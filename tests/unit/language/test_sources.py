@@ -41,18 +41,8 @@ def test_rows_are_the_same_from_every_kind_of_file(
         (tmp_path / name).write_text(lines)
     (tmp_path / "bom.jsonl").write_text(lines, encoding="utf-8-sig")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    packed = ("a.ndjson", "A.JSONL", "lines.json", "bom.jsonl", "a.jsonl.gz")
-    for name in (
-        *packed,
-        "folder/a.jsonl",
-        "a.json",
-        "a.parquet",
-        "folder",
-        "fol*/*.jsonl",
-        "saved",
-        "splits",
-        "splits@train",
-    ):
+    names = "a.ndjson A.JSONL lines.json bom.jsonl a.jsonl.gz folder/a.jsonl a.json a.parquet "
+    for name in (names + "folder fol*/*.jsonl saved splits splits@train").split():
         assert read_rows(str(tmp_path / name)) == ROWS, name
     assert read_rows(f"{tmp_path}/splits@test") == ROWS[2:]
     assert read_rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import CHATS, trained_texts
-from tiny_language import conversation, save_rows, tokenizer
+from tiny_language import conversation, tokenizer
 
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
@@ -17,33 +16,27 @@ from trainer.language.tokens import Encoder
 
 
 def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(
-    task: Callable[..., CausalLM], tmp_path: Path
+    task: Callable[..., CausalLM],
 ) -> None:
     rows = [{"q": "two and two?", "a": " four"}, {"q": "and more?", "a": ""}]
-    data = str(save_rows(tmp_path / "a.jsonl", rows))
-    causal = task(data=data, prompt_column="q", completion_column="a", packing="none")
+    causal = task(rows=rows, prompt_column="q", completion_column="a", packing="none")
     assert sorted(trained_texts(causal)) == [" four<|end|>", "<|end|>"]
 
 
-def test_texts_end_with_the_end_of_a_text(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text")
-    causal = task(data=str(tmp_path / "a.txt"))
-    assert trained_texts(causal) == ["ome text<|end|>"] or trained_texts(causal)[0].endswith(
-        "<|end|>"
-    )
+def test_texts_end_with_the_end_of_a_text(task: Callable[..., CausalLM]) -> None:
+    causal = task(rows=[{"text": "some text"}])
+    assert trained_texts(causal)[0].endswith("<|end|>")
     ids = causal.build_data().train[0]["input_ids"].tolist()
     assert tokenizer().decode(ids) == "some text", "the end is predicted, and is itself no input"
 
 
-def test_an_empty_corpus_is_refused(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    rows = str(save_rows(tmp_path / "b.jsonl", [{"text": ""}, {"text": ""}]))
-    with pytest.raises(DataError, match=r"data: .*b.jsonl: no row has a token to train on"):
-        task(data=rows).build_data()
+def test_an_empty_corpus_is_refused(task: Callable[..., CausalLM]) -> None:
+    with pytest.raises(DataError, match=r"data: .*a.jsonl: no row has a token to train on"):
+        task(rows=[{"text": ""}] * 2).build_data()
 
 
-def test_rows_without_a_target_are_a_notice(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    data = str(save_rows(tmp_path / "a.jsonl", [*CHATS, {"messages": CHATS[0]["messages"][:1]}]))
-    causal = task(data=data, messages_column="messages", packing="none")
+def test_rows_without_a_target_are_a_notice(task: Callable[..., CausalLM]) -> None:
+    causal = task(rows=[*CHATS, {"messages": CHATS[0]["messages"][:1]}], packing="none")
     assert len(causal.build_data().train) == 2
     assert "1 documents without a token to train on are left out" in causal.notices()
 
@@ -122,17 +115,13 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 BAD = [conversation("a", "b"), {"messages": []}, conversation("c", "d"), {"messages": "x"}]
 
 
-def test_bad_rows_are_counted_and_left_out_on_request(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    data = str(save_rows(tmp_path / "a.jsonl", BAD))
+def test_bad_rows_are_counted_and_left_out_on_request(task: Callable[..., CausalLM]) -> None:
     with pytest.raises(ConfigError, match=r"a.jsonl row 2': must hold a list of "):
-        task(data=data).build_data()
-    causal = task(data=data, bad_rows="leave_out", packing="none")
+        task(rows=BAD).build_data()
+    causal = task(rows=BAD, bad_rows="leave_out", packing="none")
     assert len(causal.build_data().train) == 2
     assert any(line.startswith("2 bad rows are left out, the first: ") for line in causal.notices())
-    alone = str(save_rows(tmp_path / "b.jsonl", BAD[1:2]))
     with pytest.raises(
         DataError, match=r"no row has a token to train on; 1 bad rows .*must hold a"
     ):
-        task(data=alone, bad_rows="leave_out").build_data()
+        task(rows=BAD[1:2], messages_column="messages", bad_rows="leave_out").build_data()

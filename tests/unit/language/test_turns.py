@@ -22,15 +22,10 @@ def spans(row: dict[str, Any], template: str | None = None) -> list[tuple[str, s
 
 @pytest.mark.parametrize("template", [MARKED, UNMARKED, ENDS_TEXT])
 def test_each_turn_has_the_tokens_that_its_message_wrote(template: str) -> None:
-    found = spans(ROW, template)
-    assert [role for role, *_ in found] == ["user", "assistant"] * 2 + ["assistant"] * (
-        len(found) - 4
-    )
-    assert ("user", "Hello") in [
-        (role, text.split("\n")[1].removesuffix("<|im_end|>")) for role, text, _ in found[:1]
-    ]
-    assert found[1][1].startswith("Good day<|im_end|>") and found[1][2]
-    assert found[3][1].startswith("Because.<|im_end|>") and not found[2][2]
+    (role, said, _), (_, good, _), (*_, is_learnt), (_, because, _), *behind = spans(ROW, template)
+    assert role == "user" and "Hello" in said and not is_learnt
+    assert good.startswith("Good day<|im_end|>") and because.startswith("Because.<|im_end|>")
+    assert all(role == "assistant" and trained for role, _, trained in behind)
 
 
 def test_the_turns_of_a_prompt_are_not_learnt() -> None:
