@@ -7,7 +7,6 @@ named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
@@ -74,7 +73,11 @@ def resolve(
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
 
     is_rehearsal = device == "cpu" and strategy != "single"
-    request, precision, lines = _as_it_runs(request, precision or "no", is_rehearsal, both)
+    lines: list[str] = []
+    precision = precision or "no"
+    if is_rehearsal:
+        origin = both.origins.get("mixed_precision", DEFAULT)
+        request, precision, lines = rehearsed(request, Sourced(precision, origin))
     reference = config.reference_batch_size or batch
     plan = Plan(
         strategy=strategy,
@@ -128,21 +131,6 @@ def _cut(
         rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
         both.refuse(found, f"{rule} {world}; micro_batch_size: null takes an equal share")
     return micro, accumulation
-
-
-def _as_it_runs(
-    request: Request, precision: str, is_rehearsal: bool, both: Reconciler
-) -> tuple[Request, str, list[str]]:
-    """Return the request and the precision on this device, and a line for each difference."""
-    lines: list[str] = []
-    if is_rehearsal:
-        origin = both.origins.get("mixed_precision", DEFAULT)
-        request, precision, lines = rehearsed(request, Sourced(precision, origin))
-    if request.deepspeed and both.config.reduce_dtype:
-        dtype = "bf16" if both.config.reduce_dtype == "bf16" else "fp32"
-        engine = {**request.deepspeed, "communication_data_type": dtype}
-        request = replace(request, deepspeed=engine)
-    return request, precision, lines
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:

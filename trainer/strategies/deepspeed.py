@@ -411,7 +411,6 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
-    if plan.mixed_precision != "no":
-        # Gradients are exchanged in full precision, as under DDP.
-        config.setdefault("communication_data_type", "fp32")
+    # Gradients are exchanged in full precision, as under DDP, unless the config says otherwise.
+    config["communication_data_type"] = "bf16" if plan.reduce_dtype == "bf16" else "fp32"
     return config

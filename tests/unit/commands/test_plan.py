@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launchers import ROOT
@@ -29,24 +28,6 @@ def first_column(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, s
 def test_states_are_those_of_the_zero_paper(name: str) -> None:
     states = states_of(LAYOUTS[name], 7_500_000_000, 64)
     assert states.total / BILLION == pytest.approx(PAPER[name], abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "parts"),
-    [
-        ("zero1", {"precision": "no"}, (4000, 4000, 6000)),
-        ("ddp", {"accumulates": True}, (4000, 8000, 8000)),
-        ("fsdp", {"accumulates": True}, (2000, 4000, 4000)),
-        ("zero1", {"accumulates": True}, (2000, 4000, 6000)),
-        ("zero2", {"accumulates": True}, (2000, 2000, 6000)),
-        ("fsdp", {"slots": 1, "frozen_bytes": 100}, (2050, 2000, 2000)),
-    ],
-)
-def test_states_of_a_thousand_parameters_on_two_ranks(
-    name: str, settings: dict[str, Any], parts: tuple[int, ...]
-) -> None:
-    states = states_of(LAYOUTS[name], 1000, 2, **settings)
-    assert (states.parameters, states.gradients, states.optimizer) == parts
 
 
 def test_the_fastest_launch_file_that_fits_is_named(capsys: pytest.CaptureFixture[str]) -> None:

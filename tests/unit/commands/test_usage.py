@@ -11,19 +11,13 @@ from pydantic import Field
 
 from trainer.commands import cli
 from trainer.commands.usage import read_folders, read_words
-from trainer.errors import ConfigError, usage_error
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
     verify: Annotated[bool, Field(description="read every byte")] = False
-
-
-def test_usage_error_names_option_value_and_rule() -> None:
-    error = usage_error("to", "runs/a", "exists already; give a new folder")
-    assert str(error) == "command line: to: 'runs/a': exists already; give a new folder"
-    assert error.exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,6 @@ from origins import sourced
 from trainer.launching.files.accelerate_file import read_accelerate_file, read_launch_flags
 
 
-def test_json_is_read_as_accelerate_does(write: Write) -> None:
-    text = json.dumps(
-        {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1
-    )
-    request = read_accelerate_file(write("a.json", text))
-    assert (request.world_size, request.num_machines) == (sourced(4, "a.json:3 (num_processes)"), 2)
-
-
 def test_dynamo(write: Write) -> None:
     text = f"{DDP}dynamo_config:\n  dynamo_backend: INDUCTOR\n  mode: default\n  dynamo_use_dynamic: false\n"
     dynamo = read_accelerate_file(write("a.yaml", text)).dynamo
@@ -194,15 +186,3 @@ def test_a_flag_fills_the_precision_that_the_json_leaves_open(write: Write) -> N
     )
     ddp = read_accelerate_file(write("b.yaml", DDP), overrides=flag(0.5, "gradient_clipping"))
     assert ddp.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
-
-
-def test_a_flag_beside_a_json_that_must_say_it(write: Write) -> None:
-    write("ds.json", json.dumps(FULL))
-    typed = flag(True, "use_deepspeed") | flag("ds.json", "deepspeed_config_file")
-    typed |= flag(2, "num_processes")
-    assert read_accelerate_file(None, overrides=typed).strategy == "zero2"
-    line = complaint(lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage")))
-    assert line == (
-        "command line: --zero_stage: 3: is given beside command line (--deepspeed_config_file), "
-        "which must say it; remove it here"
-    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
-from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint
+from launch_texts import DDP, FULL, ZERO, Write, complaint
 from origins import sourced
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
@@ -78,15 +78,6 @@ def test_stage_0_is_ddp(write: Write) -> None:
     assert request.notices == ("ds.json:1: DeepSpeed shards nothing in stage 0: runs as DDP",)
     request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 0\n"))
     assert request.strategy == "ddp"
-
-
-def test_json_named_in_the_yaml(write: Write) -> None:
-    write("ds.json", json.dumps(FULL))
-    request = read_accelerate_file(write("a.yaml", f"{BY_FILE}  zero3_init_flag: false\n"))
-    origin = "ds.json:1 (zero_optimization.stage)"
-    assert (request.strategy, str(request.strategy_origin)) == ("zero2", origin)
-    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
-    assert request.files == ("a.yaml", "ds.json")
 
 
 def test_deepspeed_is_imported_for_its_own_files_only(tmp_path: Path) -> None:
