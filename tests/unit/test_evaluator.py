@@ -260,7 +260,6 @@ class Blind(Plain):
 # -- the trial before the first step ---------------------------------------------------------------
 
 LINE = "sanity evaluation: one batch"
-CLOCKS = ("samples_per_second", "seconds", "eta_seconds", "peak_memory_bytes")
 
 
 class Drawing(Numbers):
@@ -317,28 +316,6 @@ class Restless(Plain):
 
 def four_steps(folder: Path, **settings: Any) -> TrainConfig:
     return replace(configured(folder), max_steps=4, **settings)
-
-
-def shown(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl without clocks and memory."""
-    return [{key: row[key] for key in row if key not in CLOCKS} for row in rows(folder)]
-
-
-@fresh
-def test_a_run_is_equal_to_the_bit_with_and_without_the_trial(tmp_path: Path) -> None:
-    for name, sanity in (("with", True), ("without", False)):
-        config = four_steps(tmp_path / name, sanity_evaluation=sanity, save_every=2)
-        Trainer(Restless(), config).fit()
-
-    with_it, without = tmp_path / "with", tmp_path / "without"
-    assert shown(with_it) == shown(without)
-    assert len(shown(with_it)[-1]) == 3 + 3, "an evaluation of three sets"
-    files = sorted(path.relative_to(without) for path in without.rglob("*.safetensors"))
-    assert len(files) > 2
-    for file in files:
-        assert (with_it / file).read_bytes() == (without / file).read_bytes(), file
-    assert log_of(with_it).count(f"{LINE} of each set") == 1
-    assert LINE not in log_of(without)
 
 
 @dataclass(frozen=True, kw_only=True)

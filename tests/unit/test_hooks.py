@@ -41,18 +41,6 @@ def test_each_event_reaches_the_hooks_that_override_it_and_no_other(event: str) 
         calls.clear()
 
 
-def test_what_a_hook_does_not_override_is_not_even_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks = Hooks([Callback()])
-
-    def called(*_: Any) -> None:
-        raise AssertionError("a call a step for nothing")
-
-    for event in EVENTS:
-        monkeypatch.setattr(Callback, event, called)
-    hooks.call("on_window", RUN, RUN)
-    hooks.on_step(RUN, step_info())
-
-
 def test_what_a_base_class_of_the_users_overrides_is_called() -> None:
     class Derived(Recording):
         pass

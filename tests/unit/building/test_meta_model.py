@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
 from trainer.building.meta_model import MetaModel
-from trainer.strategies.initial_values import InitialValues
 
 DRAWN = ["0.bias", "0.weight", "1.bias", "1.weight"]
 
@@ -112,24 +111,13 @@ def test_the_moving_average_begins_with_the_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_pretrained_folder_gives_what_is_not_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pretrained_folder_gives_what_is_not_new(tmp_path: Path) -> None:
     drawn = values(built(tmp_path / "drawn", OnMeta(), keep_last=0))
-    names: list[str] = []
-    real = InitialValues.draw
-
-    def draw(self: InitialValues, wanted: Any) -> Any:
-        names.extend(wanted)
-        return real(self, wanted)
-
-    monkeypatch.setattr(InitialValues, "draw", draw)
     files = written(tmp_path / "model", "0.bias", "0.kept", "0.weight")
     task = OnMeta(folder=str(tmp_path / "model"), new=("1.bias", "1.weight"))
     found = values(built(tmp_path / "run", task, keep_last=0))
     for name, value in found.items():
         assert torch.equal(value, files.get(name, drawn[name]))
-    assert sorted(names) == ["1.bias", "1.weight"], "no time is spent on what files have"
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -20,7 +20,6 @@ import pytest
 import torch
 from brought_tasks import Plain
 from fake_run import fake_run, step_info
-from launchers import json_in
 from one_process import fit, log_of, rows
 from torch import nn
 
@@ -28,33 +27,6 @@ import trainer
 from trainer.callbacks.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
-
-class Domains(Plain):
-    """Metrics of two sets by name, and one per class."""
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        at = batch["at"].double()
-        return {"clean/error": at, "noisy/error": at + 1, "recall": (torch.ones(3), torch.ones(3))}
-
-
-def test_metrics_of_several_sets_are_shown_and_the_best_value_is_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    fit(folder, Domains(), max_steps=4, eval_every=2, best_metric="eval/clean/error")
-    lines = log_of(folder).splitlines()
-    assert any(
-        re.fullmatch(r"step 4/4  eval/clean/error [\d.]+  eval/noisy/error [\d.]+", line)
-        for line in lines
-    )
-    summary = json_in(folder / "summary.json")
-    assert summary["best"] == {
-        "metric": "eval/clean/error",
-        "value": summary["evaluation"]["eval/clean/error"],
-        "step": 2,
-    }
-    done = next(line for line in lines if line.startswith("done:"))
-    assert "eval/noisy/error" in done
-    assert re.match(r"best eval/clean/error [\d.]+ at step 2; model: ", lines[-1])
 
 
 class Weighted(Plain):

@@ -4,12 +4,8 @@ they say.
 
 from __future__ import annotations
 
-import math
-
-import pytest
 import torch
 from digits_cnn import DigitsCNN
-from torch.utils.data import default_collate
 
 
 def test_digits_are_all_of_scikit_learns_once() -> None:
@@ -27,27 +23,3 @@ def test_digits_split_is_the_same_on_every_call_and_follows_its_seed() -> None:
     first, second, other = (DigitsCNN(split_seed=seed).build_data() for seed in (0, 0, 1))
     assert torch.equal(first.evaluation.images, second.evaluation.images)
     assert not torch.equal(first.evaluation.images, other.evaluation.images)
-
-
-def test_digits_evaluation_is_per_example_and_training_its_mean() -> None:
-    torch.manual_seed(0)
-    task = DigitsCNN()
-    model, data = task.build_model(), task.build_data()
-    batch = default_collate([data.train[index] for index in range(50)])
-    values = task.evaluation_step(model, batch)
-    assert values["loss"].shape == values["accuracy"].shape == (50,)
-    torch.testing.assert_close(task.training_step(model, batch), values["loss"].mean())
-    assert task.weight(batch) == 50
-    assert values["loss"].mean().item() == pytest.approx(math.log(10), abs=0.4), (
-        "a fresh model knows nothing"
-    )
-
-
-def test_digits_loss_of_an_image_does_not_depend_on_its_batch() -> None:
-    task = DigitsCNN()
-    model, data = task.build_model(), task.build_data()
-    alone, among = (
-        default_collate([data.train[index] for index in range(count)]) for count in (1, 8)
-    )
-    both = [task.evaluation_step(model, batch)["loss"][0] for batch in (alone, among)]
-    torch.testing.assert_close(both[0], both[1])

@@ -45,17 +45,6 @@ def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weig
     assert written == [pytest.approx(1.2), 3.0], "the model is told at both changes"
 
 
-def test_without_a_decay_nothing_is_kept_and_the_weights_are_used() -> None:
-    live = shards(2.0)
-    written: list[str] = []
-    average = Average(live, lambda: written.append("written"), None)
-    average.update()
-    with average.applied():
-        assert all(map(torch.equal, live, shards(2.0)))
-    assert average.average == []
-    assert written == []
-
-
 def trainer_of(task: Task, folder: Path) -> Trainer:
     config = TrainConfig(
         task="a:B",

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from brought_tasks import Plain
-from fake_run import step_info
 from from_launcher import configured
 from launchers import json_in
 from one_process import fit, rows
@@ -18,9 +16,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from trainer import ConfigError, Plan, Trainer
-from trainer.callbacks.tracking import tracked_values
-from trainer.commands.compare import as_table, make_report
-from trainer.commands.finished_runs import read_run
 from trainer.optim.groups import group_names, logged_rates
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -68,20 +63,9 @@ def test_every_rate_is_logged_where_they_differ(tmp_path: Path) -> None:
     fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
     logged = [(row["lr"], row["lr/head"]) for row in rows(tmp_path / "own") if "loss" in row]
     assert logged == [pytest.approx((0.05 * f, 0.5 * f)) for f in (1, 0.5, 0.25)]
-    step = step_info(metrics={"lr": 0.05, "lr/head": 0.5})
-    assert tracked_values(step)["train/lr/head"] == 0.5, "and the trackers"
 
     fit(tmp_path / "usual", Plain(), max_steps=3, log_every=1)
     assert not any(key.startswith("lr/") for row in rows(tmp_path / "usual") for key in row)
-
-
-def test_runs_are_compared_by_what_ran(tmp_path: Path) -> None:
-    for name, task in (("own", TwoRates()), ("usual", Plain())):
-        fit(tmp_path / name, task, max_steps=2)
-    now = [read_run(tmp_path / name) for name in ("own", "usual")]
-    table = as_table(make_report(now))
-    assert 'usual: optimizer_groups.1.name: "head" -> null' in table
-    assert "usual: optimizer_groups.0.weight_decay: 0.05 -> 0.01" in table
 
 
 class Own(Plain):
@@ -123,9 +107,6 @@ def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
 def test_names_and_rates_of_groups() -> None:
     assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
     assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
-    one_of_them = [{"lr": 1.0}, {"lr": 2.0, "name": "b"}, {"lr": 1.0}]
-    logged = {"lr": 1.0, "lr/b": 2.0, "lr/2": 1.0}
-    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], one_of_them) == logged
     named = [{"lr": 1.0, "name": "stem"}, {"lr": 2.0, "name": "head"}]
     for stem, head in ((1.0, 2.0), (0.0, 0.0)):
         expected = {"lr": stem, "lr/stem": stem, "lr/head": head}
