@@ -47,10 +47,7 @@ class MeasuredSet:
 
     Args:
         name: as in ``Data.evaluation``. "" for a single set.
-        batches: of this rank.
         every: how often the set is measured. None: at the end of training.
-        evaluation_step: returns the metrics of a batch.
-        build_metrics: makes torchmetrics by name.
         has_own_step: whether ``evaluation_step`` is not the task's. Then it may leave out some of
             the task's torchmetrics.
         counts_examples: whether a mean of ``evaluation_step`` is over the examples of its batch.
@@ -73,9 +70,7 @@ class Evaluator:
     """Measures the prepared model of a run. Every method is collective: call it on every rank.
 
     Args:
-        sets: the evaluation sets of the run, by name.
         position: of the run. An evaluation keeps the values and a signal to stop here.
-        train_data: tells the epoch and the length of the run.
         average: the moving average of the weights, which is measured if a decay is set.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
     """
@@ -236,18 +231,14 @@ class Evaluator:
 
 @contextmanager
 def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
-    """Restore generators, buffers and modes of modules after the block.
-
-    Args:
-        model: prepared.
-        compiled: whether the model is compiled. Then the block runs uncompiled: torch compiles the
-            second shape in another way than the first, and the training must have the first.
-    """
+    """Restore generators, buffers and modes of modules after the block."""
     modes = [(module, module.training) for module in model.modules()]
     states = rng.read()
     with ExitStack() as block:
         block.enter_context(restored_buffers(model))
-        if compiled:  # torch's compiler takes a second to import
+        # torch compiles the second shape in another way than the first, which the training must
+        # have. torch's compiler takes a second to import.
+        if compiled:
             block.enter_context(torch.compiler.set_stance("force_eager"))
         yield
     rng.write(states)
@@ -269,11 +260,7 @@ def place_of(name: str) -> str:
 
 
 def sets_of(data: Data) -> dict[str, EvaluationSet]:
-    """Return the sets to measure on, by name: none, a single one named "", or several.
-
-    Raises:
-        DataError: a name is wrong.
-    """
+    """Return the sets to measure on, by name: none, a single one named "", or several."""
     given = data.evaluation
     if given is None:
         return {}
@@ -306,15 +293,7 @@ def measured_sets(
 ) -> dict[str, MeasuredSet]:
     """Return the sets of a run by name, with the settings that task and config give to all of them.
 
-    Args:
-        batch_size: samples of a rank in a batch.
-        eval_every: of the config, for sets without ``every``.
-        steps_per_epoch: of the training set. None for a stream.
-        loading: ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
-
-    Raises:
-        DataError: a name is wrong, or a set is empty.
-        ConfigError: the interval of a set is shorter than a step.
+    ``loading`` are ``workers``, ``pin_memory`` and ``gather`` of ``EvaluationBatches``.
     """
     cls = type(task)
     is_plain = cls.evaluation_step is Task.evaluation_step and cls.weight is Task.weight
@@ -342,21 +321,12 @@ def measured_sets(
 
 
 def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
-    """Return the name of the set that has a metric such as ``eval/clean/loss``. None if none has.
-
-    Args:
-        names: of the sets.
-    """
+    """Return the name of the set of a metric such as ``eval/clean/loss``. None if none has it."""
     return next((name for name in names if metric.startswith(prefix_of(name))), None)
 
 
 def check_best_metric(metric: str, known: Collection[str], origin: Origin) -> None:
-    """Raise ``ConfigError`` if the task does not measure ``best_metric``.
-
-    Args:
-        known: the names of all values that an evaluation gives.
-        origin: of the key.
-    """
+    """Raise ``ConfigError`` if ``best_metric`` is not among the values of an evaluation."""
     if metric in known:
         return
     rule = "the task measures nothing: its Data has no evaluation set"

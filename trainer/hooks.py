@@ -157,10 +157,11 @@ class Hooks:
 
     def __init__(self, row: Sequence[Callback]) -> None:
         self.row = list(row)
-        self._of: dict[str, list[Callback]] = {}
-        for event in EVENTS:
-            empty = getattr(Callback, event)  # to call an empty method costs time in each step
-            self._of[event] = [hook for hook in row if getattr(type(hook), event) is not empty]
+        # To call an empty method would cost time in each step.
+        self._of = {
+            event: [hook for hook in row if getattr(type(hook), event) != getattr(Callback, event)]
+            for event in EVENTS
+        }
 
     def call(self, event: str, *arguments: Any) -> None:
         """Call the hooks that override an event other than ``on_step``."""

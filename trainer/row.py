@@ -56,13 +56,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
 def row_of(
     config: TrainConfig, added: Sequence[Callback], origins: Mapping[str, Origin]
 ) -> list[Callback]:
-    """Return the hooks of a run.
-
-    Args:
-        added: the user's hooks, which come after all others but the hook that saves. Hooks that the
-            config names follow the user's.
-        origins: of the config's values, by key, for messages.
-    """
+    """Return the hooks of a run. ``added`` are the user's, before those that the config names."""
     # The step: undo the changes of a step that is left out, count, agree on the end.
     row: list[Callback] = []
     if config.on_nan == "skip":

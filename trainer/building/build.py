@@ -1,8 +1,8 @@
 """Building a run: from a task and a config to live parts that are ready for the first step.
 
-``build`` calls the functions of this file in a row, and each returns a part of the run. Random
-numbers are drawn in a fixed order and under seeds that every layout shares, so a run begins with
-the same weights everywhere. ``build_for_evaluation`` takes the same parts, and trains nothing.
+``build`` calls the functions of this file in a row, on every rank. Each returns a part of the run.
+Random numbers are drawn in a fixed order and under seeds that every layout shares, so a run begins
+with the same weights everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from ..reporting.banner import banner
 from ..reporting.directory import RunDirectory
 from ..reporting.machine import machine
 from ..reporting.meter import Meter, count_call
-from ..reporting.say import say_and_log
 from ..row import checks_of
 from ..run import Built, Folder, Read, Run, Setup
 from ..strategies.memory import states_of_run
@@ -98,20 +97,14 @@ def build_for_evaluation(
 ) -> Run:
     """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
 
-    Nothing is written, and no folder is claimed. ``run.evaluate`` measures the model. ``run.close``
-    ends the run. Collective: call on every rank.
-
     Args:
-        task: the data and the model to measure.
-        config: as for a training. Keys of length and folders make no difference.
+        task, config, launched, origins: as for ``build``. Keys of length and folders make no
+            difference.
         weights: a folder of safetensors, or a checkpoint, whose moving average counts if the
             checkpoint has an average. None for the first values of the task's model.
-        launched: the result of ``launch``. By default launched here, without a launch file.
-        origins: of the config's values, by key, for messages.
 
     Raises:
-        ConfigError, LaunchError, DataError: on every rank.
-        CheckpointError: the weights are those of another model.
+        ConfigError, LaunchError, DataError, CheckpointError: on every rank.
     """
     folder = None if weights is None else str(weights)
     config = dataclasses.replace(config, keep_last=0, ema_decay=None, weights=folder)
@@ -127,7 +120,7 @@ def _build(
     *,
     trains: bool,
 ) -> Run:
-    """Build the parts of a run in the order of their seeds. Collective: call on every rank."""
+    """Build the parts of a run in the order of their seeds."""
     refuse_uncalled(task, Task)
     for hook in hooks.row:
         refuse_uncalled(hook, Callback)
@@ -178,7 +171,7 @@ def _connect(
     *,
     trains: bool,
 ) -> Setup:
-    """Connect the ranks for decisions, and look at the machine. Collective: call on every rank."""
+    """Connect the ranks for decisions."""
     accelerator = launched.accelerator
     agreement = Agreement(timedelta(minutes=config.timeout_minutes))
     return Setup(
@@ -201,27 +194,22 @@ def _connect(
 def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's.
 
-    Collective: call on every rank. The main process resolves the names, because the environment of
-    another machine may differ.
-
-    Returns:
-        The setup with the resolved names in its config, and the folder.
+    Returns the setup with the resolved names in its config, and the folder.
     """
-    agreement, origins = setup.agreement, setup.origins
+    config, agreement, origins = setup.config, setup.agreement, setup.origins
+    if setup.trains:
+        # A task that was made in Python has settings that the config does not name.
+        known = setup.task_facts["task_settings"]
+        settings = {name: value for name, value in plain(setup.task).items() if name in known}
+        config = dataclasses.replace(config, task_settings=settings | config.task_settings)
+    # Those of the main process: the environment of another machine may differ.
+    names = agreement.of_main(resolve_names(config, setup.plan, origins))
     if not setup.trains:  # nothing is written
-        names = resolve_names(setup.config, setup.plan, origins)
-        directory = RunDirectory(setup.config.output_dir, main=False)
+        directory = RunDirectory(names.output_dir, main=False)
         return setup, Folder(name=names.run_name, directory=directory, start=Start())
 
-    # A task that was made in Python has settings that the config does not name.
-    known = setup.task_facts["task_settings"]
-    settings = {name: value for name, value in plain(setup.task).items() if name in known}
-    settings |= setup.config.task_settings
-    named = dataclasses.replace(setup.config, task_settings=settings)
-    names = agreement.of_main(resolve_names(named, setup.plan, origins))
     # config.yaml names the same folder when the file is read again, and the run by the template.
-    config = dataclasses.replace(named, output_dir=as_literal(names.output_dir))
-
+    config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
     directory = RunDirectory(
         names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)
     )
@@ -251,11 +239,7 @@ def _saves(setup: Setup, folder: Folder) -> bool:
 def _prepare(
     read: Read, model: Model, optimizer: Optimizer, reported: dict[str, Any], hooks: Hooks
 ) -> Run:
-    """Shard or wrap model and optimizer, and build the parts that follow them. Collective.
-
-    Args:
-        reported: the optimizer's description for reports.
-    """
+    """Shard or wrap model and optimizer, and build the parts that follow them."""
     module, position = model.module, Position()
     operations = operations_per_token(module)
     form = OptimizerForm.of(
@@ -295,7 +279,7 @@ def _prepare(
         read.directory.path / "checkpoints",
         read.agreement,
         read.config,
-        partial(say_and_log, read.directory),
+        read.say,
     )
     saver.prepare(parts, finished=read.finished)
     _fill(read, model, parts)
@@ -326,11 +310,7 @@ def _prepare(
 
 
 def _sizes(read: Read, module: nn.Module, states: int) -> dict[str, int]:
-    """Count the elements of a model that is whole, and the bytes of a rank by formula.
-
-    Args:
-        states: the tensors that the optimizer keeps for each parameter.
-    """
+    """Count a whole model's elements, and a rank's bytes with so many states of the optimizer."""
     offloads = read.strategy.steps_on_cpu(read.plan)
     return {
         "parameters": count_parameters(module),
@@ -374,11 +354,7 @@ def _settings(read: Read) -> dict[str, Any]:
 
 
 def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the content of plan.json, but for the notices. Collective.
-
-    Args:
-        reported: the descriptions of optimizer and schedule.
-    """
+    """Return the content of plan.json, but for the notices."""
     setup, config, accelerator = read.setup, read.config, read.strategy.accelerator
     return {
         **read.plan.as_dict(),
@@ -413,12 +389,7 @@ def _fill(read: Read, model: Model, parts: Parts) -> None:
 
 
 def _load(run: Run) -> None:
-    """Set the run to its checkpoint, or begin with the config's weights. Collective.
-
-    Raises:
-        ConfigError: the configuration changes the numbers of the run, and that is not allowed.
-        CheckpointError: the checkpoint holds another model, or values that no run has saved.
-    """
+    """Set the run to its checkpoint, or begin with the config's weights."""
     config, start, parts = run.config, run.folder.start, run.parts
     for info in start.passed_over:
         run.note(f"passed over {info.path.name}: {info.problem}")

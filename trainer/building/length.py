@@ -10,12 +10,7 @@ from ..run import Folder, Length, Setup
 
 
 def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
-    """Return the steps of a run, which epochs or ``max_steps`` end. Collective.
-
-    Raises:
-        ConfigError: an interval is shorter than a step, or the checkpoint to begin with is beyond
-            the end already.
-    """
+    """Return the steps of a run, which epochs or ``max_steps`` end. Collective."""
     config, start = setup.config, folder.start
     ends = []
     if config.epochs is not None:

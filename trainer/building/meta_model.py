@@ -29,17 +29,7 @@ class MetaModel:
     def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> MetaModel | None:
         """Give the buffers of a model that is not prepared yet their values.
 
-        Args:
-            model: on the meta device.
-            task: names the pretrained model, and initializes modules.
-            seed: of the whole training.
-            resumes: the parameters' values come from a checkpoint.
-
-        Returns:
-            None if nothing else has to be done: a checkpoint has the values.
-
-        Raises:
-            CheckpointError: the pretrained folder is missing.
+        None if a checkpoint has the values of the parameters (``resumes``).
         """
         sources = [] if resumes else sources_of(task, model)
         of_pretrained(sources)  # a folder that is missing is refused before the model is sharded
@@ -51,15 +41,7 @@ class MetaModel:
         return cls(initial_values=initial_values, sources=sources)
 
     def fill(self, parts: Parts) -> list[str]:
-        """Give the prepared model its values. Collective: call on every rank.
-
-        Returns:
-            Notices about the pretrained model.
-
-        Raises:
-            CheckpointError: the pretrained folder does not hold this model.
-            LaunchError: nothing gives a parameter its values.
-        """
+        """Give the prepared model its values, and return notices. Collective."""
         names = {
             name
             for name, _, _, tensor in parts.strategy.named_tensors()

@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
-    """Build the task's model: trainable weights in full precision, each contiguous.
-
-    Returns:
-        The model, and a notice of each change.
-
-    Raises:
-        LaunchError: the task built no model, or a model in which nothing is trainable.
-    """
+    """Build the task's model, with trainable weights in float32, and a notice of each change."""
     set_seed(config.seed)  # the weights do not depend on random numbers of build_data
     model = returned(task.build_model(), nn.Module, task, "build_model")
     refuse_compiled(model)
@@ -62,13 +55,9 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
 
 
 def _widen(model: nn.Module, plan: Plan) -> list[str]:
-    """Cast trainable parameters to float32, and return a notice.
-
-    Updates smaller than a 16-bit weight's last digit would be lost. Frozen weights keep their dtype
-    if layers compute in mixed precision anyway.
-    """
+    """Cast trainable parameters to float32, in which no small update is lost. Return a notice."""
     computes_in_float32 = plan.mixed_precision == "no"
-    narrow = [
+    narrow = [  # frozen weights may stay if layers compute in mixed precision anyway
         p
         for p in model.parameters()
         if p.is_floating_point() and p.dtype != torch.float32
@@ -98,11 +87,8 @@ def _elements(parameter: nn.Parameter) -> int:
 
 
 def operations_per_token(model: nn.Module) -> int:
-    """Count the floating-point operations of a token with the parameters, forward and backward.
-
-    An embedding looks rows up and multiplies nothing, unless the head shares the weight. All
-    experts of a mixture count.
-    """
+    """Count the floating-point operations of a token with the parameters, forward and backward."""
+    # An embedding multiplies nothing, unless the head shares its weight. All experts count.
     multiplied = {
         parameter
         for module in model.modules()
@@ -171,12 +157,7 @@ def model_of(read: Read) -> Model:
 def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], list[str]]:
     """Put the model into training mode, except for the modules that the task names.
 
-    Returns:
-        The modules of ``Task.held_in_evaluation``, and a notice of modes that may surprise.
-
-    Raises:
-        LaunchError: some layers are in evaluation mode, and the task does not say whether they
-            stay.
+    Returns the modules of ``Task.held_in_evaluation``, and a notice of modes that may surprise.
     """
     # from_pretrained leaves all modules in evaluation mode, to which peft adds layers. Here the
     # mode makes a difference.

@@ -27,15 +27,7 @@ def build_optimizer(
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
     """Build the task's optimizer, by default the plan's. Other parameters are frozen.
 
-    Returns:
-        The optimizer, its description for reports, and a notice if parameters were frozen.
-
-    Raises:
-        ConfigError: the task builds an optimizer, and the config names another, or settings that
-            this optimizer does not have.
-        LaunchError: the task built no optimizer, or an optimizer that trains nothing, or that holds
-            a parameter which is not the model's: its gradient would not be exchanged.
-            Or an optimizer that needs another loop.
+    Returns the optimizer, its description for reports, and a notice if parameters were frozen.
     """
     optimizer = returned(task.build_optimizer(model, plan), Optimizer, task, "build_optimizer")
     # SAM takes two gradients a step. A schedule-free optimizer computes the weights to save.
@@ -45,7 +37,7 @@ def build_optimizer(
             raise LaunchError(f"{name} must be called, and no loop here does: take another one")
 
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if not held <= set(model.parameters()):
+    if not held <= set(model.parameters()):  # its gradient would not be exchanged
         raise LaunchError(
             "the optimizer holds a parameter that is not the model's: make the parameter an "
             "attribute of the module that build_model returns"
@@ -84,14 +76,8 @@ def build_optimizer(
 
 
 def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> list[str]:
-    """Return the keys of the config that name another optimizer, or a value that no group has.
-
-    A default is not compared: the config.yaml of an earlier run has all keys.
-
-    Args:
-        kind: the name of the optimizer's class.
-        groups: as ``describe_groups`` returns them.
-    """
+    """Return the keys of the config that name another optimizer, or a value that no group has."""
+    # A default is not compared: the config.yaml of an earlier run has all keys.
     given = {key: getattr(config, key) for key in OF_GROUPS} | config.optimizer_settings
     unused = [
         key
@@ -123,15 +109,7 @@ def build_no_optimizer(model: nn.Module) -> tuple[Optimizer, dict[str, Any], lis
 def build_schedule(
     task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int
 ) -> tuple[LRScheduler, dict[str, Any]]:
-    """Build the task's schedule, by default the plan's.
-
-    Returns:
-        The schedule, and its description for reports.
-
-    Raises:
-        ConfigError: the task builds a schedule, and config or launch file names another.
-        LaunchError: the task's schedule is no ``LRScheduler``, or follows a metric.
-    """
+    """Build the task's schedule, by default the plan's, and its description for reports."""
     schedule = task.build_schedule(optimizer, plan, total_steps)
     built_by = own_schedule(task) if schedule is not None else None
     if schedule is not None:

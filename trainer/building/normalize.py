@@ -12,10 +12,7 @@ from ..private.torch import is_compiled
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise ``LaunchError`` for layers that ``torch.compile`` has wrapped.
-
-    DeepSpeed fails on the wrapper (0.19), and names of parameters would differ.
-    """
+    """Refuse compiled layers: DeepSpeed fails on them (0.19), and names would differ."""
     for name, module in model.named_modules():
         if is_compiled(module):
             raise LaunchError(
@@ -25,16 +22,16 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise ``LaunchError`` for a parameter that shares memory with another or with a buffer.
+    """Refuse a parameter that shares memory with another or with a buffer.
 
-    A cast or a new layout gives each tensor a memory of its own, and so does a strategy that
-    divides parameters. Columns of a matrix lie between each other: only their first element counts.
+    A cast, a new layout and a strategy that divides parameters give each a memory of its own.
     """
     spans = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not tensor.is_meta and tensor.layout == torch.strided and tensor.numel():
             # A buffer may be a view of a constant: of another buffer, or a frozen parameter.
             kind = isinstance(tensor, nn.Parameter) + tensor.requires_grad
+            # Columns of a matrix lie between each other: only their first element counts.
             length = tensor.nbytes if tensor.is_contiguous() else 1
             spans.append((tensor.data_ptr(), length, name, kind))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +19,8 @@ _WRITE_SECONDS = 5.0
 class Clock(Callback):
     """Counts steps and samples for the speed, and keeps attempts.json up to date.
 
-    An attempt is the part of a run from one start of the processes to the next. ``started`` is in
-    seconds since 1970, ``seconds`` is the time until the last write, and ``first_step`` and
-    ``last_step`` are the optimizer steps before and after the attempt.
+    An attempt is the part of a run from one start of the processes to the next, with ``started`` in
+    seconds since 1970, and ``seconds`` until the last write.
     """
 
     def on_start(self, run: Run) -> None:
@@ -49,6 +47,7 @@ class Clock(Callback):
         end = {"seconds": round(self._run.meter.seconds, 3), "last_step": self._run.step}
         rows = [*self._before, self._this | end]
         if self._run.is_main:
-            self._run.directory.write(part_of(self._path).name, json_text(rows))
-            os.replace(part_of(self._path), self._path)
+            part = part_of(self._path)
+            self._run.directory.write(part.name, json_text(rows))
+            part.replace(self._path)
         return rows

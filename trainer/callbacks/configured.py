@@ -26,14 +26,8 @@ def configured_callbacks(
 ) -> list[Callback]:
     """Return the callbacks that ``callbacks`` of a training config names, in the same order.
 
-    Args:
-        values: of the key.
-        origins: of the config's values, by key, for messages.
-        only_check: make dataclasses alone, as a task is made. The ``__init__`` of others may do
-            work.
-
-    Raises:
-        ConfigError: all mistakes, each with the place in the config.
+    Raises ``ConfigError`` with all mistakes. ``only_check`` makes dataclasses alone, as a task is
+    made: the ``__init__`` of others may do work.
     """
     check = Validator(partial(origin_of, origins))
     made: list[Any] = []

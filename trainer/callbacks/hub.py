@@ -1,8 +1,7 @@
 """The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
-Uploads run beside the training, by the thread of ``HfApi.run_as_future``. A server that is slow,
-refuses or does not answer holds up no step and ends no run. An upload whose folder the next best
-model replaces meanwhile fails, and the upload of that model follows.
+Uploads run in the thread of ``HfApi.run_as_future``, so no server holds up a step or ends a run. An
+upload whose folder the next best model replaces meanwhile fails, and that model's upload follows.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class HubPush(Callback):
     """Pushes each new best model to the main branch of a repository, and the last model at the end.
 
     Without ``best_metric`` the last model goes to the main branch, otherwise to the branch
-    ``last``. A folder that holds a secret is refused.
-
-    Args:
-        best: which model is the best, if ``best_metric`` is set.
+    ``last``.
     """
 
     def __init__(self, best: Best | None) -> None:
@@ -80,15 +76,9 @@ class HubPush(Callback):
 
 
 def refuse_secrets(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder with a text that holds the value of a secret.
+    """Raise ``ValueError`` for a folder with a text that holds a secret of at least 8 characters.
 
-    A secret of less than 8 characters does not count: such a word may stand in any text.
-
-    Args:
-        settings: of a task. Secrets are those of the environment, too, and the Hub's token.
-
-    Raises:
-        ValueError: the folder holds a secret.
+    Secrets are those of the task's settings and of the environment, and the Hub's token.
     """
     content = b"".join(
         path.read_bytes()

@@ -16,16 +16,13 @@ class Evaluation(Callback):
 
     A run that a signal ends has no time for an evaluation: the checkpoint comes first. A set that
     was due then waits for the next due step.
-
-    Args:
-        log: measures the last step, if a signal during the evaluation ends the run.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Fill ``info.evaluation`` if a set is due. Collective: call on every rank."""
+        """Fill ``info.evaluation`` if a set is due."""
         due = [
             name
             for name, chosen in run.evaluation_sets.items()
@@ -47,12 +44,7 @@ class SanityEvaluation(Callback):
     """Evaluates a batch of each set before the first step, so that an error shows at once.
 
     The trial enters the task's code and the reduction over the ranks, and looks for ``best_metric``
-    among the values. No number of the run changes. The values are shown nowhere: the values of a
-    single batch mean little, and may be NaN.
-
-    Args:
-        best_metric: of the config, or None.
-        origin: of ``best_metric``, for messages.
+    among the values. They are shown nowhere: those of a single batch mean little, and may be NaN.
     """
 
     def __init__(self, best_metric: str | None, origin: Origin) -> None:
@@ -60,11 +52,7 @@ class SanityEvaluation(Callback):
         self.origin = origin
 
     def on_start(self, run: Run) -> None:
-        """Raise the error that the evaluation raises. Collective: call on every rank.
-
-        Raises:
-            ConfigError: the task does not measure ``best_metric``.
-        """
+        """Raise the error of the evaluation, or of a ``best_metric`` that the task lacks."""
         names: Collection[str] | None = ()
         if run.evaluation_sets:
             # Said before the trial, so that the origin of an error below this line is clear.

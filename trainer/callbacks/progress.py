@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,37 +25,40 @@ class Progress(Callback):
 
     def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None
-        self._has_begun = False
         self._next_line = 0.0  # in seconds of the run
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:
             return
 
-        if self.bar is None and sys.stderr.isatty():
-            self.bar = tqdm(total=run.total_steps, bar_format=_BAR, dynamic_ncols=True)
-        if self.bar is not None:
-            self.bar.update(info.step - self.bar.n)
+        is_first = self.bar is None
+        if self.bar is None:
+            self.bar = tqdm(
+                total=run.total_steps,
+                bar_format=_BAR,
+                dynamic_ncols=True,
+                disable=None,  # unless on a terminal
+            )
+        self.bar.update(info.step - self.bar.n)
 
         at = f"step {info.step}/{run.total_steps}"
         if info.metrics is not None:
             seconds = info.metrics["seconds"]
             if info.is_last or seconds >= self._next_line:
                 self._next_line = seconds + min(max(1, seconds / 20), 10)
-                self._show_metrics(run, at, info.metrics)
+                self._show_metrics(run, self.bar, at, info.metrics)
         if info.evaluation is not None:
             run.say(f"{at}  {metrics_text(info.evaluation)}")
 
-        if run.plan.compile and not self._has_begun:
+        if run.plan.compile and is_first:
             graphs, breaks = count_graphs()
-            text = "graphs compiled: {}, graph breaks: {}" if breaks else "graphs compiled: {}"
-            run.say(text.format(graphs, breaks))
-        self._has_begun = True
-
-        if info.is_last and self.bar is not None:
+            run.say(f"graphs compiled: {graphs}" + f", graph breaks: {breaks}" * bool(breaks))
+        if info.is_last:
             self.bar.close()
 
-    def _show_metrics(self, run: Run, at: str, metrics: Mapping[str, float]) -> None:
+    def _show_metrics(
+        self, run: Run, bar: tqdm[Any], at: str, metrics: Mapping[str, float]
+    ) -> None:
         loss, left = "loss {loss:.4f}", "eta ?"
         seconds_left = metrics["eta_seconds"]
         if metrics["seconds"] > 5 or not seconds_left:  # few steps say little about the others
@@ -68,8 +70,8 @@ class Progress(Callback):
         rate = "lr {lr:.2e}  norm {grad_norm:.3f}"
         memory = size(metrics["peak_memory_bytes"])
         line = "  ".join([at, loss, rate, speed, left, memory]).format_map(metrics)
-        if self.bar is None:
+        if bar.disable:
             run.say(line)
         else:
-            self.bar.set_postfix_str(", ".join([loss, speed, left]).format_map(metrics))
+            bar.set_postfix_str(", ".join([loss, speed, left]).format_map(metrics))
             run.directory.line(line)

@@ -25,16 +25,7 @@ _LEFT_OUT = ("origins", "files", "notices", "output_dir")
 
 
 class Tracking(Callback):
-    """Logs to Accelerate's trackers. They start at the first logged step and end after the export.
-
-    Args:
-        names: of trackers, as Accelerate calls them.
-        origin: of ``trackers``, for messages.
-
-    Raises:
-        ConfigError: there is no such tracker, or its package is not installed.
-        TrainerError: a tracker does not start.
-    """
+    """Logs to Accelerate's trackers. They start at the first logged step, and end last."""
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         installed = [str(name) for name in get_available_trackers()]
@@ -123,10 +114,7 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
 
 
 def configuration(run: Run, tracker: str) -> dict[str, Any]:
-    """Return the settings and plan.json for a tracker, without secrets.
-
-    Only W&B takes nested values. Other trackers get texts.
-    """
+    """Return the settings and plan.json for a tracker. Only W&B takes nested values."""
     values = hidden({**fingerprint(vars(run.config)), **run.facts})
     takes_all = tracker == "wandb"
     return {

@@ -14,8 +14,7 @@ from ..private.torch import interpolate_all
 class Average:
     """An average of the weights: ``average = decay * average + (1 - decay) * weight`` each step.
 
-    The average is kept as flat shards in full precision. Under every strategy this costs a rank
-    another copy of the rank's shards. Without a decay no average is kept.
+    The average is kept as flat shards in full precision, another copy of the rank's shards.
 
     Args:
         live: the weights, as views that follow the model.

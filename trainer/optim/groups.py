@@ -23,8 +23,7 @@ _NOT_REPORTED = (
 def describe_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the settings of each group as JSON, with the number of trainable ``parameters``.
 
-    To be called before the optimizer is prepared, because an engine changes the groups, and before
-    a schedule moves ``lr``.
+    To be called on a fresh optimizer, before an engine or a schedule changes the groups.
     """
     return [
         {
@@ -55,12 +54,7 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def logged_rates(rates: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group if rates can differ.
-
-    Args:
-        rates: of the step, by group.
-        groups: as ``describe_groups`` returns them.
-    """
+    """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group if rates can differ."""
     values = [float(rate) for rate in rates]
     logged = {"lr": values[0]}
     if len({*values}) > 1 or len({group.get("lr") for group in groups}) > 1:

@@ -29,11 +29,6 @@ def check_class(
     """Make a class with its settings over a small parameter. Return all settings but the rate.
 
     Args:
-        name: of the class, such as ``torch.optim.NAdam``.
-        settings: the config's ``optimizer_settings``.
-        origins: of the config's values, by key, for errors.
-        lr: the config's.
-        decay: the config's ``weight_decay``.
         decay_given: whether the user has set the weight decay. Not every class takes one.
 
     Raises:
