@@ -116,17 +116,6 @@ def refuse(server: socket.socket) -> None:
             )
 
 
-def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    directory = RunDirectory(str(tmp_path), main=True)
-    first = wandb_run.run_id(directory)
-    assert wandb_run.run_id(directory) == first
-    (tmp_path / wandb_run.FILE).unlink()
-    assert wandb_run.run_id(directory) != first
-
-
 def test_the_variable_is_the_id_of_a_fresh_folder_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

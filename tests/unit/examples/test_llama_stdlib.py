@@ -55,32 +55,6 @@ def test_stdlib_is_its_source_with_nothing_in_both_parts(llama: LlamaStdlib) -> 
     assert not set(train) & set(evaluation)
 
 
-def test_tests_installed_packages_and_what_a_build_generated_are_no_corpus(tmp_path: Path) -> None:
-    for name in (
-        "a.py",
-        "test/b.py",
-        "site-packages/c.py",
-        "d.txt",
-        "pkg/e.py",
-        "_sysconfigdata_linux.py",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        words(tmp_path / name, 3)
-    (tmp_path / "empty.py").touch()
-    task = LlamaStdlib(
-        corpus=str(tmp_path), held_out=3, vocab_size=300, cache_dir=str(tmp_path / "test")
-    )
-    assert len(decoded(task.prepare(), "train")) == 2
-    assert len(decoded(task.prepare(), "evaluation")) == 1
-
-
-def test_preparing_is_deterministic(llama: LlamaStdlib, tmp_path: Path) -> None:
-    again = LlamaStdlib(max_bytes=200_000, vocab_size=512, cache_dir=str(tmp_path)).prepare()
-    assert again.name == llama.prepare().name
-    for path in llama.prepare().iterdir():
-        assert (again / path.name).read_bytes() == path.read_bytes()
-
-
 def test_wrong_corpora_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"task_settings\.corpus: '/no/such': does not exist; give a file"
