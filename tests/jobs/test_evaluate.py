@@ -5,7 +5,7 @@
 | Values are those that the run reported, and predictions are each example once, in one order | one process, DDP on 2; all on 2, DDP on 3 (nightly) | test_values_and_predictions_are_the_same_everywhere |
 | A stream has its own order | DDP on 3 (nightly) | test_a_stream_is_predicted_in_its_order |
 | A rank holds its part of the parameters, and no state of an optimizer | DDP on 2; all on 2 (nightly) | test_nothing_is_kept_beside_the_parameters |
-| It is started with the words of a training | accelerate, torchrun, deepspeed (nightly) | test_launchers_start_it_as_they_start_a_training |
+| It is started with the words of a training | deepspeed (nightly) | test_launchers_start_it_as_they_start_a_training |
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 from launchers import (
-    BIN,
     STRATEGIES,
     command,
     completed,
-    free_port,
+    deepspeed_launcher,
     json_in,
     json_lines,
     launch_file,
@@ -157,24 +156,13 @@ def test_nothing_is_kept_beside_the_parameters(strategy: str, digits: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun", "deepspeed"])
-def test_launchers_start_it_as_they_start_a_training(
-    launcher: str, digits: Path, tmp_path: Path
-) -> None:
-    port = str(free_port())
-    tail = ["trainer", "evaluate", str(digits), "--out", str(tmp_path / "values.json")]
-    accelerate = [str(BIN / "accelerate"), "launch", "--config_file", "accel_configs/fsdp.yaml"]
-    torchrun = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", port]
-    deepspeed = [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", port]
-    words = {
-        "accelerate": [*accelerate, "--main_process_port", port, "-m", *tail],
-        "torchrun": [*torchrun, "-m", *tail, "--accel_config", "accel_configs/zero1.yaml"],
-        "deepspeed": [*deepspeed, "--module", *tail, "--deepspeed", "ds_configs/zero3.json"],
-    }[launcher]
-    done = completed(words)
+def test_launchers_start_it_as_they_start_a_training(digits: Path, tmp_path: Path) -> None:
+    out = tmp_path / "values.json"
+    words = deepspeed_launcher()
+    words += ["--module", "trainer", "evaluate", str(digits), "--out", str(out)]
+    done = completed([*words, "--deepspeed", "ds_configs/zero3.json"])
     assert done.returncode == 0, done.stdout + done.stderr
-    values = json_in(tmp_path / "values.json")
-    expected = {"accelerate": "fsdp", "torchrun": "zero1", "deepspeed": "zero3"}[launcher]
-    assert (values["strategy"], values["world_size"]) == (expected, 2)
-    assert values["launcher"] == launcher
+    values = json_in(out)
+    assert (values["strategy"], values["world_size"]) == ("zero3", 2)
+    assert values["launcher"] == "deepspeed"
     assert values["values"] == pytest.approx(reported(digits), rel=1e-6, abs=1e-9)

@@ -2,7 +2,6 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| A misspelt key of a launch file is named with its line, under a launcher too | ZeRO on 2, accelerate launch, torchrun (nightly) | test_nested_typos |
 | No other number of processes trains than was asked for | python beside a file for 2 | test_plain_python_beside_a_file_for_two |
 | use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2; under accelerate launch (nightly) | test_use_cpu_runs_the_strategy_that_was_asked_for |
 | A class to wrap that the model lacks is named | FSDP2 on 2 | test_a_wrap_class_that_the_model_does_not_have |
@@ -30,7 +29,6 @@ from trainer import ConfigError
 
 DIGITS = digits(steps=2)
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
-TYPOS = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n  gradient_cliping: 1.0\n"
 ALONE = ["ranks", "0"]  # plain python, without its seconds
 FSDP = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
 
@@ -59,18 +57,6 @@ def answered(job: Job, *lines: str) -> None:
 
 
 # Files that a launcher takes without a word
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
-def test_nested_typos(launcher: str, tmp_path: Path) -> None:
-    yaml = written(tmp_path / "a.yaml", TYPOS)
-    job = run([*command(launcher, yaml), *DIGITS], tmp_path / "run")
-    answered(
-        job,
-        f"{yaml}:4: deepspeed_config.zero_stge: 3: unknown key; did you mean 'zero_stage'?",
-        f"{yaml}:5: deepspeed_config.gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?",
-    )
 
 
 # Fewer processes than were asked for

@@ -72,32 +72,6 @@ def test_an_error_of_the_engine_is_told_in_words_of_the_task() -> None:
         raise RuntimeError("mine")
 
 
-def test_parts_have_shares_of_their_own() -> None:
-    parameter = nn.Parameter(torch.tensor(1.0))
-    result = (
-        {"classes": 2 * parameter, "boxes": 3 * parameter},
-        {"accuracy": (torch.tensor(1.0), 4)},
-    )
-    weights = {"loss/classes": 4.0, "loss/boxes": 1.0}
-    loss, share, sums = share_of(result, weights, {"loss/classes": 8.0, "loss/boxes": 4.0})
-    assert (loss.item(), share) == (2 * 4 / 8 + 3 * 1 / 4, 1.0)
-    assert {name: (total.item(), weight) for name, (total, weight) in sums.items()} == {
-        "loss/classes": (8.0, 4.0),
-        "loss/boxes": (3.0, 1.0),
-        "accuracy": (1.0, 4),
-    }
-
-
-def test_a_part_without_items_adds_nothing_and_keeps_its_graph() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    result = {"classes": parameter.sum(), "boxes": parameter[:0].mean()}
-    weights = {"loss/classes": 2.0, "loss/boxes": 0.0}
-    loss, _, _ = share_of(result, weights, weights)
-    loss.backward()
-    assert loss.item() == 2.0 and parameter.grad is not None
-    assert parameter.grad.tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize(
     "result", [{"classes": torch.ones(())}, torch.ones(()), {"classes": 1, "boxes": 2}]
 )

@@ -95,31 +95,18 @@ class InFourBits(Words):
         return add_adapter(model, Adapter(r=4, quantize="nf4"), "CAUSAL_LM")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pictures(Task):
-    """A CNN, with or without what is usual on tensor cores: weights and inputs in channels_last."""
-
-    channels_last: bool = False
+    """A CNN, for a rehearsal on the fake GPU."""
 
     def build_data(self) -> Data:
         pictures = torch.randn(BATCH, 8, 16, 16, generator=torch.Generator().manual_seed(4))
         return Data(train=[{"x": one, "y": number % 4} for number, one in enumerate(pictures)])
 
     def build_model(self) -> nn.Module:
-        layers = [
-            nn.Conv2d(8, 32, 3),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 144, 4),
-        ]
-        model = nn.Sequential(*layers)
-        return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
+        return nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 196, 4))
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        return F.cross_entropy(model(batch["x"].to(memory_format=layout)), batch["y"])
+        return F.cross_entropy(model(batch["x"]), batch["y"])
 
 
 def train(name: str, task: Task, **settings: Any) -> Trainer:
@@ -280,8 +267,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         "four_bits", InFourBits(folder=folder), mixed_precision="bf16"
     ),
     "compiled": lambda: simple("compiled", Words(), mixed_precision="bf16", compile=True),
-    "rows": lambda: simple("rows", Pictures()),
-    "channels_last": lambda: simple("channels_last", Pictures(channels_last=True)),
 }
 
 

@@ -39,6 +39,7 @@ def test_the_fastest_launch_file_that_fits_is_named(capsys: pytest.CaptureFixtur
     assert "4GiB: nothing fits" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # two rehearsals
 def test_a_config_is_rehearsed_with_its_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
