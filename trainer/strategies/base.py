@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
 
+_NOTHING = contextlib.nullcontext()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
@@ -84,7 +86,7 @@ class Shard:
         return whole.reshape(-1)[self.start : self.start + self.tensor.numel()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StepResult:
     """The outcome of an optimizer step.
 
@@ -265,7 +267,7 @@ class Strategy(ABC):
                 and FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
         if boundary:
-            return contextlib.nullcontext()
+            return _NOTHING
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def to_device(self, batch: Any) -> Any:
