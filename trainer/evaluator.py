@@ -188,7 +188,7 @@ class Evaluator:
                     # The loader knows the number of examples. The default weight would take the
                     # first dimension of the first tensor, which may be another number.
                     result = self.task.training_step(model, batch)
-                    values = weighted(result, {"loss": float(examples)})
+                    values = weighted(result, {"": float(examples)})
                 else:
                     values = chosen.evaluation_step(model, batch)
                 sums.add(values, counts=examples > 0)

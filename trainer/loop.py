@@ -12,8 +12,6 @@ from functools import cache
 from signal import Signals
 from typing import Any
 
-from torch import Tensor
-
 from .building.build import build
 from .config.train_config import TrainConfig
 from .data.batches import MicroBatch, Window
@@ -23,7 +21,7 @@ from .distributed.same import same_on_all_ranks
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .losses import StepLosses, explained, refuse_independent, share_of
+from .losses import StepLosses, explained, refuse_independent
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
@@ -100,13 +98,16 @@ class Trainer:
             self.hooks.call("on_window", run, window)
 
             # Forward and backward: each loss has a share of the mean over the global batch.
-            losses = StepLosses()
+            losses = StepLosses(total_weights, run.plan.world_size)
             for micro in window.micros:
                 is_last = micro is window.micros[-1]
                 with self._micro_step(micro, is_last):  # averages over ranks at the last
-                    loss, share, sums = self._forward(micro, total_weights)
-                    strategy.backward(_times(loss, share * run.plan.world_size))
-                losses.add(loss, share, sums, counts=micro.weight > 0)
+                    batch = strategy.to_device(micro.batch)
+                    result = run.task.training_step(run.model, batch)
+                    loss = losses.add(result, micro.weights)
+                    if run.step == self._first_step:
+                        refuse_independent(loss)
+                    strategy.backward(loss)
 
             # Clip, step, zero. Then schedule, moving average and the position in the data.
             self.hooks.call("before_update", run)
@@ -133,21 +134,20 @@ class Trainer:
     def _begin_total_weights(self, window: Window) -> Callable[[], Mapping[str, float]]:
         """Return a function that waits for the weights of the step over all ranks. Collective.
 
-        The tokens for the speed are summed in the same message. The sum over ranks runs during the
-        first forward pass. Examples are counted by the plan of the data. A rank knows only the
-        tokens of its part.
+        The sum over ranks, with the tokens for the speed, runs during the first forward pass.
         """
         run = self.run
         if run.train_data.weight_is_planned:
-            return lambda: {"loss": float(window.samples)}
-        weights = window.weights
+            return lambda: {"": float(window.samples)}
+        names = window.micros[0].weights
         if run.step == self._first_step:  # other names on a rank would never be answered
-            parts = {"the result of Task.weight": ", ".join(weights)}
+            parts = {"the result of Task.weight": ", ".join(names)}
             difference = same_on_all_ranks(parts, run.agreement.gather)
             if difference:
                 raise DataError(difference)
         counted = [micro.batch for micro in window.micros if micro.weight]
-        of_rank = [computed_tokens(run.task, counted), *weights.values()]
+        weights = zip(*(micro.weights.values() for micro in window.micros), strict=True)
+        of_rank = [computed_tokens(run.task, counted), *map(sum, weights)]
         sums_of_ranks = run.agreement.begin_sums(of_rank)
 
         @cache
@@ -160,7 +160,7 @@ class Trainer:
                 )
             if run.task.counts_tokens:
                 run.meter.count(tokens, trained=totals[0])
-            return dict(zip(weights, totals, strict=True))
+            return dict(zip(names, totals, strict=True))
 
         return total_weights
 
@@ -175,25 +175,13 @@ class Trainer:
         both.enter_context(exchange)
         return both
 
-    def _forward(
-        self, micro: MicroBatch, total_weights: Callable[[], Mapping[str, float]]
-    ) -> tuple[Tensor, float, Mapping[str, Any]]:
-        """Return the loss of a micro-batch, its share of the global mean, and sums to report."""
-        run = self.run
-        batch = run.strategy.to_device(micro.batch)
-        result = run.task.training_step(run.model, batch)
-        loss, share, sums = share_of(result, micro.weights, total_weights())
-        if run.step == self._first_step:
-            refuse_independent(loss)
-        return loss, share, sums
-
     def _info(self, losses: StepLosses, update: StepResult) -> StepInfo:
         run = self.run
         return StepInfo(
             step=run.step,
             epoch=run.train_data.epochs_at(run.samples),
             samples=run.samples,
-            loss=losses.total(run.accelerator.device),
+            loss=losses.total,
             grad_norm=update.grad_norm,
             update=update,
             shares=losses.shares,
@@ -233,8 +221,3 @@ class Trainer:
             **self.hooks.summary(),
             "machine": run.facts["machine"],
         }
-
-
-def _times(loss: Tensor, factor: float) -> Tensor:
-    """Multiply, except by 1, which would cost a kernel in each of both passes."""
-    return loss if factor == 1.0 else loss * factor

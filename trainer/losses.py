@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from .data.batches import by_part
 from .errors import DataError
 from .metrics import WeightedSums
 
@@ -19,95 +18,88 @@ from .metrics import WeightedSums
 class StepLosses:
     """The losses of a step on this rank, each with a share of the global mean.
 
+    Args:
+        totals: returns the weights of the step over all ranks, by the part of the loss.
+        world_size: the number of ranks, over which gradients are averaged.
+
     Attributes:
         shares: the part of each micro-batch in the global loss, on the device.
-        reported: the values that ``training_step`` returned beside the loss.
+        reported: the parts of a loss, and the values that ``training_step`` returned beside it.
+            None if there are none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Callable[[], Mapping[str, float]], world_size: int) -> None:
+        self.totals = totals
+        self.world_size = world_size
         self.shares: list[Tensor] = []
-        self.reported = WeightedSums()
-        self._counted: list[Tensor] = []
+        self.reported: WeightedSums | None = None
 
-    def add(self, loss: Tensor, share: float, sums: Mapping[str, Any], *, counts: bool) -> None:
-        """Add a micro-batch.
+    def add(self, result: Any, weights: Mapping[str, float]) -> Tensor:
+        """Add a micro-batch, and return the loss whose gradient the ranks average.
 
         Args:
-            loss, share, sums: as ``share_of`` gives them.
-            counts: False for a padding batch.
+            result: of ``training_step``.
+            weights: of the micro-batch. All are 0 for a padding batch.
         """
-        # A separate tensor, because a compiled step on a GPU may write over the loss.
-        part = loss.detach() * share
-        self.shares.append(part)
-        if counts:
-            self._counted.append(part)
-        if sums:
-            self.reported.add(sums, counts=counts)
+        parts, values = split_loss(result, weights)
+        to_train, shares = [], []
+        for name, total in self.totals().items():
+            share = weights[name] / (total or 1.0)  # a part may have no item in a step
+            factor = share * self.world_size
+            # A product with 1 would cost a kernel in each of both passes.
+            to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
+            # A separate tensor on a GPU, because a compiled step may write over the loss.
+            part = parts[name].detach()
+            shares.append(part if share == 1.0 and part.is_cpu else part * share)
 
-    def total(self, device: torch.device) -> Tensor:
+        self.shares.append(reduce(torch.add, shares))
+        if values or "" not in parts:
+            self.reported = self.reported or WeightedSums()
+            self.reported.add(weighted(result, weights), counts=any(weights.values()))
+        return reduce(torch.add, to_train)
+
+    @property
+    def total(self) -> Tensor:
         """Return this rank's part of the global mean. Summed over ranks it is the loss."""
-        if not self._counted:
-            return torch.zeros((), device=device)
-        return reduce(torch.add, self._counted)
-
-
-def share_of(
-    result: Any, weights: Mapping[str, float], totals: Mapping[str, float]
-) -> tuple[Tensor, float, Mapping[str, Any]]:
-    """Return the loss of a micro-batch, its share of the global mean, and the sums to report.
-
-    The parts of a loss are added up, each by its own share. Their sum has the share 1.
-
-    Args:
-        result: of ``training_step``.
-        weights: of the micro-batch, as ``by_part`` gives them.
-        totals: the weights of the step over all ranks. A part may have no item in a step.
-    """
-    if "loss" in weights:
-        # The usual case costs nothing more in a step of a small model.
-        if type(result) is Tensor and result.ndim == 0 and result.requires_grad:
-            return result, weights["loss"] / totals["loss"], {}
-        losses, values = split_loss(result)
-        sums = weighted(result, weights) if values else {}
-        return losses["loss"], weights["loss"] / totals["loss"], sums
-
-    sums = weighted(result, weights)
-    parts = [sums[name][0] / (totals[name] or 1.0) for name in weights]
-    return reduce(torch.add, parts), 1.0, sums
+        return reduce(torch.add, self.shares)
 
 
 def split_loss(
-    result: Any, names: Collection[str] = ("loss",)
+    result: Any, weights: Mapping[str, float]
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Return the parts of the loss of ``training_step``, and the values reported beside the loss.
 
     Args:
-        names: of the parts that ``Task.weight`` counts, as ``by_part`` gives them.
+        weights: as ``by_part`` gives them. The mean over no items may be NaN, and becomes a number.
+            Its graph stays, since engines want all gradients.
 
     Raises:
         DataError: the result is no loss, or nothing could be trained by it.
     """
     is_pair = isinstance(result, tuple) and len(result) == 2
     loss, values = result if is_pair else (result, {})
-    losses = by_part(loss, lambda part: part)
-    are_counted = losses.keys() == set(names)
-    are_numbers = all(hasattr(part, "numel") and part.numel() == 1 for part in losses.values())
-    if not are_counted or not are_numbers or not isinstance(values, Mapping):
+    parts = loss if isinstance(loss, Mapping) else {"": loss}
+    are_numbers = all(getattr(part, "numel", int)() == 1 for part in parts.values())
+    if not are_numbers or parts.keys() != weights.keys() or not isinstance(values, Mapping):
+        names = [*filter(None, weights)]
         shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
-        rule = "For a loss of parts Task.weight returns their counts, by the same names"
-        parts = [name.removeprefix("loss/") for name in losses]
-        counted = "" if are_counted else f" with the names {parts}. {rule}"
         raise DataError(
-            "training_step must return the loss, a single number, or (loss, {name: value}). "
-            f"It returned a {type(result).__name__}{shape}{counted}"
+            "training_step must return the loss, a single number, or (loss, {name: value}). For a "
+            "loss of parts {name: number} Task.weight returns their counts, by the same names. "
+            f"It returned a {type(result).__name__}{shape}, and Task.weight counts "
+            f"{names or 'no parts'}"
         )
 
-    if torch.is_grad_enabled() and not any(part.requires_grad for part in losses.values()):
+    if torch.is_grad_enabled() and not any(part.requires_grad for part in parts.values()):
         raise DataError(
             "training_step returned a loss that no parameter has a part in: it was detached, or "
             "computed under no_grad. Return the loss with its graph. The trainer calls backward"
         )
-    return {name: part.reshape(()) if part.ndim else part for name, part in losses.items()}, values
+    numbers = {}
+    for name, part in parts.items():
+        known = part if weights[name] else part.nan_to_num()
+        numbers[name] = known.reshape(()) if known.ndim else known
+    return numbers, values
 
 
 def refuse_independent(loss: Tensor) -> None:
@@ -162,14 +154,13 @@ def weighted(result: Any, weights: Mapping[str, float]) -> dict[str, Any]:
 
     A single number beside the parts of a loss has no known weight, and stays as it is.
     """
-    losses, values = split_loss(result, weights)
-    found = dict(values)
-    for name, value in {**losses, **values}.items():
-        weight = weights.get(name, weights.get("loss"))
+    parts, values = split_loss(result, weights)
+    found: dict[str, Any] = {
+        f"loss/{name}".rstrip("/"): (part * weights[name], weights[name])
+        for name, part in parts.items()
+    }
+    for name, value in values.items():
         is_number = getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple)
-        if weight is None or not is_number:
-            continue
-        # The mean over no items may be NaN. The graph stays, since engines want all gradients.
-        known = value if weight else torch.as_tensor(value).nan_to_num()
-        found[name] = (known * weight, weight)
+        counts = is_number and "" in weights
+        found[name] = (value * weights[""], weights[""]) if counts else value
     return found

@@ -7,12 +7,12 @@ a sum of weights is not.
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -121,9 +121,9 @@ class WeightedSums:
             layout: names and shapes of all ranks together, see ``agreed``.
         """
         values = self._reduce_sums(accelerator, layout) if layout else {}
-        parts = [values[name] for name, _ in layout if name.startswith("loss/")]
+        parts = [values.get(name, 0.0) for name, _ in layout if name.startswith("loss/")]
         if parts:  # a part without items in the whole set is NaN
-            values.setdefault("loss", sum(part for part in parts if not math.isnan(part)))
+            values.setdefault("loss", float(numpy.nansum(parts)))
         for name in sorted(self._objects):
             values |= _computed(name, self._objects[name])
         return values
@@ -165,8 +165,7 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
     """Return the sum of a value, and the weight to divide the sum by. None for a plain sum.
 
-    No number is copied from the host, because the device would wait. A fill makes the number on the
-    device.
+    A fill makes a number on the device. A copy from the host would wait for the device.
     """
     weight: Any
     if isinstance(value, tuple):
@@ -212,10 +211,9 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """Gather a state of a torchmetric from all ranks, also with different shapes.
+    """Gather a state of a torchmetric from all ranks. Collective: call on every rank.
 
-    torchmetrics' function needs equal types, and guesses them on a rank without data. Collective:
-    call on every rank.
+    torchmetrics' function needs equal types, and guesses them on a rank without data.
     """
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)

@@ -10,25 +10,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
-from trainer.losses import explained, refuse_independent, share_of, split_loss
+from trainer.losses import explained, refuse_independent, split_loss
 
-COUNTED = "For a loss of parts Task.weight returns their counts, by the same names"
+TAKEN = (
+    "training_step must return the loss, a single number, or (loss, {name: value}). For a loss of "
+    "parts {name: number} Task.weight returns their counts, by the same names. It returned a "
+)
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (None, "a NoneType"),
-        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "a tuple"),
-        (torch.ones(4, requires_grad=True), "a Tensor of shape (4,)"),
-        ({"loss": torch.ones(())}, f"a dict with the names ['loss']. {COUNTED}"),
+        (None, "NoneType"),
+        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "tuple"),
+        (torch.ones(4, requires_grad=True), "Tensor of shape (4,)"),
+        ({"loss": torch.ones(())}, "dict"),
     ],
 )
 def test_a_step_returns_the_loss(result: Any, said: str) -> None:
     with pytest.raises(DataError) as caught:
-        split_loss(result)
-    line = f"training_step must return the loss, a single number, or (loss, {{name: value}}). It returned {said}"
-    assert str(caught.value) == line
+        split_loss(result, {"": 1.0})
+    assert str(caught.value) == f"{TAKEN}{said}, and Task.weight counts no parts"
 
 
 class Doubled(torch.autograd.Function):
@@ -76,6 +78,6 @@ def test_an_error_of_the_engine_is_told_in_words_of_the_task() -> None:
     "result", [{"classes": torch.ones(())}, torch.ones(()), {"classes": 1, "boxes": 2}]
 )
 def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
-    weights = {"loss/classes": 2.0, "loss/boxes": 1.0}
-    with torch.no_grad(), pytest.raises(DataError, match="training_step must return the loss"):
-        share_of(result, weights, weights)
+    counted = r"and Task.weight counts \['boxes', 'classes'\]"
+    with torch.no_grad(), pytest.raises(DataError, match=counted):
+        split_loss(result, {"boxes": 1.0, "classes": 2.0})

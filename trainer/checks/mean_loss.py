@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import operator
+import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from accelerate.utils import honor_type
-from torch import Tensor
 
-from ..data.batches import Window, by_part
+from ..data.batches import Window
 from ..errors import LaunchError
 from ..hooks import Callback
-from ..losses import weighted
+from ..losses import split_loss
 from ..run import Run
 from ..strategies.tensors import local
 from .finite import samples_of
 
 _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
+_ROUNDING = 2e-2  # relative: that of bf16
 
 
 class MeanLoss(Callback):
@@ -33,29 +34,23 @@ class MeanLoss(Callback):
     batch without a row for each sample, a task that fails with these batches.
     """
 
-    def __init__(self) -> None:
-        self._is_done = False
+    _is_done = False
 
     def on_window(self, run: Run, window: Window) -> None:
         """Raise ``LaunchError`` if the loss is a sum. Collective, once."""
         if self._is_done:
             return
         self._is_done = True
-        [samples, *_] = samples_of(run.train_data, run.samples, window.end)
-        pickled = run.agreement.of_main(_pickled(window.micros[0].batch, len(samples)))
-        if not pickled:
-            return
-
+        size = len(samples_of(run.train_data, run.samples, window.end)[0])
+        pickled = run.agreement.of_main(_pickled(window.micros[0].batch, size))
         with run.meter.paused("evaluation"):
-            tried = _losses(run, pickled)
-        rounding = 1e-4 if run.plan.precision["compute"] == "fp32" else 2e-2
-        verdict = run.agreement.of_main(_verdict(tried, rounding) if tried else "")
+            verdict = run.agreement.of_main(_verdict_of_trial(run, pickled))
         if verdict == "a sum":
             raise LaunchError(
-                f"{type(run.task).__qualname__}.training_step returns a sum over the micro-batch: "
-                "the loss of a batch is the sum of the losses of its halves. Return the mean over "
-                "the items that Task.weight counts, or another layout trains another model "
-                "(sanity_evaluation: false skips this trial)"
+                "training_step returns a sum over the micro-batch: the loss of a batch is the sum "
+                "of the losses of its halves. Return the mean over the items that Task.weight "
+                "counts, or another layout trains another model (sanity_evaluation: false skips "
+                "this trial)"
             )
         if verdict:
             run.say(
@@ -68,92 +63,75 @@ class MeanLoss(Callback):
 def _pickled(batch: Any, size: int) -> bytes:
     """Return rows of a batch twice, both their halves, the first row twice, and thrice in a batch.
 
-    Empty without two rows, or if a part of the batch has no row for each of its ``size`` samples.
+    The second time the rows come in the opposite order, which a mean does not notice, and numbers
+    that were drawn by place do. No batches if a part of the batch has no row for each of its
+    ``size`` samples.
     """
     half = min(size, _ROWS) // 2
-    if not half:
-        return b""
-    both = range(2 * half)
-    try:
-        chosen = [both, both, both[:half], both[half:], [0], [0], [0] * 3]
+    rows = [*range(2 * half)]
+    with contextlib.suppress(Exception):  # no second row, or a batch of the task's own kind
+        chosen = [rows, rows[::-1], rows[:half], rows[half:], [0], [0], [rows[0]] * 3]
         return pickle.dumps([_cut(batch, size, rows) for rows in chosen])
-    except Exception:  # a batch of the task's own kind
-        return b""
+    return pickle.dumps([])
 
 
-def _cut(value: Any, size: int, rows: Sequence[int]) -> Any:
+def _cut(value: Any, size: int, rows: list[int]) -> Any:
     if isinstance(value, Mapping):
         cut = {key: _cut(part, size, rows) for key, part in value.items()}
         return type(value)(cut)  # type: ignore[call-arg]
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, list | tuple):
         # Inputs and targets may be as many as the samples.
         are_parts = all(getattr(part, "shape", ())[:1] == (size,) for part in value)
         if len(value) != size or are_parts:
             return honor_type(value, (_cut(part, size, rows) for part in value))
-    if value is None or isinstance(value, str):
-        return value
+        return honor_type(value, map(value.__getitem__, rows))
     if len(value) != size:
         raise ValueError("not a row for each sample")
-    if isinstance(value, list | tuple):
-        return type(value)(value[row] for row in rows)
-    return value[[*rows]]
+    return value[rows]
 
 
-def _verdict(tried: list[dict[str, tuple[float, ...]]], rounding: float) -> str:
-    """Return the kind of a loss: ``a sum``, ``another`` than a mean, or a mean (empty).
-
-    Args:
-        tried: sums and weights of ``_losses``, by the part of the loss.
-        rounding: relative to the losses.
-    """
-    verdict = ""
-    for name in tried[0]:
-        sums, weights = zip(*(losses[name] for losses in tried), strict=True)
-        means = map(operator.truediv, sums, [weight or 1 for weight in weights])
-        whole, again, first, second, once, once_again, thrice = means
-        mean = (sums[2] + sums[3]) / (weights[2] + weights[3] or 1)
-        noise = abs(whole - again) + abs(once - once_again)
-        allowed = 0.3 if noise > rounding * (abs(whole) + abs(once)) else rounding
-        # A loss with negatives in the batch may look like a sum in either way, and not in both.
-        is_sum = abs(whole - first - second) <= allowed * abs(whole) < abs(whole - mean)
-        if is_sum and all(
-            abs(thrice - 3 * row) <= allowed * abs(thrice) for row in (once, once_again)
-        ):
-            return "a sum"
-        if abs(whole - again) < rounding * (abs(whole) + abs(mean)) < abs(whole - mean):
-            verdict = "another"
-    return verdict
-
-
-def _losses(run: Run, pickled: bytes) -> list[dict[str, tuple[float, ...]]]:
-    """Return sums and weights of the losses of some batches, by the part of the loss. Collective.
+def _verdict_of_trial(run: Run, pickled: bytes) -> str:
+    """Compute the losses of some batches, and return the ``_verdict``. Collective.
 
     Empty if the task fails with a batch: the training will show whether the task is at fault.
     """
-    task = copy.copy(run.task)
-    containers = {k: v for k, v in vars(task).items() if isinstance(v, dict | list | set)}
-    vars(task).update({key: copy.copy(value) for key, value in containers.items()})
-
     # A task may move a teacher's weights. The copies are freed before there are gradients, which
     # take as much memory. Frozen weights beyond that are a base that stays as it is.
-    values = [local(parameter.detach()) for parameter in run.model.parameters()]
-    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    if sum(map(Tensor.numel, values)) > 2 * trainable:
-        values = []
+    is_base = run.facts["parameters"] > 2 * run.facts["trainable_parameters"]
+    values = [] if is_base else [local(parameter.data) for parameter in run.model.parameters()]
     before = [value.clone() for value in values]
 
-    weight_of = run.train_data.weight_of or (lambda batch: 1.0)
-    losses = []
-    with run.evaluator.unnoticed():
-        try:
-            for batch in pickle.loads(pickled):
-                weights = by_part(weight_of(batch))
-                result = task.training_step(run.model, run.strategy.to_device(batch))
-                sums = weighted(result, weights)
-                losses.append({name: tuple(map(float, sums[name])) for name in weights})
-        except Exception:
-            losses = []
-        for value, kept in zip(values, before, strict=True):
-            if not torch.equal(value, kept):
-                value.copy_(kept)
-    return losses
+    verdict = ""
+    task = copy.copy(run.task)
+    with run.evaluator.unnoticed(), contextlib.suppress(Exception):
+        vars(task).update({k: v.copy() for k, v in vars(task).items() if hasattr(v, "copy")})
+        tried = []
+        for batch in pickle.loads(pickled):
+            weights = run.train_data.weigh(batch, 1)
+            result = task.training_step(run.model, run.strategy.to_device(batch))
+            parts, _ = split_loss(result, weights)
+            tried.append([(float(parts[name]), weights[name]) for name in weights])
+        verdict = max(_verdict(*zip(*losses, strict=True)) for losses in zip(*tried, strict=True))
+    for value, kept in zip(values, before, strict=True):
+        value.copy_(kept)
+    return verdict
+
+
+def _verdict(losses: tuple[float, ...], weights: tuple[float, ...]) -> str:
+    """Return the kind of a loss: ``a note``, ``a sum``, or a mean (empty).
+
+    Args:
+        losses, weights: of the batches of ``_pickled``.
+    """
+    whole, again, first, second, once, once_again, thrice = losses
+    mean = (first * weights[2] + second * weights[3]) / (weights[2] + weights[3] or 1)
+    near = partial(math.isclose, rel_tol=0.3)  # also if a loss has noise
+    # A loss with negatives in the batch may look like a sum in either way, and not in both.
+    if near(whole, first + second) and near(3 * once, thrice) and near(3 * once_again, thrice):
+        if not near(whole, mean):
+            return "a sum"
+    # A loss of both signs may be small beside its parts.
+    rounding = _ROUNDING * max(map(abs, losses))
+    return "a note" if abs(whole - again) < rounding < abs(whole - mean) else ""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,8 +67,8 @@ class MicroBatch(NamedTuple):
 
     Args:
         batch: of ``collate``.
-        weights: the number of items (the examples, or the count of ``Task.weight``) by the part of
-            the loss, as ``by_part`` gives them.
+        weights: the number of items (the examples, or the count of ``Task.weight``), as ``by_part``
+            gives them.
     """
 
     batch: Any
@@ -105,20 +105,16 @@ class Window(NamedTuple):
     @property
     def weight(self) -> float:
         """Return the part of this rank in the weight of the step, a sum over all ranks."""
-        return sum(self.weights.values())
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Return the part of this rank in the weight of each part of the loss."""
-        names = self.micros[0].weights
-        return {name: sum(micro.weights[name] for micro in self.micros) for name in names}
+        return sum(micro.weight for micro in self.micros)
 
 
-def by_part(given: Any, convert: Callable[[Any], Any] = float) -> dict[str, Any]:
-    """Return weights or losses by name: ``loss``, or ``loss/<name>`` of each part of a mapping."""
-    if isinstance(given, Mapping):
-        return {f"loss/{name}": convert(part) for name, part in given.items()}
-    return {"loss": convert(given)}
+def by_part(weight: Any) -> dict[str, float]:
+    """Return a result of ``Task.weight`` by the parts of the loss. A loss without parts is ``""``.
+
+    The names are in order: ranks add up lists of weights.
+    """
+    given = weight if isinstance(weight, Mapping) else {"": weight}
+    return {name: float(given[name]) for name in sorted(given)}
 
 
 def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
@@ -181,7 +177,7 @@ class TrainData(ABC):
         self.workers = workers
         self.pin_memory = pin_memory
         self._padding_item: Any = None
-        self._parts: list[str] = []  # of the loss
+        self._parts: Collection[str] = ()  # of the loss
 
     def loader(self, dataset: Any, position: int, **settings: Any) -> DataLoader[Any]:
         """Make torch's loader of the samples after ``position``.
@@ -209,12 +205,12 @@ class TrainData(ABC):
             examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
-        micro = MicroBatch(batch, self._weigh(batch, examples) if examples else {})
+        micro = MicroBatch(batch, self.weigh(batch, examples) if examples else {})
         if micro.weight == 0:
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
             batch = self.collate([copied(self._padding_item) for _ in range(count)])
-            micro = MicroBatch(batch, dict.fromkeys(self._weigh(batch, count), 0.0))
+            micro = MicroBatch(batch, dict.fromkeys(self.weigh(batch, count), 0.0))
         return micro
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
@@ -229,20 +225,20 @@ class TrainData(ABC):
             if self.weight_is_planned:
                 return
             with contextlib.suppress(Exception):  # some collates cannot leave all items out
-                if sum(self._weigh(self.collate([copied(item)]), 1).values()) > 0:
+                if any(self.weigh(self.collate([copied(item)]), 1).values()):
                     return
 
-    def _weigh(self, batch: Any, samples: int) -> dict[str, float]:
+    def weigh(self, batch: Any, samples: int) -> dict[str, float]:
         """Return the weights of a batch that was collated of so many samples."""
         if self.weight_of is None:
-            return {"loss": samples if self.weight_is_planned else examples_in(batch, samples)}
+            return {"": samples if self.weight_is_planned else examples_in(batch, samples)}
 
         weights = by_part(self.weight_of(batch))
-        self._parts = self._parts or [*weights]
-        if self._parts != [*weights]:
+        self._parts = self._parts or weights.keys()
+        if self._parts != weights.keys():
             raise DataError(
-                f"Task.weight returns {weights}, and returned {self._parts} before: return all "
-                "parts of the loss in the same order, those without an item as 0"
+                f"Task.weight returns {weights}, and returned {[*self._parts]} before: return all "
+                "parts of the loss, those without an item as 0"
             )
         return weights
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer import LaunchError, TrainConfig, Trainer
+from trainer import LaunchError, TrainConfig, Trainer, now
 from trainer.checks.mean_loss import _pickled
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -156,6 +156,19 @@ def test_a_task_that_takes_no_half_is_passed_over(tmp_path: Path) -> None:
     train(tmp_path, Losing(loss=wants_all_rows), **sizes)
 
 
+def by_place(model: Any, batch: Any) -> Tensor:
+    """A mean of errors, each times a number of the step by the place of its row."""
+    drawn = torch.rand(len(batch["x"]), generator=torch.Generator().manual_seed(now().step))
+    return (errors(model, batch) * drawn).mean()
+
+
+def advantage(model: Any, batch: Any) -> Tensor:
+    """A loss whose values add up to zero, but for rounding."""
+    x = model(batch["x"])
+    signs = 1.0 - 2.0 * (batch["at"] % 2)
+    return ((x / x.detach()) * signs * 0.1).mean()
+
+
 NOTE = "note: the loss of a batch is not the mean of the losses of its halves"
 
 
@@ -174,8 +187,10 @@ class TwoCounts(Weighted):
         (Weighted(loss=mean_by_weight), False),
         (Losing(loss=lambda model, batch: errors(model, batch).mean()), False),
         (Losing(loss=lambda model, batch: noisy(model, batch).mean()), False),
+        (Losing(loss=by_place), False),
+        (Losing(loss=advantage), False),
     ],
-    ids=["contrastive", "two counts", "weighted", "mean", "noise"],
+    ids=["contrastive", "two counts", "weighted", "mean", "noise", "by place", "both signs"],
 )
 def test_a_loss_that_is_no_mean_of_halves_is_told(
     task: Losing, is_told: bool, tmp_path: Path, capsys: Any
@@ -208,7 +223,7 @@ class Batch(NamedTuple):
 def rows_of(batch: Any) -> list[Any]:
     """Return the batches that the trial makes of a batch of four samples."""
     pickled = _pickled(batch, 4)
-    return pickle.loads(pickled) if pickled else []
+    return list(pickle.loads(pickled))
 
 
 def test_all_parts_of_a_batch_are_cut() -> None:
@@ -219,6 +234,7 @@ def test_all_parts_of_a_batch_are_cut() -> None:
     whole, again, first, second, row, same_row, thrice = rows_of(Batch(torch.arange(4), rest))
     batches = [whole, again, first, second, row, same_row, thrice]
     assert [len(batch.x) for batch in batches] == [4, 4, 2, 2, 1, 1, 3]
+    assert again.x.tolist() == [3, 2, 1, 0]
     assert second.rest["text"] == ["c", "d"] and thrice.rest["text"] == ["a"] * 3
     assert [len(part) for part in second.rest["boxes"]] == [2, 3]
     assert second.rest["none"] == [None] * 2 and len(second.rest["image"]) == 2

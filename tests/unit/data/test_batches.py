@@ -138,9 +138,9 @@ def test_padding_batches_have_the_parts_of_the_loss_and_a_part_is_never_left_out
 
     data = IndexedData([0, 1, 0, 0], layout(world=2), seed=0, weight_of=boxes)
     padding = data.micro_batch(0, None, iter([0, 1]))
-    assert padding.weights == {"loss/images": 0.0, "loss/boxes": 0.0} and not padding.weight
+    assert padding.weights == {"boxes": 0.0, "images": 0.0} and not padding.weight
     [window] = data.windows(0, 1)
-    assert list(window.weights) == ["loss/images", "loss/boxes"]
+    assert [*window.micros[0].weights] == ["boxes", "images"]
 
     data.weight_of = len
     with pytest.raises(DataError, match=r"Task.weight returns .* return all parts of the loss"):
