@@ -20,7 +20,7 @@ def install() -> None:
     import torch
     import torch.distributed as dist
 
-    from trainer.rehearsal import device as devices
+    from trainer.rehearsal import fake_device as devices
     from trainer.rehearsal.alone import use_fakes
     from trainer.rehearsal.cuda import install_cuda
     from trainer.rehearsal.fake_parameters import install_parameters
