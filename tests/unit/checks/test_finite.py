@@ -6,25 +6,22 @@ import re
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from brought_tasks import Numbers, Plain
-from fake_run import TwoRanks, fake_run, step_info
 from launchers import ROOT
 from one_process import fit
 from torch import nn
 
-from trainer import Data, TrainerError, now
-from trainer.checks.finite import FiniteNumbers, samples_of
+from trainer import TrainerError, now
+from trainer.checks.finite import samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
 
 fresh = pytest.mark.usefixtures("fresh_accelerate")
-NAN = torch.tensor(float("nan"))
 
 
 def test_the_page_names_each_rule_by_file_and_function() -> None:
@@ -44,34 +41,6 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
     assert samples_of(data, 0, 8) == [order[2:4].tolist(), order[6:8].tolist()]
     assert samples_of(data, 16, 19) == [order[17:19].tolist()], "a short last step"
     assert samples_of(data, 19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
-
-
-def judge(
-    on_nan: str,
-    lost: list[Any],
-    *,
-    in_a_row: int = 0,
-    saves: bool = False,
-    keep_last: int = 1,
-    **values: Any,
-) -> Any:
-    """Judge the third step of eight samples on rank 0 of two; return the run."""
-    cut = Layout(rank=0, world_size=2, micro_batch_size=4, accumulation_steps=1)
-    agreement: Any = TwoRanks(lambda mine: (lost, [], []) if isinstance(mine, tuple) else lost)
-    agreement.sum = lambda value: value
-    run = fake_run(
-        agreement=agreement,
-        train_data=IndexedData(Numbers(64), cut, seed=3),
-        position=SimpleNamespace(step_began=16, skipped_steps=0, skipped_in_a_row=in_a_row),
-        config=SimpleNamespace(keep_last=keep_last),
-        saves_at=lambda step: saves,
-    )
-    info = step_info(3, **{"shares": [torch.tensor(1.0)], **values})
-    FiniteNumbers(on_nan).on_step(run, info)
-    return run
-
-
-OTHER = [(float("nan"), [5, 7])]
 
 
 @fresh
@@ -110,33 +79,43 @@ def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
         fit(tmp_path, Lost(), max_steps=4, max_grad_norm=limit, sanity_evaluation=False)
 
 
-@pytest.mark.parametrize("where", [{"metrics": {"loss": float("nan")}}, {"saves": True}])
-def test_a_loss_whose_gradient_is_finite_ends_the_run_when_it_is_logged_or_saved(
-    where: dict[str, Any],
-) -> None:
-    with pytest.raises(TrainerError, match=r"^step 3: the loss on rank 1 is nan"):
-        judge("stop", OTHER, loss=NAN, **where)
-    assert judge("skip", OTHER, loss=NAN, **where).said == []
-    assert judge("stop", OTHER, loss=NAN, saves=True, keep_last=0).said == []
-    assert judge("stop", OTHER, loss=NAN).said == []
+class LosesValue(Plain):
+    """Has a loss without a value in the third step, and a gradient with one."""
 
-
-def test_steps_that_the_fp16_scaler_skips_are_its_own_until_it_skips_too_many() -> None:
-    assert judge("stop", [], in_a_row=31, grad_norm=NAN).said == []
-    with pytest.raises(TrainerError, match=r"^step 3: "):
-        judge("stop", [], in_a_row=32, grad_norm=NAN)
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return super().training_step(model, batch) + (float("nan") if now().step == 3 else 0.0)
 
 
 @fresh
-def test_a_run_that_skips_every_step_ends(tmp_path: Path) -> None:
-    class LosesAll(Plain):
-        def training_step(self, model: nn.Module, batch: Any) -> Any:
-            return super().training_step(model, batch) * float("inf")
+@pytest.mark.parametrize(
+    "settings", [{"log_every": 1, "save_every": None}, {"log_every": 9, "save_every": 3}]
+)
+def test_a_loss_whose_gradient_is_finite_ends_the_run_when_it_is_logged_or_saved(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(TrainerError, match=r"^step 3: the loss on rank 0 is nan"):
+        fit(tmp_path / "stop", LosesValue(), max_steps=4, **settings)
+    for more in ({"on_nan": "skip"}, {"log_every": 9, "keep_last": 0}):
+        run = fit(tmp_path / str([*more]), LosesValue(), max_steps=4, **{**settings, **more})
+        assert run.step == 4 and run.skipped_steps == 0
 
-        def build_data(self) -> Data:
-            return Data(train=Numbers(240))
 
-    with pytest.raises(
-        TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"
-    ):
-        fit(tmp_path, LosesAll(), max_steps=50, on_nan="skip", save_every=None)
+class LosesAll(Plain):
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return super().training_step(model, batch) * float("inf")
+
+
+@fresh
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"on_nan": "skip"}, r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were"),
+        ({"mixed_precision": "fp16"}, r"^step 32: the loss on rank 0 is inf, of samples"),
+    ],
+    ids=["skip", "scaler"],
+)
+def test_a_run_that_skips_every_step_ends(
+    settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainerError, match=told):
+        fit(tmp_path, LosesAll(size=240), max_steps=50, save_every=None, **settings)

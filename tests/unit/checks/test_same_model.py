@@ -9,17 +9,18 @@ import torch
 from fake_run import TwoRanks
 from torch import nn
 
-from trainer.checks.same_model import (
-    _is_whole,
-    check_model,
-)
+from trainer.checks.same_model import check_model
 from trainer.errors import LaunchError
 
 
 def test_values_that_are_not_there_are_not_compared() -> None:
     with torch.device("meta"):
-        assert not _is_whole(nn.Linear(2, 2).weight)
-    assert _is_whole(torch.ones(2))
+        model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    ranks: Any = TwoRanks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    check_model(model, optimizer, ranks, values_come_later=False)
+    assert ranks.sent
 
 
 def test_values_that_are_read_later_do_not_count() -> None:
