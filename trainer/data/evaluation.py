@@ -104,7 +104,7 @@ class EvaluationBatches:
             )
         while block:
             [part] = parts_of_rank(range(len(block)), self.layout)
-            batch = self.collate([block[place] for place in _or_first(part)])
+            batch = self.collate([block[place] for place in part or [0]])  # a padding batch
             yield batch, examples_in(batch, len(part))
             block = next(read, [])
 
@@ -127,11 +127,6 @@ class EvaluationBatches:
         self._loader = None
 
 
-def _or_first(part: range) -> range:
-    """Return the samples of a batch. An empty part gives a padding batch of the first sample."""
-    return part or range(1)
-
-
 def _collate_copies(collate: Callable[[Any], Any], items: Sequence[Any]) -> Any:
     return collate([copied(item) for item in items])
 
@@ -146,7 +141,7 @@ class _BatchKeys:
     def __iter__(self) -> Iterator[list[Key]]:
         moment = current()
         for number, part in enumerate(parts_of_rank(range(self.size), self.layout)):
-            yield [(number, index, moment) for index in _or_first(part)]
+            yield [(number, index, moment) for index in part or [0]]  # a padding batch
 
 
 @dataclass(eq=False, kw_only=True)

@@ -24,8 +24,6 @@ from .worker_signals import ignore_signals
 
 CONTENT = "the content of "
 BATCH = "the batch of "
-# A name, and the texts of two reads, which differ if a sample is random.
-Fact = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,11 @@ class SampledSet:
     version: str = ""
     workers: bool = False
 
-    def read(self) -> Iterator[Fact]:
-        """Yield the size, the version, and checksums of three samples under two seeds."""
+    def read(self) -> Iterator[tuple[str, str, str | None]]:
+        """Yield the size, the version, and checksums of three samples: a name, and two texts.
+
+        The texts are read under two seeds, and differ if a sample is random.
+        """
         if self.size is None:
             yield f"the kind of {self.name}", "a stream", "a stream"
             return
@@ -71,7 +72,7 @@ class SampledSet:
         for of_sample in loader:
             yield from of_sample
 
-    def __getitem__(self, index: int) -> list[Fact]:
+    def __getitem__(self, index: int) -> list[tuple[str, str, str | None]]:
         """Return the checksums of a sample and of its batch."""
         again = self._checksums(1, index)
         return [(name, text, again.get(name)) for name, text in self._checksums(0, index).items()]
