@@ -158,15 +158,6 @@ def test_any_start_gives_the_rest_on_every_rank(
     assert [window.end for window in alone.windows(ends[start], 11 - start)] == ends[start + 1 :]
 
 
-def test_workers_keep_the_order_from_any_start_over_two_epochs() -> None:
-    for rank in range(2):
-        plain, loaded = (
-            IndexedData(Numbers(13), layout(rank, 2, 2, 2), seed=4, workers=n) for n in (0, 2)
-        )
-        position = next(iter(plain.windows(0, 1))).end
-        assert consumed(loaded, position, 3) == consumed(plain, 0, 4)[1:]
-
-
 # Data sets too large for a permutation in memory
 
 

@@ -85,12 +85,6 @@ def test_the_global_batches_are_the_stream_whatever_the_layout(
             assert got == [100 * epoch + i for i in expected]
 
 
-def test_a_worker_that_reads_ahead_changes_nothing() -> None:
-    plain, ahead = (StreamData(Stateful(13), layout(1, 2, 3), seed=4, workers=n) for n in (0, 1))
-    assert ids(plain, 5) == ids(ahead, 5)
-    assert plain.state() == ahead.state()
-
-
 def test_drop_last_leaves_out_the_short_step() -> None:
     data = StreamData(Count(10), layout(micro=4), seed=0, drop_last=True)
     assert [len(step) for step in ids(data, 4)] == [4, 4, 4, 4]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -31,50 +31,18 @@ def sharded() -> nn.Module:
     return model
 
 
-def train(model: nn.Module, optimizer: Optimizer, local: LocalStep | None, steps: int) -> None:
+def train(model: nn.Module, optimizer: Optimizer, local: LocalStep, steps: int) -> None:
     for number in range(steps):
         model(torch.arange(6.0).reshape(2, 3) + number).square().sum().backward()
-        if local is None:
+        with local.on_rows():
             optimizer.step()
-        else:
-            with local.on_rows():
-                optimizer.step()
         for parameter in model.parameters():
             parameter.grad = None
-
-
-def facts(model: nn.Module, optimizer: Optimizer) -> list[Any]:
-    """Everything that the optimizer has, and the weights, with the classes of the tensors."""
-    found: list[Any] = []
-    for parameter in model.parameters():
-        found.append(described(parameter.detach()))
-        for key, value in optimizer.state[parameter].items():
-            found.append((key, described(value)))
-    return found
-
-
-def described(value: Any) -> Any:
-    if isinstance(value, DTensor):
-        return (*described(value.to_local()), value.placements, tuple(value.shape), value.stride())
-    if isinstance(value, Tensor):
-        return (value.tolist(), str(value.dtype))
-    return value
 
 
 def made(kind: Any, model: nn.Module, **settings: Any) -> tuple[Any, LocalStep]:
     optimizer = kind(model.parameters(), lr=0.1, **settings)
     return optimizer, LocalStep(optimizer)
-
-
-def test_steps_of_both_kinds_can_follow_each_other() -> None:
-    """A loop of one's own calls ``run.optimizer.step()``."""
-    divided, rows = sharded(), sharded()
-    optimizer, local = made(AdamW, rows)
-    plain = AdamW(divided.parameters(), lr=0.1)
-    for chosen in (None, local, None, local, local, None):
-        train(divided, plain, None, 1)
-        train(rows, optimizer, chosen, 1)
-    assert facts(rows, optimizer) == facts(divided, plain)
 
 
 def test_rows_are_followed_to_other_memory_and_to_other_groups() -> None:
