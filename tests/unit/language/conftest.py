@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import CHATS
-from tiny_language import save_model, save_rows, save_texts
+from preferences import save_preferences
+from tiny_language import change_tensors, save_model, save_rows, save_texts
 
 from trainer import ConfigError
 from trainer.language import CausalLM
@@ -18,6 +20,17 @@ from trainer.language import CausalLM
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama and its tokenizer, as people download them."""
     return save_model(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def given(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with that model, another of the same kind, and eight pairs."""
+    folder = tmp_path_factory.mktemp("given")
+    shutil.copytree(llama, folder / "llama")
+    other = shutil.copytree(llama, folder / "other")
+    change_tensors(other, lambda tensors: [one.mul_(1.1) for one in tensors.values()])
+    save_preferences(folder / "pairs.jsonl", 8)
+    return folder
 
 
 @pytest.fixture(scope="session")

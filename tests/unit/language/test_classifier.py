@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from architectures import SEEING, save_architecture
-from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
+from tiny_language import SMALL, VOCABULARY, change_config, save_model, save_rows, tokenizer
 from whole_model import build_whole
 
 from trainer import ConfigError
@@ -22,25 +23,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows, and a small encoder and a small decoder as people download them, without a last layer
     for classes.
     """
-    from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig
+    from transformers import BertConfig, BertModel
 
     folder = tmp_path_factory.mktemp("folder")
     save_rows(folder / "rows.jsonl", ROWS)
-    small = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    llama = LlamaConfig(
-        **{key: value for key, value in CONFIGS["llama"].items() if key != "model_type"},
-        vocab_size=320,
-    )
-    models = {"bert": BertModel(BertConfig(**small, vocab_size=VOCABULARY))}
-    models["llama"] = AutoModelForCausalLM.from_config(llama)
-    for name, model in models.items():
-        model.save_pretrained(folder / name)
-        tokenizer().save_pretrained(folder / name)
+    bert = BertModel(BertConfig(**SMALL, vocab_size=VOCABULARY))
+    bert.save_pretrained(folder / "bert")
+    tokenizer().save_pretrained(folder / "bert")
+    save_model(folder / "llama")
     for name in SEEING:
         save_architecture(folder / name, name)
     return folder
@@ -89,12 +79,9 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
 def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
     folder: Path, tmp_path: Path
 ) -> None:
-    first = task(folder, "bert")
-    model: Any = first.build_model()
-    model.config.id2label = {0: "1", 1: "2", 2: "0"}
-    model.config.label2id = {"1": 0, "2": 1, "0": 2}
-    model.config.save_pretrained(tmp_path)
-    again = task(tmp_path, "", tokenizer=str(folder / "bert"), data=str(folder / "rows.jsonl"))
+    trained = shutil.copytree(folder / "bert", tmp_path / "bert")
+    change_config(trained, id2label={0: "1", 1: "2", 2: "0"}, label2id={"1": 0, "2": 1, "0": 2})
+    again = task(tmp_path, "bert", data=str(folder / "rows.jsonl"))
     batch = again.build_data().collate([("a", "0"), ("a", "1"), ("a", "2")])
     assert batch["labels"].tolist() == [2, 0, 1]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from preferences import preferences, save_preferences, settings_of_task, trainer, two_steps
+from preferences import preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file
-from tiny_language import CONFIGS, change_tensors, save_model, save_rows, tokenizer
+from tiny_language import CONFIGS, save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError, Trainer
 from trainer.language import DPO, Adapter, CausalLM
@@ -20,20 +21,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, another of the same kind, and eight pairs."""
-    folder = tmp_path_factory.mktemp("given")
-    save_model(folder / "llama")
-    change_tensors(
-        save_model(folder / "other"), lambda tensors: [one.mul_(1.1) for one in tensors.values()]
-    )
-    save_preferences(folder / "pairs.jsonl", 8)
-    return folder
-
-
-def task(given: Path, cache: Path, **settings: Any) -> DPO:
-    return DPO(**{**settings_of_task(given, cache), **settings})
+@pytest.fixture
+def task(given: Path, tmp_path: Path) -> Callable[..., DPO]:
+    return lambda **settings: DPO(**{**settings_of_task(given, tmp_path), **settings})
 
 
 def steps(training: Trainer) -> list[dict[str, float]]:
@@ -56,14 +46,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("reference", ["frozen", "computed_once", "other"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_steps_are_those_of_the_formula_in_float64(
-    objective: str, reference: str, given: Path, tmp_path: Path
+    objective: str, reference: str, given: Path, task: Callable[..., DPO], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     settings: dict[str, Any] = {"reference": reference}
     if reference == "other":
         settings = {"reference_model": str(given / "other"), "loss": "plain"}
-    dpo = task(given, tmp_path, **settings, **OBJECTIVES[objective])
+    dpo = task(**settings, **OBJECTIVES[objective])
     found = steps(trainer(dpo, tmp_path / "run"))
 
     model: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
@@ -77,7 +67,9 @@ def test_two_steps_are_those_of_the_formula_in_float64(
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
-def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: Path) -> None:
+def test_the_reference_is_the_model_without_its_adapter(
+    task: Callable[..., DPO], tmp_path: Path
+) -> None:
     """Frozen copy and the model without an adapter have the same curve, and the adapter learns."""
     found = {}
     for name, settings in {
@@ -85,7 +77,7 @@ def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: P
         "frozen": {"reference": "frozen"},
         "computed_once": {"reference": "computed_once"},
     }.items():
-        dpo = task(given, tmp_path, adapter=Adapter(r=4), **settings)
+        dpo = task(adapter=Adapter(r=4), **settings)
         found[name] = steps(trainer(dpo, tmp_path / name, max_steps=4, lr=2e-2))
     numbers = ("loss", "grad_norm", "chosen_reward", "rejected_reward")
     for row, *others in zip(*found.values(), strict=True):
@@ -95,10 +87,10 @@ def test_the_reference_is_the_model_without_its_adapter(given: Path, tmp_path: P
     assert found["frozen"][0]["margin"] == 0.0 and found["frozen"][-1]["margin"] > 0.01
 
 
-def test_a_trained_model_is_no_reference(given: Path, tmp_path: Path) -> None:
+def test_a_trained_model_is_no_reference(task: Callable[..., DPO], tmp_path: Path) -> None:
     """A resumed run has the log-probabilities of its checkpoint, but not of other pairs."""
     for share, stop in ((0.25, 2), (0.5, 6)):
-        dpo = task(given, tmp_path, reference="computed_once", evaluation=share)
+        dpo = task(reference="computed_once", evaluation=share)
         training = trainer(
             dpo, tmp_path, max_steps=6, stop_at=stop, resume="auto", allow_config_change=True
         )
@@ -110,11 +102,11 @@ def test_a_trained_model_is_no_reference(given: Path, tmp_path: Path) -> None:
 
 
 def test_the_export_is_the_policy_and_no_checkpoint_has_the_reference(
-    given: Path, tmp_path: Path
+    task: Callable[..., DPO], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    trainer(task(given, tmp_path), tmp_path / "run").fit()
+    trainer(task(), tmp_path / "run").fit()
     exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert exported.config.architectures == ["LlamaForCausalLM"]
     [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
@@ -142,18 +134,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_settings_that_cannot_be(case: str, given: Path, tmp_path: Path) -> None:
+def test_settings_that_cannot_be(case: str, task: Callable[..., DPO], tmp_path: Path) -> None:
     settings, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        task(given, tmp_path, **settings)
+        task(**settings)
 
 
-def test_a_reference_with_other_tokens_is_refused(given: Path, tmp_path: Path) -> None:
+def test_a_reference_with_other_tokens_is_refused(task: Callable[..., DPO], tmp_path: Path) -> None:
     other = save_model(tmp_path / "model")
     longer = tokenizer()
     longer.add_tokens(["<|extra|>"])
     longer.save_pretrained(other)
-    dpo = task(given, tmp_path, reference_model=str(other))
+    dpo = task(reference_model=str(other))
     with pytest.raises(ConfigError, match=r"model'.*: has another vocabulary than the model"):
         dpo.build_model()
 
@@ -168,12 +160,12 @@ DROPOUT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", DROPOUT)
-def test_dropout_is_off(kind: str, tmp_path: Path, given: Path) -> None:
+def test_dropout_is_off(kind: str, tmp_path: Path, task: Callable[..., DPO]) -> None:
     """Otherwise the policy would be away from its reference before the first step."""
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     shape = kind if kind in CONFIGS else "llama"
     model = save_model(tmp_path / "model", shape, **DROPOUT[kind], **ends)
-    dpo = task(given, tmp_path, model=str(model), reference="computed_once", sequence_length=100)
+    dpo = task(model=str(model), reference="computed_once", sequence_length=100)
     [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)
     exported: Any = dpo.build_model()
@@ -190,10 +182,12 @@ def test_a_loss_of_routers_is_refused(kind: Any, tmp_path: Path, given: Path) ->
     kind(**settings).build_model()
 
 
-def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -> None:
+def test_predictions_are_the_rewards_of_each_pair(
+    given: Path, task: Callable[..., DPO], tmp_path: Path
+) -> None:
     from whole_model import build_whole
 
-    dpo = task(given, tmp_path, reference_model=str(given / "other"))
+    dpo = task(reference_model=str(given / "other"))
     data, model = dpo.build_data(), build_whole(dpo)
     with torch.no_grad():
         batch = data.collate([data.train[at] for at in range(3)])
@@ -203,9 +197,9 @@ def test_predictions_are_the_rewards_of_each_pair(given: Path, tmp_path: Path) -
 
 
 def test_a_model_of_a_folder_has_the_first_model_as_its_reference(
-    given: Path, tmp_path: Path
+    given: Path, task: Callable[..., DPO], tmp_path: Path
 ) -> None:
-    dpo = task(given, tmp_path, adapter=Adapter(r=4))
+    dpo = task(adapter=Adapter(r=4))
     measured = dpo.for_model(given / "other")
     assert measured is not None and measured.model == str(given / "other")
     assert (measured.kind, measured.reference_model) == ("frozen", str(given / "llama"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import DROPS_THOUGHTS
 from preferences import TEMPLATE, preference
-from tiny_language import conversation, save_model, save_rows, tokenizer
+from tiny_language import conversation, save_rows, tokenizer
 
 from trainer import ConfigError
 from trainer.language import DPO
@@ -20,19 +21,20 @@ GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Because.", "No
 MARK = "<|im_start|>user|Why?<|im_end|><|im_start|>assistant|"
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "llama")
+@pytest.fixture
+def task(llama: Path, tmp_path: Path) -> Callable[..., DPO]:
+    """A task of the given rows."""
 
+    def make(*rows: dict[str, Any], **settings: Any) -> DPO:
+        defaults = {
+            "model": str(llama),
+            "data": str(save_rows(tmp_path / "rows.jsonl", list(rows))),
+            "cache_dir": str(tmp_path / "cache"),
+            "sequence_length": 64,
+        }
+        return DPO(**{**defaults, **settings})
 
-def task(folder: Path, llama: Path, *rows: dict[str, Any], **settings: Any) -> DPO:
-    defaults = {
-        "model": str(llama),
-        "data": str(save_rows(folder / "rows.jsonl", list(rows))),
-        "cache_dir": str(folder / "cache"),
-        "sequence_length": 64,
-    }
-    return DPO(**{**defaults, **settings})
+    return make
 
 
 def sides(dpo: DPO, number: int = 0) -> list[tuple[str, str]]:
@@ -67,12 +69,12 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CHATS)
-def test_a_prompt_and_two_answers_in_every_form(case: str, llama: Path, tmp_path: Path) -> None:
-    dpo = task(tmp_path, llama, CHATS[case], template=TEMPLATE)
+def test_a_prompt_and_two_answers_in_every_form(case: str, task: Callable[..., DPO]) -> None:
+    dpo = task(CHATS[case], template=TEMPLATE)
     assert sides(dpo) == [(MARK, "Because.<|im_end|>"), (MARK, "No.<|im_end|>")]
 
 
-def test_system_tools_and_several_turns(llama: Path, tmp_path: Path) -> None:
+def test_system_tools_and_several_turns(task: Callable[..., DPO]) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     answer = {"role": "tool", "content": "noon"}
@@ -87,7 +89,7 @@ def test_system_tools_and_several_turns(llama: Path, tmp_path: Path) -> None:
         "rejected": [Q, calling, answer, BAD],
     }
     direct = {"prompt": [Q], "chosen": [calling], "rejected": [BAD], "tools": '[{"name": "f"}]'}
-    both = task(tmp_path, llama, row, direct, template=template)
+    both = task(row, direct, template=template)
     before = "[f]<|im_start|>system|Brief.<|im_end|>" + MARK
     before += "f()<|im_end|><|im_start|>tool|noon<|im_end|><|im_start|>assistant|"
     assert sides(both) == [(before, "Because.<|im_end|>"), (before, "No.<|im_end|>")]
@@ -115,58 +117,58 @@ TEXTS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_texts_end_with_the_end_of_a_text(case: str, llama: Path, tmp_path: Path) -> None:
+def test_texts_end_with_the_end_of_a_text(case: str, task: Callable[..., DPO]) -> None:
     row, prompt, answer = TEXTS[case]
-    [chosen, rejected] = sides(task(tmp_path, llama, row))
+    [chosen, rejected] = sides(task(row))
     assert chosen == (prompt, f"{answer}<|end|>")
     assert rejected[0] == prompt and rejected[1].endswith("<|end|>")
 
 
-def test_a_prompt_that_begins_an_answer_by_chance_is_added(llama: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_begins_an_answer_by_chance_is_added(task: Callable[..., DPO]) -> None:
     rows = [
         {"prompt": "Hi", "chosen": "Hi, how are you?", "rejected": "Hi."},
         {"prompt": "Hi", "chosen": "Hi there", "rejected": "Go"},
         {"prompt": "Why?", "chosen": " Yes", "rejected": " No"},
     ]
-    dpo = task(tmp_path, llama, *rows)
+    dpo = task(*rows)
     assert [a + b for a, b in sides(dpo)] == ["HiHi, how are you?<|end|>", "HiHi.<|end|>"]
     assert sides(dpo, 1)[0] == ("Hi", "Hi there<|end|>")
     assert not any("repeat the prompt" in note for note in dpo.notices())
 
 
-def test_a_source_repeats_the_prompt_in_all_rows(llama: Path, tmp_path: Path) -> None:
+def test_a_source_repeats_the_prompt_in_all_rows(task: Callable[..., DPO]) -> None:
     row = {"prompt": "Why?", "chosen": "Why? Yes", "rejected": "Why? No"}
-    dpo = task(tmp_path, llama, row)
+    dpo = task(row)
     assert sides(dpo)[0] == ("Why?", " Yes<|end|>")
     assert "data: chosen and rejected repeat the prompt, which is not added again" in dpo.notices()
-    bad = task(tmp_path, llama, *[row] * 512, {**row, "chosen": "Yes"})
+    bad = task(*[row] * 512, {**row, "chosen": "Yes"})
     with pytest.raises(ConfigError, match=rf"row 513'?: {BEGIN}"):
         bad.build_data()
 
 
 @pytest.mark.parametrize("margin", ["0.5", "high", float("nan"), float("inf"), [1]], ids=str)
-def test_a_margin_is_a_finite_number(margin: Any, llama: Path, tmp_path: Path) -> None:
+def test_a_margin_is_a_finite_number(margin: Any, task: Callable[..., DPO]) -> None:
     row = {"prompt": "Why?", "chosen": " Yes", "rejected": " No"}
-    dpo = task(tmp_path, llama, row, {**row, "margin": margin})
+    dpo = task(row, {**row, "margin": margin})
     with pytest.raises(ConfigError, match=r"row 2'?: margin: .* is no finite number$"):
         dpo.build_data()
-    left = task(tmp_path, llama, row, {**row, "margin": margin}, bad_rows="leave_out")
+    left = task(row, {**row, "margin": margin}, bad_rows="leave_out")
     assert len(left.build_data().train) == 1
 
 
-def test_a_template_that_drops_earlier_thoughts_shows_the_last(llama: Path, tmp_path: Path) -> None:
+def test_a_template_that_drops_earlier_thoughts_shows_the_last(task: Callable[..., DPO]) -> None:
     rows = [
         conversation("Hi", "<think>hm</think>Hello", "And?", f"<think>so</think>{word}")["messages"]
         for word in ("Bye", "Stay")
     ]
-    dpo = task(tmp_path, llama, {"chosen": rows[0], "rejected": rows[1]}, template=DROPS_THOUGHTS)
+    dpo = task({"chosen": rows[0], "rejected": rows[1]}, template=DROPS_THOUGHTS)
     [(prompt, chosen), _] = sides(dpo)
     assert "hm" not in prompt and "so" in chosen and chosen.endswith("Bye<|im_end|>\n")
 
 
-def test_long_sides_are_cut_and_the_batch_is_padded(llama: Path, tmp_path: Path) -> None:
+def test_long_sides_are_cut_and_the_batch_is_padded(task: Callable[..., DPO]) -> None:
     rows = [preference("Why?", "Because. " * 40, "No."), preference("Who?", "I", "You")]
-    dpo = task(tmp_path, llama, *rows, template=TEMPLATE, evaluation=0.5)
+    dpo = task(*rows, template=TEMPLATE, evaluation=0.5)
     data = dpo.build_data()
     [first], [second] = data.train, data.evaluation
     batch = data.collate([first, second])
@@ -213,7 +215,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_rows_are_one_line_with_the_row_or_left_out(
-    case: str, llama: Path, tmp_path: Path
+    case: str, task: Callable[..., DPO]
 ) -> None:
     bad, message = REFUSED[case]
     good: dict[str, Any] = preference("Why?", "Yes", "No.")
@@ -225,24 +227,24 @@ def test_bad_rows_are_one_line_with_the_row_or_left_out(
     if is_text and "prompt" in bad:
         good = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
     with pytest.raises(ConfigError, match=message) as refused:
-        task(tmp_path, llama, good, bad).build_data()
+        task(good, bad).build_data()
     assert "rows.jsonl row 2" in str(refused.value)
 
-    left = task(tmp_path, llama, good, bad, bad_rows="leave_out")
+    left = task(good, bad, bad_rows="leave_out")
     assert len(left.build_data().train) == 1
     assert any(note.startswith("1 bad rows are left out") for note in left.notices())
 
 
-def test_rows_that_are_no_preferences_are_refused(llama: Path, tmp_path: Path) -> None:
+def test_rows_that_are_no_preferences_are_refused(task: Callable[..., DPO]) -> None:
     kto = {"prompt": "Why?", "completion": "Because.", "label": True}
     with pytest.raises(ConfigError, match=r"prompt, completion, label'?: are no preferences"):
-        task(tmp_path, llama, kto).build_data()
+        task(kto).build_data()
 
 
-def test_columns_of_other_names(llama: Path, tmp_path: Path) -> None:
+def test_columns_of_other_names(task: Callable[..., DPO]) -> None:
     names = {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad"}
     row = {"q": "Why?", "good": "Yes", "bad": "No"}
-    assert sides(task(tmp_path, llama, row, **names))[0] == ("Why?", "Yes<|end|>")
-    bad = task(tmp_path, llama, row, {**row, "bad": " "}, **names)
+    assert sides(task(row, **names))[0] == ("Why?", "Yes<|end|>")
+    bad = task(row, {**row, "bad": " "}, **names)
     with pytest.raises(ConfigError, match=rf"rejected_column: .*row 2'?: {EMPTY}"):
         bad.build_data()

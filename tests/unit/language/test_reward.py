@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from launchers import json_in
-from preferences import TEMPLATE, preferences, save_preferences, settings_of_task, trainer
+from preferences import TEMPLATE, preferences, settings_of_task, trainer
 from tiny_language import save_model, save_rows, tokenizer
 
 from trainer import ConfigError
@@ -23,16 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("given")
-    save_model(folder / "llama")
-    save_preferences(folder / "pairs.jsonl", 8)
-    return folder
-
-
-def task(given: Path, cache: Path, **settings: Any) -> RewardModel:
-    return RewardModel(**{**settings_of_task(given, cache), **settings})
+@pytest.fixture
+def task(given: Path, tmp_path: Path) -> Callable[..., RewardModel]:
+    return lambda **settings: RewardModel(**{**settings_of_task(given, tmp_path), **settings})
 
 
 def loss_of(model: Any, rows: list[dict[str, Any]]) -> tuple[torch.Tensor, Any]:
@@ -56,8 +50,10 @@ def loss_of(model: Any, rows: list[dict[str, Any]]) -> tuple[torch.Tensor, Any]:
     return -F.logsigmoid(chosen - rejected - margins).mean(), means
 
 
-def test_two_steps_are_those_of_the_formula_in_float64(given: Path, tmp_path: Path) -> None:
-    training = trainer(task(given, tmp_path), tmp_path / "run")
+def test_two_steps_are_those_of_the_formula_in_float64(
+    task: Callable[..., RewardModel], tmp_path: Path
+) -> None:
+    training = trainer(task(), tmp_path / "run")
     model: Any = copy.deepcopy(training.run.model).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4, weight_decay=0.0)
     for info in training.steps():
@@ -74,11 +70,11 @@ def test_two_steps_are_those_of_the_formula_in_float64(given: Path, tmp_path: Pa
 
 
 def test_the_export_of_an_adapter_loads_as_a_classifier_with_one_label(
-    given: Path, tmp_path: Path
+    task: Callable[..., RewardModel], tmp_path: Path
 ) -> None:
     from peft import AutoPeftModelForSequenceClassification
 
-    reward = task(given, tmp_path, adapter=Adapter(r=4))
+    reward = task(adapter=Adapter(r=4))
     training = trainer(reward, tmp_path / "run")
     training.fit()
     loaded: Any = AutoPeftModelForSequenceClassification.from_pretrained(
@@ -127,34 +123,38 @@ def test_the_score_is_that_of_the_end_of_a_text(
     assert found == pytest.approx(ends.tolist(), abs=1e-5)
 
 
-def test_padding_that_ends_a_text_is_refused(given: Path, tmp_path: Path) -> None:
+def test_padding_that_ends_a_text_is_refused(
+    task: Callable[..., RewardModel], tmp_path: Path
+) -> None:
     """As of GPT-2, whose only special token ends texts. Conversations may end otherwise."""
     model = save_model(tmp_path / "model")
     data = json_in(model / "tokenizer.json")
     data["added_tokens"] = data["added_tokens"][:1]
     (model / "tokenizer.json").write_text(json.dumps(data))
-    assert task(given, tmp_path, model=str(model), template=TEMPLATE).build_data()
+    assert task(model=str(model), template=TEMPLATE).build_data()
     row = {"prompt": "a", "chosen": " long answer", "rejected": " b"}
     rows = str(save_rows(tmp_path / "rows.jsonl", [row]))
-    texts = task(given, tmp_path, model=str(model), data=rows, template=None)
+    texts = task(model=str(model), data=rows, template=None)
     with pytest.raises(ConfigError, match=r"<\|end\|>': pads texts and ends a text, .*pad_token"):
         texts.build_data()
 
 
-def test_a_side_that_is_too_long_is_refused(given: Path, tmp_path: Path) -> None:
+def test_a_side_that_is_too_long_is_refused(
+    task: Callable[..., RewardModel], tmp_path: Path
+) -> None:
     """A text that is cut off has no score of its end."""
     with pytest.raises(ConfigError, match=r"row \d+'?: a side has \d+ tokens, and sequence_length"):
-        task(given, tmp_path, sequence_length=30).build_data()
-    few = task(given, tmp_path, sequence_length=60, bad_rows="leave_out").build_data()
+        task(sequence_length=30).build_data()
+    few = task(sequence_length=60, bad_rows="leave_out").build_data()
     assert 0 < len(few.train) < 8
     assert few.collate([few.train[0]])["input_ids"].shape[1] <= 60
 
 
-def test_dropout_of_the_model_is_off(given: Path, tmp_path: Path) -> None:
+def test_dropout_of_the_model_is_off(task: Callable[..., RewardModel], tmp_path: Path) -> None:
     from whole_model import build_whole
 
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
     save_model(tmp_path / "gpt2", "gpt2", **dropout)
-    model: Any = build_whole(task(given, tmp_path, model=str(tmp_path / "gpt2"))).train()
+    model: Any = build_whole(task(model=str(tmp_path / "gpt2"))).train()
     ids = torch.arange(12)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
