@@ -3,7 +3,6 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | Sets that the ranks cannot share evenly have the values of one process, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
-| The best of one set is kept with its value and step | all on 2 | test_the_best_of_one_set_is_kept_with_its_step |
 | A run is equal to the bit with and without a sanity evaluation | one process; all on 2 | test_the_sanity_evaluation_changes_no_bit |
 | A run that is resumed in the middle is equal to the bit | one process; all on 2 | test_a_resumed_run_is_equal_to_the_bit |
 
@@ -64,19 +63,6 @@ def test_values_of_each_set_are_those_of_one_process(strategy: str, folder: Path
     assert names == {"seven/loss", "seven/accuracy", "seven/order"} | own
     assert divided["steps"] == [f"step-{step:08}" for step in (3, 6, 9, 12)]
     assert last == evaluations(divided, "seven")[12] | evaluations(divided, "one")[12]
-
-
-@pytest.mark.parametrize("strategy", QUICK)
-def test_the_best_of_one_set_is_kept_with_its_step(strategy: str, folder: Path) -> None:
-    training = results(strategy, folder)["calm"]
-    losses = {
-        step: values["eval/seven/loss"] for step, values in evaluations(training, "seven").items()
-    }
-    step = min(losses, key=lambda step: losses[step])
-    expected = {"metric": "eval/seven/loss", "value": losses[step], "step": step}
-    assert training["summary"] == expected
-    assert training["best"].items() >= expected.items()
-    assert training["best"]["evaluation"]["eval/seven/loss"] == losses[step]
 
 
 @pytest.mark.parametrize("strategy", AND_ONE_PROCESS)

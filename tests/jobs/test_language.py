@@ -2,7 +2,6 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| A launch file goes before the defaults of a fine-tune, also after a resume by the config that its run wrote | ZeRO-2 on 2 | test_a_launch_file_goes_before_the_defaults_of_a_task |
 | Seven kinds of model have the curve of one process | words that are hidden, DDP on 2; all on 2 (nightly) | test_fine_tuning_by_settings_has_the_curve_of_one_process |
 | The export is a model or an adapter, with its tokenizer and card | FSDP2 on 2 (nightly) | test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer |
 | Processes that prepare data at once share one result, and half of one is never used | 2 or 3 processes | test_one_makes_it_and_all_find_it, test_what_a_killed_process_left_is_made_anew |
@@ -11,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +26,6 @@ from tiny_language import (
     CONFIGS,
     VOCABULARY,
     conversation,
-    language_settings,
     paragraphs,
     save_masked,
     save_model,
@@ -123,38 +120,6 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
         [*words(strategy, "examples/train.py"), "--config", str(file)],
         folder / f"{case}-{strategy}",
     ).ok()
-
-
-def by_defaults(folder: Path) -> list[str]:
-    """The config of a fine-tune that says nothing of rate, decay, schedule and clipping."""
-    config = {
-        "task": "trainer.language:CausalLM",
-        "task_settings": language_settings(folder / "by_defaults"),
-        "max_steps": 4,
-        "save_every": 2,
-        "global_batch_size": 4,
-        "micro_batch_size": 2,
-        "log_every": 1,
-    }
-    (folder / "defaults.yaml").write_text(yaml.safe_dump(config))
-    return ["--config", str(folder / "defaults.yaml")]
-
-
-def test_a_launch_file_goes_before_the_defaults_of_a_task(
-    folder: Path,
-) -> None:
-    """The config that a run writes goes on with the same file, which replaces a default."""
-    file = folder / "clips.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 0.25}))
-    words_of_job = ["ranks", "2", "examples/train.py", "--deepspeed", str(file)]
-    clips = run([*words_of_job, *by_defaults(folder)], folder / "clips").ok()
-    assert clips.plan["max_grad_norm"] == 0.25
-    written = yaml.safe_load((clips.output_dir / "config.yaml").read_text())
-    assert written["lr"] == 2e-5 and "max_grad_norm" not in written
-    [early, _] = sorted((clips.output_dir / "checkpoints").glob("step*"))
-    again = ["--config", str(clips.output_dir / "config.yaml"), "--resume", str(early)]
-    resumed = run([*words_of_job, *again], folder / "clips-again").ok()
-    assert resumed.losses == clips.losses[2:] and resumed.plan["max_grad_norm"] == 0.25
 
 
 # Whether the hidden words are the same ones on two processes is a quick test.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator, PartialState
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Numbers, layout
@@ -86,12 +84,6 @@ def test_one_number_for_a_batch_is_refused(value: Any) -> None:
         WeightedSums().add({"accuracy": value})
 
 
-@pytest.fixture
-def accelerator() -> Iterator[Accelerator]:
-    yield Accelerator(cpu=True)
-    PartialState._reset_state()
-
-
 @pytest.mark.parametrize(
     ("result", "said"), [(None, "a NoneType"), (torch.ones(4), "a Tensor"), ([1.0], "a list")]
 )
@@ -100,14 +92,3 @@ def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
         DataError, match=f"^evaluation_step must return values by name, .* It returned {said}$"
     ):
         WeightedSums().add(result)
-
-
-def test_torchmetrics_that_no_step_names_can_be_dropped(accelerator: Accelerator) -> None:
-    import torchmetrics
-
-    sums = WeightedSums({"sum": torchmetrics.SumMetric(), "other": torchmetrics.SumMetric()})
-    sums.add({"sum": torch.ones(2)}, counts=False)
-    assert sums.named == {"sum"}, "a batch that does not count names it too"
-    sums.add({"sum": torch.ones(2)})
-    sums.keep(sums.named)
-    assert sums.reduce(accelerator, sums.layout()) == {"sum": 2.0}

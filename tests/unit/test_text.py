@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.text import (
-    HIDDEN,
     did_you_mean,
-    hidden,
     metrics_text,
 )
 
@@ -30,29 +28,6 @@ from trainer.text import (
 )
 def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -> None:
     assert did_you_mean("widt", known).startswith(said)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hf_token",
-        "token",
-        "api_key",
-        "aws_secret_access_key",
-        "Password",
-        "task_settings.hub_token",
-    ],
-)
-def test_names_of_secrets(name: str) -> None:
-    assert hidden({name: "x1"}) == {name: HIDDEN}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eos_token", "pad_token", "tokens_per_second", "max_tokens", "key", "label_key", "tokenizer"],
-)
-def test_names_of_no_secrets(name: str) -> None:
-    assert hidden({name: "text"}) == {name: "text"}
 
 
 def test_a_line_of_a_thousand_metrics_is_short() -> None:

@@ -106,10 +106,6 @@ def test_the_engine_steps_inside_backward(engine: Found) -> None:
     )
 
 
-def test_weights_set_by_the_engines_function_do_not_compute(engine: Found) -> None:
-    assert engine["set"] == {"kept": 14.0, "computed": 0.0}, "until the next step"
-
-
 def test_the_engine_adds_up_gradients_of_different_parameters(engine: Found) -> None:
     """Rank 0 gives head 0 the gradient 0.1, rank 1 head 1 the gradient 0.3: the means are 0.05 and
     0.15.

@@ -232,17 +232,9 @@ def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
     return batch_norm(accel, folder, "bf16")
 
 
-def curve(accel: str, folder: Path, precision: str) -> dict[str, Any]:
-    settings = {"max_steps": 8, "mixed_precision": precision, "lr": 0.01}
-    return result(train(Images(norm=False), accel, folder, **settings))
-
-
-def curve_bf16(accel: str, folder: Path) -> dict[str, Any]:
-    return curve(accel, folder, "bf16")
-
-
 def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
-    return curve(accel, folder, "fp16")
+    settings = {"max_steps": 8, "mixed_precision": "fp16", "lr": 0.01}
+    return result(train(Images(norm=False), accel, folder, **settings))
 
 
 def overflow(accel: str, folder: Path) -> dict[str, Any]:
@@ -465,7 +457,6 @@ CASES: dict[str, Case] = {
         parts,
         batch_norm,
         batch_norm_bf16,
-        curve_bf16,
         curve_fp16,
         overflow,
         dropout,

@@ -10,18 +10,11 @@ import pytest
 from benchmarks import gpu_jobs
 
 JOB = """
-import argparse, os, subprocess, sys, time
-parser = argparse.ArgumentParser()
-parser.add_argument("--out"); parser.add_argument("how")
-args = parser.parse_args()
-rank = os.environ.get("RANK", "0")
-if args.how == "fails" and rank == "1":
-    sys.exit("no memory")
-if args.how in ("hangs", "fails"):
-    print("working", flush=True)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    open("child", "w").write(str(child.pid))
-    time.sleep(600)
+import subprocess, sys, time
+print("working", flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("child", "w").write(str(child.pid))
+time.sleep(600)
 """
 
 
@@ -40,13 +33,6 @@ def wait_for_the_end_of_the_child(folder: Path) -> None:
 
 
 def test_a_job_that_runs_into_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    found = gpu_jobs.run(["job", "hangs"], limit=2)
+    found = gpu_jobs.run(["job"], limit=2)
     assert found == {"error": "working\nno result after 2 s"}
     wait_for_the_end_of_the_child(tmp_path)
-
-
-def test_a_rank_that_fails_ends_the_others_and_is_named() -> None:
-    began = time.monotonic()
-    found = gpu_jobs.run(["job", "fails"], limit=60, ranks=2)
-    assert "no memory" in found["error"] and found["error"].endswith("exit code 1")
-    assert time.monotonic() - began < 30

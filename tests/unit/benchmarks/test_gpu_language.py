@@ -6,9 +6,8 @@ import contextlib
 import io
 
 import pytest
-import torch
 
-from benchmarks.gpu_language import TASKS, borders_of, documents_alone
+from benchmarks.gpu_language import TASKS
 from benchmarks.gpu_speed import Clock, by_hand, forget, ours
 
 pytestmark = [
@@ -17,20 +16,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
-
-
-@pytest.mark.parametrize("heads", [4, 2])
-def test_the_kernel_takes_what_it_is_given(heads: int) -> None:
-    """Without values: no CPU has the kernel."""
-    with torch.device("meta"):
-        parts = [
-            torch.empty(10, count, 8, dtype=torch.bfloat16, requires_grad=True)
-            for count in (4, heads, heads)
-        ]
-        borders = borders_of(torch.zeros(2, 5, dtype=torch.long))
-        output = documents_alone(parts, borders, 5, 0.5)
-        output.sum().backward()
-    assert output.shape == (10, 4, 8) and output.dtype == torch.bfloat16
 
 
 def losses(loop: str) -> list[float]:

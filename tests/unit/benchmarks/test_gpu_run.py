@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from launchers import ROOT
@@ -14,9 +16,10 @@ from benchmarks import gpu_run
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    os.environ.pop("PYTEST_ADDOPTS", None)  # -v there would change what pytest lists
+def environment() -> Iterator[None]:
+    with patch.dict(os.environ):
+        os.environ.pop("PYTEST_ADDOPTS", None)  # -v there would change what pytest lists
+        yield
 
 
 @pytest.mark.slow

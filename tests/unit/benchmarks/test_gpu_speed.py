@@ -83,31 +83,6 @@ def test_the_loop_by_hand_and_samecurve_have_the_same_losses() -> None:
     assert values == pytest.approx([float(loss) for loss in hand.losses], rel=1e-3)  # bf16
 
 
-class Time:
-    """A clock that goes on by what each step costs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> None:
-        self.now, self.costs = 100.0, iter(costs)
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
-
-    def drain(self, clock: Clock) -> int:
-        """Make steps until the clock says that it was the last; return how many."""
-        for number in range(1, 1000):
-            self.now += next(self.costs)
-            if clock.tick():
-                return number
-        raise AssertionError("no step was the last")
-
-
-def test_compiling_and_warming_up_are_not_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(warm=2, timed=3, warm_seconds=2.0)
-    # Two steps that compile, two that tell the pace (a second each), two seconds of warm-up.
-    time = Time(monkeypatch, [50, 40, 1, 1, 9, 9, 3, 5, 4])
-    assert time.drain(clock) == 9
-    assert clock.times == [3, 5, 4] and clock.median == 4
-    assert clock.slow == 5 and clock.host == pytest.approx(4.0)
-
-
 def test_operations_are_those_of_the_matrices_and_half_of_the_pairs() -> None:
     # A layer: four matrices of 64 x 64 and three of 64 x 128; the head: 256 x 64; 64 tokens.
     matrices = 2 * (4 * 64 * 64 + 3 * 64 * 128) + 256 * 64

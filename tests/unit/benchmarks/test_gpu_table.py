@@ -5,34 +5,13 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.gpu_table import (
     furthest_loss,
-    hands,
     read,
 )
-
-ROW: dict[str, Any] = {
-    "model": "124M", "loop": "hand", "compiled": True, "ms": 20.0, "p90_ms": 22.0, "host_ms": 8.0,
-    "mfu": 0.4, "tokens_per_second": 819_200.0, "allocated_gib": 9.0, "reserved_gib": 10.0,
-    "losses": [10.0, 8.0],
-}  # fmt: skip
-
-
-def test_a_row_is_held_against_the_nearest_row_by_hand_that_trained_the_same_way() -> None:
-    first, last = {**ROW}, {**ROW, "ms": 22.0}
-    other, failed = {**ROW, "compiled": False}, {**ROW, "error": "x"}
-    del failed["ms"]
-    fsdp, late = {**ROW, "loop": "fsdp"}, {**ROW, "loop": "zero2"}
-    words = {**ROW, "loop": "lm"}
-    rows = [first, fsdp, failed, other, late, words, last]
-    assert hands(fsdp, rows) == [first, last] and hands(late, rows) == [last, first]
-    assert hands(words, rows) == [], "packed documents have a loop by hand of their own"
-    assert hands(words, [*rows, {**ROW, "loop": "lm-hand"}])[0]["loop"] == "lm-hand"
-    assert hands(fsdp, [failed, fsdp, last]) == [last], "a first row that failed loses no ratio"
 
 
 @pytest.mark.slow
