@@ -57,12 +57,7 @@ def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
 
 
 def load_config(argv: Sequence[str]) -> Loaded:
-    """Read the training config that ``argv`` (without the program's name) asks for.
-
-    Raises:
-        ConfigError: all mistakes in the file and the command line.
-        SystemExit: with 0, after ``--help`` or ``--print_config``, which shows the task's defaults.
-    """
+    """Read the config that ``argv`` asks for. Exit after ``--help`` or ``--print_config``."""
     loaded = read_config(argv)
     if loaded.is_printed:
         _, config = load_task(loaded)

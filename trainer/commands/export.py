@@ -40,9 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
-    """Write the model of a checkpoint as ``Run.export`` would have written it at that step.
-
-    Every byte of the checkpoint is verified first. Return the file of the model.
+    """Write the model of a verified checkpoint as ``Run.export`` would have. Return the file.
 
     Raises:
         ConfigError: there is no such checkpoint, or ``folder`` exists.

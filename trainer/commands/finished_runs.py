@@ -20,7 +20,6 @@ class Run:
     """A training that ran.
 
     Args:
-        name: ``run_name`` of the config, or else the name of the folder.
         path: the folder, as the user typed the path.
         plan: the values of plan.json and of the training config.
         rows, summary: of metrics.jsonl and summary.json. Empty if a file is missing.

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> dict[str, int]:
     """Write the predictions for evaluation sets, and return the number of examples of each file.
 
-    Collective: call on every rank.
-
-    Args:
-        path: FILE.jsonl. A set with a name has FILE.NAME.jsonl. A file that is not complete has
-            another name.
+    Collective: call on every rank. A set with a name has FILE.NAME.jsonl. A file that is not
+    complete has another name.
 
     Raises:
         DataError: ``prediction_step`` returned no value for each example.

@@ -29,15 +29,10 @@ _ERROR = re.compile(
 def train(
     name: str, launch_file: str | None, seed: int, arguments: Sequence[str], folder: Path
 ) -> Run:
-    """Train with the callback ``Weights``, wait for the end, and read the run back.
+    """Train with the callback ``Weights`` of a seed, wait for the end, and read the run back.
 
-    Args:
-        name: of the run. logs/NAME.txt has the command and the output of the processes.
-        launch_file: None trains in a single process.
-        seed: of ``Weights``.
-
-    Returns:
-        The run, with nothing but the name and the error if the training failed.
+    Without a launch file a single process trains. logs/NAME.txt has the command and the output. A
+    run that failed has nothing but the name and the error.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]

@@ -29,13 +29,9 @@ def read_words(
 ) -> tuple[T, list[str], list[str]]:
     """Return the options of a command, the settings of a training, and the other words.
 
-    Args:
-        about: the text of ``--help`` above the options.
-        cls: a dataclass of the options.
-
     Raises:
         ConfigError: an option is wrong, or a word is an address such as ``s3://bucket/run``.
-        SystemExit: with 0, after ``--help``.
+        SystemExit: with 0, after ``--help``, which begins with ``about``.
     """
     texts, words = split_command_line(argv, about, cls)
     for word in words:

@@ -59,13 +59,9 @@ def split_command_line(
     A bool key without a value is true. The last value of a key counts. ``--local_rank``, which the
     deepspeed launcher appends, is dropped: the environment has the same value.
 
-    Args:
-        about: the text of ``--help`` above the options.
-        options: a dataclass of the command's own options.
-
     Raises:
         ConfigError: a key has no value.
-        SystemExit: with 0, after ``--help``.
+        SystemExit: with 0, after ``--help``, which begins with ``about``.
     """
     if {"--help", "-h"} & {*argv}:
         from .help import print_help

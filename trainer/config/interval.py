@@ -50,14 +50,7 @@ class Interval:
 
 
 def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
-    """Return the interval that a setting stands for.
-
-    Args:
-        steps_per_epoch: None for a stream, whose length is not known.
-
-    Raises:
-        ValueError: the value is no interval, is shorter than one step, or a stream has no epochs.
-    """
+    """Return the interval that a setting stands for. A stream has no steps per epoch."""
     check_interval(value)
     if not isinstance(value, str):
         return Interval(Fraction(value))

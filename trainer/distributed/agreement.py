@@ -30,11 +30,8 @@ STOP = 1 << 8
 class Agreement:
     """Stop requests from any rank, and work of the main process alone.
 
-    Collective: make an agreement, and call each method, on every rank. The docstring says if a rank
-    may call a method alone.
-
-    Args:
-        timeout: how long a rank waits for another rank. None: torch's default.
+    Collective: make an agreement, and call each method, on every rank, unless the docstring says
+    that a rank may call a method alone. Without a timeout ranks wait for torch's default.
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
@@ -73,13 +70,7 @@ class Agreement:
             self._votes.request = max(self._votes.request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective.
-
-        The fingerprint is of the work of this rank, which must be the same on all.
-
-        Raises:
-            LaunchError: in one of the last steps ranks got the gradients of different parameters.
-        """
+        """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective."""
         now = time.monotonic()
         self._step_seconds = now - self._polled
         self._polled = now

@@ -193,12 +193,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:
-    """Print an error once for the whole job, and write it to the launcher's error file.
-
-    Args:
-        from_everyone: the error is the same on all ranks: the first of each machine prints.
-        lost_peer: the error looks like the death of another rank, whose own error matters more.
-    """
+    """Print an error once for the job. An error of everyone is printed on each machine."""
     _do_last_work()
 
     # The launcher ends all processes when one ends: this error must be printed first.

@@ -84,12 +84,10 @@ class Row(NamedTuple):
         machine: the boot of the machine and the namespace of process numbers.
         started: in clock ticks since the boot. The system gives a ``pid`` away again.
         sent: the time on a clock of the rank, which tells heartbeats apart.
-        place: the optimizer steps that are done, the phase, which is "" between two jobs, and a
-            number that grows as the rank moves on.
+        place: the steps that are done, the phase ("" between two jobs), and a number that grows.
         text: step, phase, and the line of Python that the main thread is at.
         limit: the seconds for which the rank may be silent.
-        works: whether the rank may take more time: the process uses the CPU, a debugger may halt
-            the threads, or the job has made no step yet.
+        works: the process uses the CPU, has a debugger, or has made no step yet.
         left: whether the rank has left the job in order.
     """
 
@@ -142,11 +140,9 @@ _NO_JOB = _Job(lambda: (0, "", 0), lambda: "", first_step=0)
 
 
 class Heartbeat:
-    """The watch of one rank over the others.
+    """The watch of one rank over the others, by a connection of its own to the shared store.
 
-    Args:
-        store: a connection to the store that all ranks share, which no other thread uses.
-        timeout: seconds after which a job that stands still ends (``timeout_minutes``).
+    A job that stands still ends after ``timeout`` seconds (``timeout_minutes``).
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, timeout: float) -> None:
@@ -423,11 +419,10 @@ def watched(
     *,
     advice: Callable[[], str],
 ) -> Iterator[None]:
-    """Watch that the ranks move on in a block that all enter. One process has nobody to watch.
+    """Watch that the ranks move on in a block that all enter.
 
     Args:
-        position: returns the optimizer step, the phase, and a number that grows. Another thread
-            calls it.
+        position: returns the optimizer step, the phase, and a number that grows, to any thread.
         advice: returns how to go on after the end of the job.
 
     Raises:

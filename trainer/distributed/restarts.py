@@ -23,9 +23,8 @@ def restarts() -> int:
 def connect_attempt(backend: str) -> None:
     """Connect the ranks of a job that was started again, under names of this attempt. Collective.
 
-    torchrun and accelerate keep the same store for all attempts. There torch finds the addresses of
-    processes that have ended, and ranks wait for them for ever. Several agents of c10d or etcd
-    count their attempts differently if an agent joined later, so they are left to torch.
+    The store of torchrun and accelerate has addresses of processes that have ended. Several agents
+    of c10d or etcd count their attempts differently if one joined later, and are left to torch.
     """
     is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     if is_alone or not restarts() or dist.is_initialized() or _has_several_elastic_agents():

@@ -30,10 +30,9 @@ _PROGRAMS: dict[str, Name] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """The program that started this process, and the place of the process on its machine.
+    """The program that started this process, ``python`` for none, and the place on the machine.
 
     Args:
-        name: ``python`` for none. ``environment`` for another program that sets the ranks.
         arguments: the words that were typed after ``accelerate launch``. Empty for the others.
         local_world_size: processes on this machine. 0 if unknown.
     """
@@ -48,10 +47,8 @@ class Launcher:
 def detect() -> Launcher:
     """Read the launcher from the environment and the parents' command lines.
 
-    Other ranks become torchrun's variables, which Accelerate and DeepSpeed read.
-
-    Raises:
-        LaunchError: several processes were started, and RANK or WORLD_SIZE is missing.
+    Other ranks become torchrun's variables, which Accelerate and DeepSpeed read. Raises as
+    ``by_starter``.
     """
     name, arguments = _nearest()
     if name == "python":

@@ -42,11 +42,7 @@ class Pace:
 class Votes:
     """Requests to stop, which a rank may make alone, and a check that all ranks did the same.
 
-    All ranks pass the same boundaries in the same order. A vote begins at a boundary and is read
-    when the next vote begins.
-
-    Args:
-        begin_max: as ``Agreement.begin_max``.
+    A vote begins at a boundary, which all ranks pass, and is read when the next vote begins.
 
     Attributes:
         request: this rank's, 0 for none. The largest of all ranks is the answer.
@@ -64,11 +60,8 @@ class Votes:
     def pass_boundary(self, name: str, fingerprint: int) -> int:
         """Return the largest request that all ranks know of, 0 for none. Collective.
 
-        Args:
-            name: of a sequence of boundaries that take about the same time.
-
-        Raises:
-            LaunchError: as ``check_same``, for the work since the vote before the last.
+        Boundaries of a name take about the same time. Raises as ``check_same``, for the work since
+        the vote before the last.
         """
         pace = self._paces[name]
         pace.left -= 1

@@ -40,14 +40,7 @@ class Findings:
         raise ConfigError(self.problems)
 
     def read(self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]) -> M:
-        """Return values as a pydantic model.
-
-        Args:
-            origin: returns the origin of a dotted key.
-
-        Raises:
-            ConfigError: the values do not fit.
-        """
+        """Return values as a pydantic model. ConfigError names the origin of each wrong key."""
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:

@@ -1,7 +1,6 @@
 """Build the Accelerator that the plan describes, and check the result.
 
-Without a GPU Accelerate turns most requests into something else: an FSDP or DeepSpeed file with
-``use_cpu`` becomes DDP, two processes become two unconnected trainings.
+Without a GPU Accelerate turns an FSDP or DeepSpeed file with ``use_cpu`` into DDP.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINI
 class Launched:
     """A verified start: the plan, the Accelerator that runs it and the strategy to train with.
 
-    Args:
-        accelerator: connects the processes, for a loop without the trainer.
-        strategy: of this launch. The trainer makes another strategy for each training.
+    The Accelerator connects the processes, for a loop without the trainer. The trainer makes
+    another strategy for each training.
     """
 
     plan: Plan
@@ -63,10 +61,8 @@ def launch(
 
     Args:
         origins: of the config's values, by key, for messages.
-        accel_config: an accelerate YAML, for launchers that do not read such files.
-        deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
-        optimizer_built_by: the method of the task that builds an optimizer. Then the JSON must have
-            none.
+        accel_config, deepspeed: a launch file, for launchers that do not read such files.
+        optimizer_built_by: the method of the task that builds an optimizer, if there is one.
 
     Raises:
         ConfigError, LaunchError: another run than the requested run would start.

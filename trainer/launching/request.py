@@ -15,10 +15,8 @@ Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 class Section:
     """An optimizer or a schedule that a DeepSpeed JSON asks for, by keys of the training config.
 
-    Args:
-        name: of the optimizer or the schedule.
-        values: by key of the training config. Values that the file leaves out are DeepSpeed's
-            defaults (``origin.is_default``). "auto" is absent: the training config decides.
+    Values that the file leaves out are DeepSpeed's defaults (``origin.is_default``). "auto" is
+    absent: the training config decides.
     """
 
     name: Sourced[str]
@@ -30,23 +28,13 @@ class Request:
     """The requested settings of a job. None and an empty mapping stand for no request.
 
     Args:
-        strategy, strategy_origin: the requested strategy, and the place of the request.
-        world_size: processes of the whole job, on ``num_machines`` machines.
-        mixed_precision: ``no``, ``bf16`` or ``fp16``.
-        use_cpu: compute on the CPU even if there are GPUs.
-        accumulation_steps: backward passes per optimizer step.
-        micro_batch_size: items per process and backward pass. ``global_batch_size``: items per
-            optimizer step.
-        max_grad_norm: the global gradient norm is clipped to this limit. 0 does not clip.
-        optimizer, scheduler: those of a DeepSpeed JSON.
+        micro_batch_size: items per process and backward pass. ``global_batch_size``: per step.
+        max_grad_norm: 0 does not clip.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
-        deepspeed: the configuration of DeepSpeed's engine, without the values that have a field
-            here.
+        deepspeed: the engine's configuration, without the values that have a field here.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
-        notices: lines with ``file:line``.
-        files: every file that was read.
-        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that a file or a flag
-            gives, by dotted key.
+        files: every file that was read, of which ``notices`` are lines with ``file:line``.
+        origins: of the given values of ``fsdp``, ``deepspeed`` and ``dynamo``, by dotted key.
     """
 
     strategy: Strategy

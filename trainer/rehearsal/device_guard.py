@@ -20,8 +20,6 @@ _LIBRARY = "guard.so"
 def load_guard() -> None:
     """Give this process a CUDA device that computes nothing. Call before torch is imported.
 
-    The guard of a torch with CUDA asks for a driver, and is replaced.
-
     Raises:
         LaunchError: there is no compiler, or the compiler failed.
     """

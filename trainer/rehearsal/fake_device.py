@@ -1,10 +1,8 @@
 """A GPU without values: its tensors are fake, and everything of the host is real.
 
-torch's ``FakeTensor`` has a shape, a dtype, a device and a storage of the right size, and no
-values. ``FakeDevice`` runs each operation on such tensors, and records memory and collectives.
-
-Whole numbers that come from the host (token ids, masks, positions) keep their values, so that the
-code takes the branches that the data ask for. Any other element that is read back is 1.
+torch's ``FakeTensor`` has a shape, a dtype, a device and a storage of the right size. Whole numbers
+that come from the host (token ids, masks, positions) keep their values, so that the code takes the
+branches that the data ask for. Any other element that is read back is 1.
 """
 
 from __future__ import annotations

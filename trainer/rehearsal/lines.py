@@ -30,14 +30,11 @@ _ENGINES = (f"{_PACKAGES}accelerate/", f"{_PACKAGES}deepspeed/")
 def place_of_code(
     frames: Iterable[tuple[FrameType, int]] | None = None, *, of_engine: bool = False
 ) -> tuple[str, str]:
-    """Return the line and the function of the innermost frame that is not the library's or torch's.
+    """Return the line, ``folder/file.py:12``, and the function of the innermost frame that counts.
 
     Args:
         frames: with the numbers of their lines, the innermost first. Default: those that run.
         of_engine: whether code of DeepSpeed, Accelerate or the trainer counts.
-
-    Returns:
-        The line as ``folder/file.py:12``. Two empty texts without such a frame.
     """
     for frame, number in frames or traceback.walk_stack(sys._getframe()):
         file = _shown(frame.f_code.co_filename, of_engine)

@@ -105,13 +105,9 @@ class Observer(Callback):
 
 
 def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
-    """Train two steps of a command line, and return the memory and the collectives of the second.
+    """Train two steps of a command line, and return what the second took. Collective.
 
-    Collective: call on every rank.
-
-    Returns:
-        ``plan``, ``phases``, and ``collectives`` from the start of the job, of which those of the
-        step begin at ``first``.
+    ``collectives`` are those from the start of the job. Those of the step begin at ``first``.
     """
     observer = Observer(recorder)
     with recorder:

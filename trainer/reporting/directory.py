@@ -33,12 +33,9 @@ from .say import log_into, log_no_more
 
 
 class RunDirectory:
-    """The folder of a run. Only the main process writes. Every rank may call most methods.
+    """The folder of a run. Only the main process writes, by methods that may raise CheckpointError.
 
-    ``row`` and ``line`` are for the main process.
-
-    Raises:
-        CheckpointError: from a method that writes: the disk is full, or not to be written.
+    ``row`` and ``line`` are for the main process. Every rank may call the others.
     """
 
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
@@ -50,10 +47,8 @@ class RunDirectory:
     def lock(self, agreement: Agreement) -> list[str]:
         """Make and lock the folder, before any file in the folder is read or changed. Collective.
 
-        Return why the folder is not locked, on the main process.
-
-        Raises:
-            ConfigError: another run has the lock, or the folder cannot be made.
+        Return why the folder is not locked, on the main process. ConfigError: another run has the lock,
+        or the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
         return [] if self._lock is None else self._lock.notices
@@ -74,11 +69,7 @@ class RunDirectory:
         self._lock = None
 
     def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
-        """Take the locked folder for this run. Collective: call on every rank.
-
-        Args:
-            overwrite: empty a used folder.
-            continues: resume in a used folder, if the folder is that of a run.
+        """Take the locked folder for this run, as ``used_folder.take_over`` does. Collective.
 
         Raises:
             ConfigError: the folder is used. With ``overwrite``, by others than a run.

@@ -1,7 +1,6 @@
 """A lock on a folder, which other processes see, also on other machines.
 
-The kernel releases the lock when the process that holds the lock ends, even if killed. A library
-does not serve, because a restart must get the lock as soon as the process before was killed.
+The kernel releases the lock when the process ends, even if killed. A library does not serve:
 filelock 4.2.11 leaves the lock with a forked child (a data worker) that outlives a killed parent
 for seconds.
 """
@@ -24,12 +23,10 @@ class Locked(Exception):
 class FolderLock:
     """The lock of a folder, held until nothing refers to the lock any more or the process ends.
 
-    Attributes:
-        notices: why the folder is not locked, on a file system without locks.
+    ``notices`` say why the folder is not locked, on a file system without locks.
 
     Raises:
         Locked: another process has the lock.
-        OSError: the file cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:

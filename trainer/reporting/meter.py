@@ -155,9 +155,7 @@ class Meter:
     def summary(
         self, gather: Callable[[Any], list[Any]], operations: float, world_size: int, precision: str
     ) -> dict[str, Any]:
-        """Return the seconds of this process by use, the speed, and the peak memory.
-
-        Collective: call on every rank.
+        """Return the seconds of this process by use, the speed, and the peak memory. Collective.
 
         Args:
             operations: floating-point operations of a token, forward and backward.

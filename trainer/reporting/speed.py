@@ -1,9 +1,7 @@
 """The speed of a run: the definition for the last lines, summary.json and comparisons of runs.
 
-Each logged row says how many samples (and tokens: those that went through the model, and those with
-a loss) a second passed since the row before, without pauses for evaluation and saving. The first
-row of a process also holds costs that are paid once (compiling, the first allocations), and does
-not count. The speed is the median of the others.
+Each logged row has the speed since the row before, without pauses. The first row of a process also
+holds costs that are paid once, and does not count. The speed is the median of the others.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ UNITS = ("samples", "tokens", "trained_tokens")
 def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> float | None:
     """Return the speed of a run from its logged rows. None if no row is of the steady state.
 
-    Args:
-        rows: in order, with ``seconds``, which start again in a process that resumes.
-        unit: a name of ``UNITS``.
+    The ``seconds`` of the rows start again in a process that resumes.
     """
     values = []
     seconds_before = math.inf

@@ -62,9 +62,6 @@ _NO_FLAGS: Entries = {}
 def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FLAGS) -> Request:
     """Read an accelerate YAML or JSON, or the flags of ``accelerate launch`` without a file.
 
-    Args:
-        overrides: flags typed after ``accelerate launch``, by argument name.
-
     Raises:
         ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """

@@ -62,11 +62,7 @@ def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request:
 
 
 def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
-    """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON.
-
-    Args:
-        origin: of the request for DeepSpeed, for a stage that is missing.
-    """
+    """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON."""
     stage = entries.get("zero_stage")
     if stage is None:
         check.end()  # such as a misspelt zero_stage

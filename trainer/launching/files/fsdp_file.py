@@ -52,9 +52,7 @@ def read_fsdp(
 ) -> tuple[dict[str, Any], dict[str, Origin]]:
     """Return the plugin's arguments, and the origins of arguments that errors name.
 
-    Args:
-        copies: the number of groups of processes that hold the whole model (HSDP), or None.
-        origin: of the request for FSDP.
+    Each of the ``copies``, if there are some (HSDP), is the whole model on a group of processes.
     """
     plugin = read_values(_Plugin, entries, check)
     is_old = plugin.fsdp_version in (1, "1")
