@@ -87,6 +87,7 @@ def test_the_same_numbers_as_in_one_process(
     assert [run.name for run in runs] == names
     assert [run.plan["world_size"] for run in runs] == [1, 2, 2]
     assert [run.plan["strategy"] for run in runs] == ["single", "fsdp", "zero2"]
+    assert f"curves: {tmp_path}/kept/compare.html" in done.stdout
     logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
     assert logs == [f"{name}.txt" for name in names]
 

@@ -47,8 +47,10 @@ class RunDirectory:
     def lock(self, agreement: Agreement) -> list[str]:
         """Make and lock the folder, before any file in the folder is read or changed. Collective.
 
-        Return why the folder is not locked, on the main process. ConfigError: another run has the lock,
-        or the folder cannot be made.
+        Return why the folder is not locked, on the main process.
+
+        Raises:
+            ConfigError: another run has the lock, or the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
         return [] if self._lock is None else self._lock.notices

@@ -26,9 +26,6 @@ class Store:
         self._answer()
         self.values[key] = value
 
-    def get(self, key: str) -> str:
-        return str(self.values[key])
-
     def check(self, keys: list[str]) -> bool:
         self._answer()
         return all(key in self.values for key in keys)
@@ -36,14 +33,6 @@ class Store:
     def multi_get(self, keys: list[str]) -> list[str]:
         self._answer()
         return [self.values[key] for key in keys]
-
-    def add(self, key: str, number: int) -> int:
-        self._answer()
-        self.values[key] = self.values.get(key, 0) + number
-        return int(self.values[key])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return str(self.values.setdefault(key, desired)).encode()
 
 
 class Ended(Exception):

@@ -51,12 +51,6 @@ def test_accelerate_with_what_was_typed(line: list[str]) -> None:
     )
 
 
-def test_accelerate_alone_sets_no_ranks() -> None:
-    assert detect({}, [["accelerate", "launch", *FLAGS]]) == Launcher(
-        name="accelerate", arguments=FLAGS
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "name"),
     [
@@ -127,15 +121,6 @@ def test_several_processes_that_would_each_train_alone_are_refused(
 )
 def test_variables_of_one_process_may_stand_alone(environment: dict[str, str]) -> None:
     assert detect(environment, [SHELL]).world_size == 1
-
-
-def test_shells_and_inline_code_stand_between() -> None:
-    lines = [
-        ["/bin/sh", "-c", "python train.py"],
-        [PYTHON, "-c", "..."],
-        ["torchrun", "wrapper.sh"],
-    ]
-    assert detect(RANKS, lines).name == "torchrun"
 
 
 # Several processes on several machines: what each launcher says to the last process of two machines

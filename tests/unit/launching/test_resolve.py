@@ -23,31 +23,6 @@ from trainer.reporting.banner import plan_rows
 from trainer.strategies.deepspeed import engine_config
 
 
-@pytest.mark.parametrize(
-    ("asks", "world", "strategy", "rehearsal"),
-    [
-        (None, 1, "single", False),
-        (None, 2, "ddp", True),
-        (request("single"), 1, "single", False),
-        (request("ddp"), 2, "ddp", True),
-        (request("fsdp"), 1, "fsdp", True),
-        (request("zero1"), 1, "zero1", True),
-    ],
-)
-def test_the_strategy_is_the_one_asked_for(
-    asks: Request | None, world: int, strategy: str, rehearsal: bool
-) -> None:
-    made = plan(asks, world=world)
-    assert (made.strategy, made.world_size, made.device, made.rehearsal) == (
-        strategy,
-        world,
-        "cpu",
-        rehearsal,
-    )
-    on_gpus = plan(asks, world=world, machine=FOUR_GPUS)
-    assert (on_gpus.strategy, on_gpus.device, on_gpus.rehearsal) == (strategy, "cuda", False)
-
-
 def test_more_processes_than_gpus() -> None:
     line = (
         "5 processes on this machine, but only 4 GPUs are visible; "
@@ -97,11 +72,6 @@ def test_another_world_than_the_file_asks_for(name: str, world: int) -> None:
     line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {HINT}"
     assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
     assert plan(asks, launcher=launched(2, name)).world_size == 2
-
-
-def test_single_with_two_processes() -> None:
-    line = "a.yaml:2 (distributed_type): asks for 1 processes, but 2 run under torchrun"
-    assert refusal(lambda: plan(request("single"))) == f"{line}; {HINT}"
 
 
 @pytest.mark.parametrize(

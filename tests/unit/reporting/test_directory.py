@@ -22,19 +22,6 @@ from trainer.reporting.directory import RunDirectory
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path)
-    (tmp_path / "checkpoints" / ".step-00000006.part").mkdir()
-    before = everything(tmp_path)
-    capsys.readouterr()
-    assert fit(tmp_path, resume="auto").step == 8
-    assert capsys.readouterr().out == "finished already at step 8; nothing to do\n"
-    assert fit(tmp_path, resume=str(checkpoint(tmp_path, 8))).step == 8
-    assert everything(tmp_path) == before
-    with pytest.raises(ConfigError, match="seed: 0 -> 7"):
-        fit(tmp_path, resume="auto", seed=7)
-
-
 class Rare(Plain):
     """Measures something of which no evaluation sample has any."""
 
