@@ -7,6 +7,7 @@ callbacks. ``row.py`` puts all hooks into a row, in the order in which they are 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,7 @@ EVENTS = (
     "on_save",
     "on_end",
 )
+_NO_CONTEXT = nullcontext()
 
 
 class Hooks:
@@ -159,21 +161,27 @@ class Hooks:
         self.row = list(row)
         # To call an empty method would cost time in each step.
         self._of = {
-            event: [hook for hook in row if getattr(type(hook), event) != getattr(Callback, event)]
+            event: [
+                (hook, not type(hook).__module__.startswith(f"{__package__}."))
+                for hook in row
+                if getattr(type(hook), event) != getattr(Callback, event)
+            ]
             for event in EVENTS
         }
 
-    def call(self, event: str, *arguments: Any) -> None:
+    def call(self, event: str, run: Any, *more: Any) -> None:
         """Call the hooks that override an event other than ``on_step``."""
-        for hook in self._of[event]:
-            getattr(hook, event)(*arguments)
+        for hook, is_users in self._of[event]:
+            with run.strategy.callback_context() if is_users else _NO_CONTEXT:
+                getattr(hook, event)(run, *more)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Call the hooks that are due at a step."""
-        for hook in self._of["on_step"]:
+        for hook, is_users in self._of["on_step"]:
             # Asked for each hook: an earlier hook of the row sets is_last.
             if hook.every == 1 or info.is_last or info.step % hook.every == 0:
-                hook.on_step(run, info)
+                with run.strategy.callback_context() if is_users else _NO_CONTEXT:
+                    hook.on_step(run, info)
 
     def summary(self) -> dict[str, Any]:
         """Return the entries that the hooks add to summary.json."""

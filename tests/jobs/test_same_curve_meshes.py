@@ -3,10 +3,12 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | Groups have the curve of one process, and resume from anywhere | HSDP on 4, FSDP2 on 2, one process | test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoints |
+| Groups whose copies drift apart are not saved | HSDP on 4 | test_groups_that_drift_apart_are_not_saved |
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,12 +25,16 @@ PROCESSES = {"single": 0, "fsdp": 2, "hsdp": 4}
 
 
 def train_digits(folder: Path, how: str, *more: str, launcher: str = "ranks") -> Job:
+    return digits_job(folder, how, *more, launcher=launcher).ok()
+
+
+def digits_job(folder: Path, how: str, *more: str, launcher: str = "ranks") -> Job:
     words = command(launcher, how, world=PROCESSES[how])
     if launcher == "accelerate":
         words[
             words.index("--num_processes") : words.index("--num_processes") + 2
         ] = []  # the file says it
-    return run([*words, *DIGITS, *BATCH, *more], folder).ok()
+    return run([*words, *DIGITS, *BATCH, *more], folder)
 
 
 def assert_equal(found: Sequence[float], wanted: Sequence[float]) -> None:
@@ -49,6 +55,14 @@ def test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoin
         resumed = train_digits(tmp_path / f"{source}_{how}", how, "--resume", str(checkpoint))
         assert_equal(resumed.losses, alone.losses[2:])
     assert_written_once(groups, alone)
+
+
+def test_groups_that_drift_apart_are_not_saved(tmp_path: Path) -> None:
+    """A callback changes the weights by numbers that each process draws for itself."""
+    job = digits_job(tmp_path, "hsdp", "--callbacks", '["tests.workers.unlike:Drifts"]')
+    said = r"rank 2: the checksum of \S+ is \w{16}, rank 0: \w{16}: code has changed"
+    assert job.code != 0 and re.search(said, job.err), job.err[-3000:]
+    assert not list(tmp_path.glob("checkpoints/step-*"))
 
 
 def assert_written_once(groups: Job, alone: Job) -> None:

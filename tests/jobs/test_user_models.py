@@ -61,6 +61,8 @@ UNSAID = [
     ),
     (["data_in_forward"], ["fsdp", "zero3"], "LaunchError: teacher.0.bias, teacher."),
     (["data_of_callback"], ["fsdp", *ZERO], "0.weight"),
+    (["filled_by_callback"], ["fsdp", "zero1", "zero2"], "0.weight"),
+    (["filled_by_callback", "read_by_callback"], ["zero3"], "DataError: a callback reads or"),
     (
         ["past_the_wrapper", "past_the_wrapper_accumulated"],
         ["ddp"],
@@ -121,6 +123,9 @@ GRADIENTS = (
     "dropped_accumulated_offloaded",
     "data_in_forward",
     "data_of_callback",
+    "filled_by_callback",
+    "read_by_callback",
+    "seen_by_callback",
 )
 SETS = {"more": MORE, "gradients": GRADIENTS}
 BFLOAT16 = 2e-2  # three digits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from fake_run import step_info
 from trainer import Callback, Run, StepInfo
 from trainer.hooks import EVENTS, Hooks
 
-RUN: Any = object()
+RUN: Any = SimpleNamespace(strategy=SimpleNamespace(callback_context=nullcontext))
 
 
 class Recording(Callback):

@@ -30,6 +30,7 @@ from brought_tasks import (
     Encoder,
     ExpertOfRank,
     Experts,
+    FilledByCallback,
     FrozenBody,
     FrozenLater,
     FrozenNorm,
@@ -50,10 +51,12 @@ from brought_tasks import (
     Penalty,
     Plain,
     PlainOutput,
+    ReadByCallback,
     Reads,
     Replaced,
     Reports,
     Scalar,
+    SeenByCallback,
     Signs,
     Teacher,
     Unused,
@@ -78,6 +81,9 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "changed_in_place": (ChangedInPlace, {"eval_every": 1}),
     "data_in_forward": (DataInForward, {}),
     "data_of_callback": (DataOfCallback, {}),
+    "filled_by_callback": (FilledByCallback, {}),
+    "read_by_callback": (ReadByCallback, {}),
+    "seen_by_callback": (SeenByCallback, {}),
     "penalty": (Penalty, {"find_unused_parameters": True, "micro_batch_size": 2}),
     "caught": (Caught, {"ema_decay": 0.5}),
     "caught_whole": (Caught, {"ema_decay": 0.5}),
@@ -151,6 +157,8 @@ FILES = {
         "replaced_whole",
     )
 }
+for name in ("filled_by_callback", "read_by_callback", "seen_by_callback"):
+    FILES[name, "accel_configs/zero3.yaml"] = "tests/workers/zero3_gathers.json"
 for stage, folder in ((1, "tests/workers"), (2, "tests/workers"), (3, "accel_configs")):
     FILES["dropped_accumulated_offloaded", f"accel_configs/zero{stage}.yaml"] = (
         f"{folder}/zero{stage}_offload.yaml"

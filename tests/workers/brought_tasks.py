@@ -239,6 +239,62 @@ class DataOfCallback(Plain):
         return [self.Clip()]
 
 
+class FilledByCallback(Plain):
+    """A callback sets the weights to values of its own."""
+
+    class Fill(Callback):
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
+            for parameter in trainer.model.parameters():
+                parameter.data = torch.zeros(parameter.shape)
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Fill()]
+
+
+class ReadByCallback(Plain):
+    """A callback measures the weights, at every second step."""
+
+    class Measure(Callback):
+        every = 2
+
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
+            norms = [own.detach().norm().item() for own in trainer.model.parameters()]
+            info.metrics = {**(info.metrics or {}), "at": sum(norms)}
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Measure()]
+
+
+class SeenByCallback(Plain):
+    """Callbacks that are right under every strategy, on engines' own ways too."""
+
+    class See(Callback):
+        def on_start(self, trainer: Run) -> None:
+            self.seen = {
+                name: (own.shape, own.dtype, own.device, own.requires_grad, own.grad, hash(own))
+                for name, own in trainer.model.named_parameters()
+            }
+
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
+            own = [*trainer.model.parameters()]
+            with trainer.whole_parameters() as model:
+                norm = sum(float(whole.norm()) for whole in model.parameters())
+                model.get_parameter("0.bias").clamp_(-0.2, 0.2)
+            info.metrics = {**(info.metrics or {}), "at": norm}
+            trainer.evaluate()
+            own[0].requires_grad_(own[0].requires_grad)
+            if hasattr(own[0], "ds_tensor"):
+                import deepspeed
+
+                with deepspeed.zero.GatheredParameters(own):
+                    assert all(whole.norm() > 0 for whole in own)
+                assert own[0].ds_tensor.norm() > 0  # type: ignore[attr-defined]
+                trainer.accelerator.get_state_dict(trainer.model)
+
+    def callbacks(self) -> list[Callback]:
+        return [self.See()]
+
+
 class Layers(nn.Module):
     """A model in units, as transformers' own say which."""
 

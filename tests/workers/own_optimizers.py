@@ -5,6 +5,7 @@ whole parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -142,6 +143,16 @@ class Codes(torch.optim.SGD):
         return super().step(closure)
 
 
+class Calls:
+    """Counts its calls in an object."""
+
+    def __init__(self) -> None:
+        self.made = SimpleNamespace(calls=0)
+
+    def __call__(self) -> None:
+        self.made.calls += 1
+
+
 class Counting(torch.optim.SGD):
     """Keeps a counter, or another value, in an attribute."""
 
@@ -157,6 +168,8 @@ class Counting(torch.optim.SGD):
             self.kept.append(0)
         elif isinstance(self.kept, Tensor):
             self.kept.add_(1)
+        elif callable(self.kept):
+            self.kept()
         elif self.kept == "later":
             self.count = getattr(self, "count", 0) + 1
         return super().step(closure)

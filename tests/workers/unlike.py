@@ -232,6 +232,15 @@ class NoisySteps(Plain):
         return Drawing(model.parameters(), lr=0.1)
 
 
+class Drifts(trainer.Callback):
+    """Changes weights by a number of each process."""
+
+    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
+        with run.whole_parameters() as model:
+            for parameter in model.parameters():
+                parameter.add_(0.01 * RANK)
+
+
 CASES["lr"] = (Plain, {"lr": 0.1})
 CASES["task settings"] = (Plain, {})
 

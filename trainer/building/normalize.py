@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import LaunchError
-from ..private.torch import is_compiled
+from ..private.torch import is_compiled, storage_number
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -28,15 +28,21 @@ def refuse_shared_memory(model: nn.Module) -> None:
     """
     spans = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not tensor.is_meta and tensor.layout == torch.strided and tensor.numel():
+        if tensor.layout == torch.strided and tensor.numel():
+            begin, memory = tensor.data_ptr(), 0
+            if tensor.is_meta:  # has no address
+                memory = storage_number(tensor)
+                begin = int(tensor.storage_offset()) * tensor.itemsize
             # A buffer may be a view of a constant: of another buffer, or a frozen parameter.
             kind = isinstance(tensor, nn.Parameter) + tensor.requires_grad
             # Columns of a matrix lie between each other: only their first element counts.
-            length = tensor.nbytes if tensor.is_contiguous() else 1
-            spans.append((tensor.data_ptr(), length, name, kind))
+            end = begin + (tensor.nbytes if tensor.is_contiguous() else 1)
+            spans.append((memory, begin, end, name, kind))
 
-    for (begin, size, name, kind), (next_begin, _, other, other_kind) in pairwise(sorted(spans)):
-        if next_begin < begin + size and kind + other_kind > 1:
+    for (memory, _, end, name, kind), (other_memory, begin, _, other, other_kind) in pairwise(
+        sorted(spans)
+    ):
+        if memory == other_memory and begin < end and kind + other_kind > 1:
             raise LaunchError(
                 f"{name} and {other} share a memory, which stays so only if nothing is cast or "
                 "divided: use one parameter in both places (transposed in forward), or give each "

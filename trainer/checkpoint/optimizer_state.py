@@ -25,7 +25,7 @@ from ..data.digest import traces
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..strategies import Shard
-from ..strategies.first_step import refuse_counters, stepped_copy
+from ..strategies.first_step import DEPTH, refuse_counters, stepped_copy
 from ..strategies.tensors import first_names, local
 from .safetensors_io import CODES
 
@@ -66,12 +66,11 @@ class OptimizerForm:
         Raises:
             CheckpointError: the state cannot be saved, or the step fails or changes an attribute.
         """
-        before = traces(optimizer)
         kind = plain(type(optimizer), compared=True)
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         together: set[frozenset[str]] = set()
-        stepped = _after_step(optimizer, kind, device, saved=saved)
+        stepped, before = _after_step(optimizer, kind, device, saved=saved)
         if saved:
             refuse_counters(stepped, before)
         for parameter, state in stepped.state.items():
@@ -97,21 +96,22 @@ class OptimizerForm:
         return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
 
 
-def _after_step(optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool) -> Optimizer:
-    """Return a copy after a step. The optimizer itself if that fails and nothing is saved."""
+def _after_step(
+    optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
+) -> tuple[Optimizer, dict[str, Any]]:
+    """Return what ``stepped_copy`` does, or the optimizer if a step fails and nothing is saved."""
     if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
-        return optimizer
+        return optimizer, traces(optimizer, DEPTH)
     try:
-        stepped: Optimizer = stepped_copy(optimizer, device)
+        return stepped_copy(optimizer, device)
     except Exception as error:  # an optimizer's step may want anything
         if not saved:
-            return optimizer
+            return optimizer, {}
         way_round = "take another optimizer" if "closure" in str(error) else _WAY_ROUND
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
             f"state is not known; {way_round}"
         ) from error
-    return stepped
 
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -149,7 +149,8 @@ def state_of(
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
     """Return class, steps and rates of a schedule, and the state that JSON can hold."""
     for factor in getattr(schedule, "lr_lambdas", ()):
-        before, trial = traces(factor), copy.copy(factor)
+        trial = copy.deepcopy(factor)
+        before = traces(trial, DEPTH)
         trial(0)
         refuse_counters(trial, before)
 

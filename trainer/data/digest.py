@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections import deque
 from collections.abc import Mapping
+from inspect import getclosurevars, isfunction
 from itertools import islice
+from logging import Logger
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..private.torch import edit_count
 
@@ -59,12 +65,18 @@ def bytes_of(tensor: Tensor) -> Any:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def traces(thing: Any) -> dict[str, Any]:
-    """Return something for each attribute of an object that is equal until the value changes."""
-    return {name: _trace(value) for name, value in vars(thing).items()}
+def traces(thing: Any, depth: int = 0) -> dict[str, Any]:
+    """Return something for each variable of an object that is equal until the value changes.
+
+    Args:
+        thing: an object with attributes, or a function with variables of the code around.
+        depth: to which objects within are entered.
+    """
+    own = getclosurevars(thing).nonlocals if isfunction(thing) else vars(thing)
+    return {name: _trace(value, depth) for name, value in own.items()}
 
 
-def _trace(value: Any) -> Any:
+def _trace(value: Any, depth: int) -> Any:
     """Return something that is equal until a value changes. Only a part of a long one counts."""
     if isinstance(value, str | int | float):
         return repr(value)  # NaN is not equal to NaN
@@ -76,6 +88,9 @@ def _trace(value: Any) -> Any:
         value = [*value.parameters(), *value.buffers()]
     elif isinstance(value, Mapping):
         value = list(value.items())
-    if isinstance(value, list | tuple | set):
-        return len(value), [_trace(part) for part in islice(value, 100)]
+    if isinstance(value, list | tuple | set | deque):
+        return len(value), [_trace(part, depth) for part in islice(value, 100)]
+    is_apart = isinstance(value, type | ModuleType | Logger | Optimizer | LRScheduler)
+    if depth and hasattr(value, "__dict__") and not is_apart:
+        return traces(value, depth - 1)
     return id(value)

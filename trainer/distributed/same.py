@@ -9,26 +9,35 @@ from typing import Any
 import xxhash
 
 
-def same_on_all_ranks(facts: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> str:
+def same_on_all_ranks(
+    facts: Mapping[str, str], gather: Callable[[Any], list[Any]], part: object = None
+) -> str:
     """Compare facts between ranks: by a checksum, and by the facts only if the checksums differ.
 
     Collective: call on every rank. ``gather`` collects a value of every rank, in rank order.
+    If ranks have different parts of a model, only those with the same ``part`` are compared.
 
     Returns:
         The first difference, as ``rank 1: lr is 0.1, rank 0: 0.001``. Empty if there is none.
     """
     checksum = xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())
-    if len(set(gather(checksum))) == 1:
+    checksums = gather((part, checksum))
+    if len({*checksums}) == len(dict(checksums)):
         return ""
 
     of_ranks = gather(dict(facts))
-    first = of_ranks[0]
+    parts = [of_rank for of_rank, _ in checksums]
     for rank, own in enumerate(of_ranks):
+        other = parts.index(parts[rank])
+        first = of_ranks[other]
         for name in {**first, **own}:
-            value, of_rank_0 = own.get(name, "missing"), first.get(name, "missing")
-            if value != of_rank_0:
-                return f"rank {rank}: {name} is {value}, rank 0: {of_rank_0}"
-        for name, of_rank_0 in zip(own, first, strict=True):
-            if name != of_rank_0:
-                return f"rank {rank}: in another order: {name} stands where rank 0 has {of_rank_0}"
+            value, expected = own.get(name, "missing"), first.get(name, "missing")
+            if value != expected:
+                return f"rank {rank}: {name} is {value}, rank {other}: {expected}"
+        for name, expected in zip(own, first, strict=True):
+            if name != expected:
+                return (
+                    f"rank {rank}: in another order: {name} stands where rank {other} has "
+                    f"{expected}"
+                )
     return ""

@@ -138,7 +138,8 @@ class DPO(PreferenceTask):
         super().initialize(reference if is_reference else model.policy, module)
 
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
-        return [] if model.reference is None else [model.reference]
+        reference = [] if model.reference is None else [model.reference]
+        return [*super().held_in_evaluation(model), *reference]
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the policy of a folder, and the reference of this task."""

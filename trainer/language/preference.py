@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from inspect import unwrap
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -103,6 +104,15 @@ class PreferenceTask(DecoderTask):
 
     # -- training ---------------------------------------------------------------------------------
 
+    def held_in_evaluation(self, model: nn.Module) -> list[nn.Module]:
+        """Return the routers that draw random numbers in training mode (phimoe samples experts)."""
+        return [
+            module
+            for module in model.modules()
+            if re.search(r"(?i)(router|gate|moe|moeblock)$", type(module).__name__)
+            and "training" in unwrap(type(module).forward).__code__.co_names
+        ]
+
     @abstractmethod
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the loss of each pair, and the rewards of the sides, (pairs,) and (pairs, 2)."""
@@ -139,9 +149,7 @@ def without_dropout(model: Any) -> Any:
             owners.append(module.config)
         for owner in owners:
             for name, value in vars(owner).items():
-                is_dropout = re.search(
-                    r"(?i)drop|\.(moe_)?jitter", f"{type(owner).__name__}.{name}"
-                )
+                is_dropout = re.search("(?i)drop", f"{type(owner).__name__}.{name}")
                 if is_dropout and isinstance(value, float):
                     setattr(owner, name, 0.0)
     return model

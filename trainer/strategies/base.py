@@ -33,10 +33,9 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import DataError
-from ..private.torch import local_of, norms_of
+from ..private.torch import has_step_hooks, local_of, norms_of
 from .buffers import refuse_drift, sync
 from .finite_step import step_if_finite
-from .first_step import is_elementwise
 from .tensors import (
     canonical_names,
     canonical_state,
@@ -180,19 +179,20 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held or is_elementwise(optimizer):
+        if not self.held:
             return ""
 
+        from .local_step import WITH_KNOWN_STATE
         from .optimizer_probe import divided_step_problem
 
+        if type(optimizer) in WITH_KNOWN_STATE and not has_step_hooks(optimizer):
+            return ""
         problem = divided_step_problem(optimizer, self.step_device)
         advice = "run it on replicas (DDP) or in one process"
         return problem and f"each process holds {self.held} here, and {problem}; {advice}"
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.
-
-        Collective: call on every rank.
 
         Raises:
             ConfigError: a launch file names modules that the model does not have.
@@ -220,11 +220,9 @@ class Strategy(ABC):
     def compile(self, settings: dict[str, Any]) -> None:
         """Apply ``torch.compile`` in place, so that the names of parameters stay.
 
-        If the model repeats layers, the code of a single compiled layer serves all.
-
         Args:
-            settings: the launch file's ``dynamo_config``, for ``torch.compile``. The key
-                ``use_regional_compilation`` says whether to compile by layers.
+            settings: the launch file's ``dynamo_config``, for ``torch.compile``, and
+                ``use_regional_compilation``: the code of a single compiled layer serves all.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
 
@@ -239,11 +237,10 @@ class Strategy(ABC):
             self.compile_whole(model, settings)
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
-        """Compile a model that repeats no layers.
+        """Compile a model that repeats no layers, by its own forward.
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and modules of
-        torch itself (an nn.Sequential) then silently run uncompiled. So the model's own forward is
-        compiled, inside of the wrapper and the hooks.
+        torch itself (an nn.Sequential) then silently run uncompiled.
         """
         model.forward = torch.compile(model.forward, **settings)
 
@@ -271,10 +268,9 @@ class Strategy(ABC):
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def to_device(self, batch: Any) -> Any:
-        """Send a batch to the model's device, in a new container.
+        """Send a batch to the model's device, in a new container, which a task may change.
 
-        A task may take labels out of the container. On a CPU the tensors are there already, and
-        a search for tensors would cost as much as a layer.
+        On a CPU a search for tensors would cost as much as a layer.
         """
         if batch is None:
             raise DataError("collate returned None: return a batch, or [] if the task needs none")
@@ -285,8 +281,6 @@ class Strategy(ABC):
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of a micro-batch.
-
-        Collective in a window's last micro-batch, and in each under ZeRO-2, ZeRO-3 and FSDP2.
 
         Args:
             loss: the micro-batch's share of the global mean, times the world size, since
@@ -377,17 +371,12 @@ class Strategy(ABC):
     # -- weights ----------------------------------------------------------------------------------
 
     def sync_copies(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Make buffers the same on every rank. Collective: call on every rank.
-
-        Called before an evaluation, and before a file is written.
-
-        Args:
-            gather: returns the values of all ranks.
+        """Make buffers the same on every rank, before an evaluation and before a file is written.
 
         Raises:
-            LaunchError: ranks have other values of a parameter that each has whole.
+            LaunchError: ranks have other values of the same part of a parameter.
         """
-        refuse_drift(self.shards(trainable=None), self.plan.world_size, gather)
+        refuse_drift(self.shards(trainable=None), gather)
         sync(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027 (most engines have nothing to do)
@@ -400,6 +389,10 @@ class Strategy(ABC):
         """
         return ()
 
+    def callback_context(self) -> AbstractContextManager[object]:
+        """Return the context of a call of a user's callback."""
+        return contextlib.nullcontext()
+
     def missed_exchange(self) -> str:
         """Return why the gradients of this step were not averaged over the ranks. "" normally."""
         return ""
@@ -408,15 +401,11 @@ class Strategy(ABC):
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
         """Return this rank's part of a parameter, or None if this rank has none.
 
-        In full precision if the parameter is trainable, else in the dtype that the model computes
-        with.
+        Frozen parameters have the dtype that the model computes with.
         """
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
-        """Yield this rank's parts of trainable parameters, of frozen parameters, or of all (None).
-
-        A parameter of which this rank has no part is left out.
-        """
+        """Yield this rank's parts of trainable, frozen or all (None) parameters."""
         for name, parameter in self.parameters(trainable=trainable):
             shard = self.shard(name, parameter)
             if shard is not None:
@@ -425,8 +414,6 @@ class Strategy(ABC):
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set parameters to whole values. Each rank takes the parts that the rank has.
-
-        Collective if ``write_back`` is: call on every rank.
 
         Args:
             values: names and whole tensors. Names that the model does not have are passed over.
@@ -489,17 +476,16 @@ class Strategy(ABC):
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
         """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order.
 
-        Shared tensors are yielded once. ``gather`` makes a whole tensor of a handle.
+        Shared tensors are yielded once.
         """
         for name, tensor in self._tensors():
             if name in self._names:
                 yield name, *self._names[name], tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """Return a whole tensor for a model file. Collective: call on every rank.
+        """Return a whole tensor for a model file, parameters in full precision.
 
-        Parameters are in full precision. The main process, which writes, gets the tensor on the
-        CPU. The other ranks get the tensor on the device of the gathering, without a copy.
+        The main process, which writes, gets the tensor on the CPU.
         """
         tensor = handle
         if isinstance(handle, nn.Parameter):
@@ -515,13 +501,10 @@ class Strategy(ABC):
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Cast a model's floating-point inputs, and the outputs to full precision.
-
-    Autocast does the same at a model's edges. This is for strategies that keep a whole model in
-    the compute dtype.
+    """Cast the floating-point inputs of a model that computes in another dtype, as autocast does.
 
     Args:
-        model: gets hooks.
+        model: gets hooks. Its outputs become float32.
         dtype: of the inputs. None leaves the inputs unchanged.
     """
     from accelerate.utils import convert_to_fp32, recursively_apply

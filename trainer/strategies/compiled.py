@@ -19,11 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def remember_settings(model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Keep how a model is compiled, for ``compiled_as``.
-
-    Args:
-        settings: of ``torch.compile``.
-    """
+    """Keep the settings of ``torch.compile`` in a model, for ``compiled_as``."""
     model.samecurve_compile = cache(partial(torch.compile, **settings))  # type: ignore[assignment]
 
 

@@ -1,11 +1,7 @@
 """A single process, or replicas on several processes that exchange gradients (DDP).
 
-Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
-
-Every rank holds the whole model, all gradients and the whole optimizer state. torch averages
-gradients in buckets during the last backward pass of a step. Then every rank makes the same
-optimizer step. Private: ``rebuild_buckets``, so that a resumed run adds up in the order of the
-unbroken run.
+Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training". torch
+averages gradients in buckets during the last backward pass of a step.
 """
 
 from __future__ import annotations
@@ -30,11 +26,9 @@ if TYPE_CHECKING:
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
-    """DDP whose attributes are those of the model (``model.config``), as under other strategies.
+    """DDP whose attributes are those of the model, as under other strategies (``model.config``).
 
-    Outside of training methods are reached too (``model.generate`` in ``evaluation_step``). In
-    training only a call of the wrapper itself exchanges gradients, and torch does not notice a call
-    of a method of the model.
+    In training only a call of the wrapper exchanges gradients, so methods of the model are refused.
     """
 
     called = False
@@ -137,12 +131,10 @@ class DDP(Strategy):
 
 
 def _arrange_buckets(model: torch_ddp.DistributedDataParallel) -> None:
-    """Make DDP arrange its buckets before the first step. Collective: call on every rank.
+    """Make DDP arrange its buckets before the first step, by a backward pass of zeros.
 
-    DDP rearranges buckets after the first backward pass, in the order in which gradients came.
-    Three ranks and more then add in another order: the first step after a resume would differ in
-    the last bits from that of the unbroken run. So a backward pass of zeros comes first, at the
-    cost of an all-reduce of the model's size.
+    DDP rearranges buckets after the first backward pass, and three ranks and more then add in
+    another order: a resumed run would differ in the last bits.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     model.reducer.prepare_for_backward([])

@@ -1,16 +1,10 @@
 """ZeRO stages 1, 2 and 3 on DeepSpeed's engine.
 
-Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
-
-A rank holds a part of the optimizer state (stage 1), also of the gradients (stage 2), also of the
-parameters (stage 3). A part is a slice of all parameters of a group laid end to end, so a part may
-begin within a row of a matrix. The engine averages gradients during each backward pass (stage 1:
-the last pass of a step), clips and steps. The optimizer steps float32 copies, from which the engine
-sets the parameters that the model computes with.
-
-The engine has no public names for these copies, for the range of a parameter in a copy, and for the
-beginning of a backward pass: see ``private/deepspeed.py``. DeepSpeed is imported only if ZeRO runs
-(3 s).
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". A
+rank holds a part of the optimizer state (stage 1), also of the gradients (2), also of the
+parameters (3). A part is a slice of all parameters of a group laid end to end. The optimizer steps
+float32 copies, from which the engine sets the parameters that the model computes with.
+DeepSpeed is imported only if ZeRO runs (3 s).
 """
 
 from __future__ import annotations
@@ -50,6 +44,15 @@ if TYPE_CHECKING:
 
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000
+_IN_STEP = (
+    "training_step computes with a parameter outside of its layer's call, where ZeRO-3 holds no "
+    "values: compute in the model's forward, or set find_unused_parameters: true, which keeps the "
+    "values until the backward pass"
+)
+_IN_CALLBACK = (
+    "a callback reads or changes a parameter, which has no values here, since ZeRO-3 keeps them in "
+    "parts: do so in `with run.whole_parameters():`, in a callback's on_step"
+)
 
 
 class ZeRO(Strategy):
@@ -151,10 +154,7 @@ class ZeRO(Strategy):
         self._config["zero_optimization"].setdefault("reduce_bucket_size", bucket)
 
     def _gather_whole_model(self, model: nn.Module) -> None:
-        """Make stage 3 gather all parameters together, and keep the whole model until the step.
-
-        A layer that a rank leaves out could not be gathered by the others.
-        """
+        """Make stage 3 gather all parameters together: ranks may leave out different layers."""
         from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
         self._config["zero_optimization"]["stage3_param_persistence_threshold"] = sys.maxsize
@@ -177,10 +177,7 @@ class ZeRO(Strategy):
                 hooks.move_to_end(number)
 
     def _shard_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Shard each parameter over the ranks. Collective: call on every rank.
-
-        The engine would put the whole model on each device first.
-        """
+        """Shard each parameter. The engine would put the whole model on each device first."""
         import deepspeed
 
         # A module without parameters, because Init would not cast the parameters of the model that
@@ -239,7 +236,7 @@ class ZeRO(Strategy):
         delays = self.plan.find_unused_parameters
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
         if self._watched_steps:
-            self._watch.enter_context(NoOutsideReads())
+            self._watch.enter_context(NoOutsideReads(_IN_STEP))
             self._watched_steps -= boundary
         if not delays:
             with self._watch:
@@ -257,6 +254,11 @@ class ZeRO(Strategy):
         if boundary:
             self._add_missing_gradients()
             self._delayed_reduction.close()
+
+    def callback_context(self) -> contextlib.AbstractContextManager[object]:
+        if self._stage == 3:
+            return NoOutsideReads(_IN_CALLBACK)
+        return super().callback_context()
 
     def _add_missing_gradients(self) -> None:
         """Give gradients of zero to the parameters that this rank's micro-batches did not reach."""

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn
 
 from ..data.digest import traces
 from ..errors import CheckpointError
-from ..private.torch import STEP_HOOKS, drop_step_hooks, has_step_hooks
+from ..private.torch import STEP_HOOKS, drop_step_hooks, leaves_of
 from ..text import listed
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-# Optimizers of torch that compute element by element.
-ELEMENTWISE = (
-    optim.Adadelta,
-    optim.Adam,
-    optim.Adamax,
-    optim.AdamW,
-    optim.ASGD,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.SGD,
-)
-
+# How deep counters are looked for in objects within objects.
+DEPTH = 3
 # Attributes that ``fresh_copy`` replaces.
 _PASSED = ("state", "param_groups", *STEP_HOOKS)
 
@@ -38,14 +28,19 @@ _PASSED = ("state", "param_groups", *STEP_HOOKS)
 def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
     """Return an optimizer with the same settings, and neither state nor hooks.
 
-    A hook may change the model that it has been made with.
+    A hook may change the model that it has been made with. A step may count in objects within, so
+    these are copied if they can be.
 
     Args:
         optimizer: fresh. Stays unchanged.
         parameters: the tensors that the copy steps, by parameter group.
     """
     copy: Any = object.__new__(type(optimizer))
-    copy.__dict__.update(optimizer.__dict__)
+    own = vars(optimizer)
+    kept = {id(leaf): leaf for leaf in leaves_of(own) if isinstance(leaf, Tensor | nn.Module)}
+    with contextlib.suppress(Exception):  # (an object within may be anything)
+        own = deepcopy(own, {id(optimizer): copy, **kept})
+    copy.__dict__.update(own)
     copy.state = defaultdict(dict)
     drop_step_hooks(copy)
     pairs = zip(optimizer.param_groups, parameters, strict=True)
@@ -68,24 +63,19 @@ def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
     ]
 
 
-def is_elementwise(optimizer: Any) -> bool:
-    """Return whether an optimizer is known to compute element by element."""
-    return type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)
-
-
 def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
     """Raise ``CheckpointError`` if a trial has changed an attribute, which no checkpoint holds.
 
     A flag that is set tells that something is prepared, which a resumed run prepares again.
 
     Args:
-        thing: an optimizer, or a callable object of a schedule.
+        thing: an optimizer, or a function or a callable object of a schedule.
         before: the ``traces`` of its attributes before the trial.
     """
     names = [
         name
-        for name, trace in traces(thing).items()
-        if trace != before.get(name) and vars(thing)[name] is not True and name not in _PASSED
+        for name, trace in traces(thing, DEPTH).items()
+        if trace not in (before.get(name), "True") and name not in _PASSED
     ]
     if names:
         raise CheckpointError(
@@ -95,10 +85,11 @@ def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
         )
 
 
-def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
-    """Return a copy of an optimizer after a step on small parameters of the same kinds.
+def stepped_copy(optimizer: Optimizer, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """Return a copy of an optimizer after a step, and ``traces`` of the copy before that.
 
-    The parameters and their gradients are zero. Raises every error of the step.
+    The parameters are small, of the same kinds. They and their gradients are zero. Raises every
+    error of the step.
     """
     copy = fresh_copy(
         optimizer, [small(group["params"], device) for group in optimizer.param_groups]
@@ -106,5 +97,6 @@ def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
     for group in copy.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
+    before = traces(copy, DEPTH)
     copy.step()
-    return copy
+    return copy, before

@@ -1,12 +1,9 @@
 """Fully sharded parameters, gradients and optimizer state with torch's ``fully_shard`` (FSDP2).
 
-Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
-
-A rank holds some rows of every parameter, gradient and state of the optimizer, as DTensors. The
-model is cut into units, the layers. A unit is gathered before the computation and freed afterwards.
-The gradients of a unit are averaged right after the unit's backward pass, and each rank keeps some
-rows. With several micro-batches a step, whole gradients are added up first and averaged in the last
-micro-batch, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel". A rank holds
+some rows of every tensor, as DTensors. The units of a model (the layers) are gathered in turn. With
+several micro-batches a step, whole gradients are added up and averaged in the last micro-batch,
+unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 """
 
 from __future__ import annotations
@@ -133,9 +130,8 @@ class FSDP2(Strategy):
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
 
-        Accelerate 1.15 does this too, but shards the input embedding and the last norm as units of
-        their own, which fails on models whose embedding is in a unit already (BERT) and on heads
-        that are not called.
+        Accelerate 1.15 also makes units of the input embedding and the last norm, which fails on
+        models whose embedding is in a unit already (BERT) and on heads that are not called.
         """
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
         read_whole_numbers()
@@ -235,9 +231,6 @@ class FSDP2(Strategy):
 
         A module that shares a parameter with another part of the model (a tied embedding) belongs
         to the unit around the module.
-
-        Raises:
-            ConfigError: the launch file names classes that the model does not have.
         """
         classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or ())
         known = {type(module).__name__ for module in model.modules()}
@@ -267,13 +260,7 @@ class FSDP2(Strategy):
         return units
 
     def _is_unit(self, module: nn.Module, layers: set[nn.Module], elements: int) -> bool:
-        """Return whether the launch file's policy makes a module a unit.
-
-        Args:
-            module: of the model.
-            layers: of the model.
-            elements: of the module's parameters that are in no unit yet.
-        """
+        """Return whether the launch file's policy makes a module with so many elements a unit."""
         policy = self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
         if policy == "TRANSFORMER_BASED_WRAP":
             return module in layers
@@ -284,8 +271,7 @@ class FSDP2(Strategy):
     def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
         """Recompute the units in the backward pass, with the random numbers of the forward pass.
 
-        Accelerate 1.15 recomputes with other random numbers (preserve_rng_state=False), so that
-        gradients under dropout are wrong.
+        Accelerate 1.15 recomputes with others: gradients under dropout are wrong.
         """
         if not units:
             raise LaunchError(
@@ -403,11 +389,7 @@ class FSDP2(Strategy):
 
 
 def _blocks(model: nn.Module) -> set[nn.Module]:
-    """Return the repeated children of the outermost ModuleLists: the layers of a model.
-
-    A child without children of its own (a linear layer) is no block, nor is a child that cannot be
-    called (a list in a list).
-    """
+    """Return the repeated children of the outermost ModuleLists that have children: the layers."""
     blocks: set[nn.Module] = set()
     inner: set[nn.Module] = set()
     for module in model.modules():  # outer modules come before inner modules

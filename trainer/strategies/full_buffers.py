@@ -14,10 +14,8 @@ from ..private.torch import BatchNormBase, own_buffers, own_parameters, set_buff
 def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     """Copy the floating-point buffers of a model that an engine is about to cast.
 
-    BatchNorm adds a tenth of each batch's mean to the running statistics, which bfloat16 with three
-    digits would mostly swallow. Rotary positions beyond 256 are not distinct in bfloat16. torch
-    wants scale and shift in full precision beside such statistics, so a forward pass casts these
-    parameters.
+    Bfloat16 would swallow updates of BatchNorm's statistics, and rotary positions beyond 256. torch
+    wants scale and shift in full precision beside such statistics.
 
     Returns:
         A function that puts the buffers back on a device, after the engine has cast them.

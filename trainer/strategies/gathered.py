@@ -1,7 +1,6 @@
 """The whole parameters that FSDP2 gathers a layer to, while the layer computes.
 
-``fully_shard`` replaces each parameter by a shard, a DTensor. In the forward and the backward pass
-of a unit the modules see another object: the gathered parameter, which stays the same object.
+Modules then see another object than the shard, which stays the same object.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 def carry_hooks(
     model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]
 ) -> None:
-    """Register hooks on gradients again, on the gathered parameters.
-
-    Collective: call on every rank. The hooks were registered on the parameters that
-    ``fully_shard`` has replaced, and would never be called.
+    """Register hooks on gradients again, on the gathered parameters. Collective.
 
     Args:
-        model: sharded by ``fully_shard``.
+        model: sharded by ``fully_shard``, which has replaced the parameters of the hooks.
         hooks: by the name of the parameter.
     """
     units = units_of(model)

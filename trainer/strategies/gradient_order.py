@@ -1,9 +1,7 @@
 """Whether every rank gives DeepSpeed the gradients of the same parameters, in the same order.
 
-DeepSpeed 0.19 fills buckets in the order in which gradients arrive, and adds the buckets of all
-ranks element by element. Two ranks that use different parameters, or whose compiled code gives
-gradients in different orders, would add unrelated values without an error. torch's DDP has a fixed
-order.
+DeepSpeed 0.19 fills buckets as gradients arrive, and adds the buckets of all ranks. Ranks with
+other orders (compiled code, unused layers) would add unrelated values without an error.
 """
 
 from __future__ import annotations
@@ -38,17 +36,13 @@ class GradientOrder:
     def start_backward(
         self, loss: Tensor, gather: Callable[[list[set[str]]], list[set[str]]]
     ) -> None:
-        """Compare which parameters the first backward pass of each rank will reach.
+        """Compare which parameters the first backward pass of each rank will reach. Collective.
 
         Exchanges of different sizes would end the process without a word about the cause.
-        Collective before the first backward pass.
 
         Args:
             loss: of the first micro-batch.
-            gather: makes a list of all ranks' lists. Collective.
-
-        Raises:
-            LaunchError: the ranks use different parameters.
+            gather: makes a list of all ranks' lists.
         """
         if not self._is_first:
             return

@@ -1,4 +1,4 @@
-"""The initial values of a model on the meta device, drawn a layer at a time."""
+"""The initial values of a model on the meta device."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class InitialValues:
     ) -> None:
         """Set the values of a module's own buffers on the meta device.
 
-        To find elements that nothing sets, the buffers are filled with zeros, initialized, filled
-        with ones, and initialized again: an element that was set is the same both times. That works
-        for masks and counts as well, which have no NaN.
+        An element that is set is the same after zeros and after ones. Masks have no NaN.
         """
         on_meta = {k: b for k, b in own_buffers(module).items() if b is not None and b.is_meta}
         results = []
@@ -122,10 +120,9 @@ class InitialValues:
 
 
 def _initialized_together(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Yield modules by name in portions that are in memory at the same time.
+    """Yield modules by name in portions that are in memory at the same time, inner modules first.
 
-    Each element of a list of modules (layers, experts) is a portion. Inner modules come first: a
-    parent may use the weights of its children.
+    Each element of a list of modules (layers, experts) is a portion.
     """
     if not any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
         found = {_join(path, name): inner for name, inner in module.named_modules()}

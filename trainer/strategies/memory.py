@@ -115,14 +115,7 @@ def states_of(
 
 
 def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -> States:
-    """Compute the bytes that a rank of a run holds.
-
-    Args:
-        plan: of the run.
-        model: not prepared yet.
-        slots: as in ``states_of``.
-        offloads: whether the optimizer steps in host memory.
-    """
+    """Compute the bytes that a rank holds, of a model that is not prepared yet."""
     layout = LAYOUTS.get(plan.strategy, Layout())
     # DeepSpeed's engine casts frozen parameters too.
     width = 2 if layout.is_zero and plan.mixed_precision != "no" else 8

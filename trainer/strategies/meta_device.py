@@ -50,8 +50,7 @@ def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
 def put(module: nn.Module, replaced: Replaced) -> None:
     """Put new parameters into a module in place of the module's own parameters.
 
-    Swapping the data inside of the parameters would be simpler, but torch forbids the swap if a
-    module has weak references to parameters (nn.LSTM).
+    torch forbids a swap of the data if a module has weak references to parameters (nn.LSTM).
     """
     for key, parameter in list(own_parameters(module).items()):
         if parameter in replaced:

@@ -1,7 +1,6 @@
 """Whether the steps of an optimizer on several ranks give the step of a single process.
 
-FSDP2 and ZeRO give each rank parts of the parameters. LAMB and Adafactor take the norm of each
-parameter, and Prodigy that of all parameters: on the parts they would silently take another norm.
+On parts of parameters LAMB, Adafactor and Prodigy would silently take another norm.
 """
 
 from __future__ import annotations
@@ -27,14 +26,9 @@ _BOUND = 1e-4
 
 
 def divided_step_problem(optimizer: Optimizer, device: torch.device) -> str:
-    """Return why an optimizer cannot step parts of parameters. Empty if it can.
+    """Return why a fresh optimizer cannot step parts of parameters on a device. Empty if it can.
 
-    A copy of the optimizer steps small random tensors. Two copies, as those of two ranks, step flat
-    halves.
-
-    Args:
-        optimizer: fresh. Stays unchanged.
-        device: on which the optimizer will step.
+    A copy steps small random tensors. Two copies, as those of two ranks, step flat halves.
     """
     if optimizer.state:
         return "the optimizer creates its state before its first step, for whole parameters"
@@ -92,7 +86,7 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
 def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
     """Return the numbers that an optimizer keeps for each group and parameter, with their keys.
 
-    Prodigy's estimate of the distance, a sum over all parameters, moves no weight in a few steps.
+    Prodigy's estimate of the distance moves no weight in a few steps.
     """
     groups = optimizer.param_groups
     states = [optimizer.state[tensor] for group in groups for tensor in group["params"]]

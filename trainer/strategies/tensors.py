@@ -1,9 +1,4 @@
-"""The tensors of a prepared model: names in the task's model, and this rank's parts.
-
-A strategy wraps or shards the model. Parameters become DTensors (FSDP2) or flat slices (ZeRO-3),
-and names get prefixes. The functions here look behind wrappers and shards. Norm and clipping are
-here too, since they work on this rank's parts.
-"""
+"""The tensors of a prepared model behind wrappers and shards: names, norm and clipping."""
 
 from __future__ import annotations
 
@@ -55,29 +50,27 @@ def global_norm(
 ) -> Tensor:
     """Return the norm of all elements of tensors of which this rank has parts. Collective.
 
-    Each rank computes the norm of the rank's parts, and a single number is reduced. torch's
-    ``get_total_norm`` asks each distributed tensor, at 150 microseconds.
+    torch's ``get_total_norm`` asks each distributed tensor, at 150 microseconds.
 
     Args:
         parts: this rank's.
         group: the ranks over which all tensors are divided. None if each rank has whole tensors.
+            Of several groups each has a copy of the model.
         each: the norms of the parts, if they are known already.
     """
     norm = local_norm(parts) if each is None else torch.linalg.vector_norm(each)
     if group is not None:
         square = norm.double().square()
-        dist.all_reduce(square, group=group)
-        norm = square.sqrt()
+        dist.all_reduce(square)  # over all groups: two sums may differ in a bit, and copies drift
+        norm = (square * (group.size() / dist.get_world_size())).sqrt()
     return norm.float()
 
 
 def local_norm(parts: list[Tensor]) -> Tensor:
     """Return the norm of all elements of tensors on the same device, in float32 or float64.
 
-    On a CPU torch adds the squares of a tensor in turn, in float32: the norm of a million elements
-    is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors are cut into rows,
-    whose norms are combined in float64, in the same time. A GPU adds in a tree and does not need
-    rows.
+    On a CPU torch adds the squares of a tensor in turn, in float32: the norm of 30 million elements
+    is 1.6e-3 too small (torch 2.13). So long tensors are cut into rows, in the same time.
     """
     on_cpu = parts[0].device.type == "cpu"
     long = [part for part in parts if part.numel() > _ROW] if on_cpu else []
@@ -119,9 +112,7 @@ def clip(parts: list[Tensor], limit: float, norm: Tensor) -> None:
 def keep_in_step(model: nn.Module) -> None:
     """Mark a sharded model, so that ``generate`` of transformers runs every layer on every rank.
 
-    A rank whose texts end early then continues with empty steps until all have ended. Without the
-    mark transformers recognizes FSDP1 and its own Trainer's ZeRO-3 only, and ranks would wait
-    forever.
+    A rank whose texts end early then continues with empty steps, for which others would wait.
     """
     for module in model.modules():
         mark_sharded(module)
@@ -135,8 +126,7 @@ def is_on_meta(model: nn.Module) -> bool:
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers by their names in the task's model.
 
-    A shared tensor is yielded under every name. Names are without the part that activation
-    checkpointing adds.
+    A shared tensor is yielded under every name.
     """
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
         names = [part for part in path.split(".") if part and part != RECOMPUTED]
@@ -165,10 +155,9 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
 
 
 def hold_scalars_as_vectors(model: nn.Module) -> None:
-    """Keep scalar parameters as vectors of one element, for strategies that cannot cut a scalar.
+    """Keep scalar parameters (CLIP's ``logit_scale``) as vectors, which engines can cut.
 
-    The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
-    DeepSpeed 0.19 fails on them. CLIP has a scalar, ``logit_scale``.
+    The model's own code still sees a scalar under the parameter's name.
     """
     scalars = [  # all before the first is reshaped: a shared parameter is found under every name
         (module, name, parameter)

@@ -1,9 +1,4 @@
-"""Reading and editing parameters outside of the optimizer: whole, and in full precision.
-
-Under FSDP2 and ZeRO a rank holds a part of each parameter, and the model may compute with copies of
-lower precision. ``whole_parameters`` puts whole float32 parameters into the model for the length of
-a block, and afterwards writes each rank's part back.
-"""
+"""Reading and editing parameters outside of the optimizer: whole, and in full precision."""
 
 from __future__ import annotations
 

@@ -119,6 +119,7 @@ def constants(model: Any) -> None:
     model.register_buffer("meta_too", torch.empty(2, device="meta"))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     ("tie", "names"),
@@ -132,11 +133,12 @@ def constants(model: Any) -> None:
     ],
 )
 def test_a_memory_of_two_is_refused_before_the_cast_cuts_it(
-    tie: Callable[[Any], None], names: str | None, dtype: torch.dtype
+    tie: Callable[[Any], None], names: str | None, dtype: torch.dtype, device: str
 ) -> None:
     def build() -> nn.Module:
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(dtype)
-        tie(model)
+        with torch.device(device):
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(dtype)
+            tie(model)
         return model
 
     if names is None:

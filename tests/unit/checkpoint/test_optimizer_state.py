@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from one_process import fit, rows
-from own_optimizers import Codes, Counting
+from own_optimizers import Calls, Codes, Counting
 from plans import plan, request
 from refusing import refused
 from resuming import Odd
@@ -59,10 +59,17 @@ class Stepped(Odd):
             "codes": lambda: Codes(learning, lr=plan.lr),
             "tensor": lambda: Counting(learning, lr=plan.lr, kept=torch.zeros(())),
             "later": lambda: Counting(learning, lr=plan.lr, kept="later"),
+            "within": lambda: Counting(learning, lr=plan.lr, kept=Calls()),
+            "closure": lambda: Counting(learning, lr=plan.lr, kept=closure()),
             "flag": lambda: Counting(learning, lr=plan.lr, kept=None),
             "schedule_free": lambda: ScheduleFree(learning, lr=plan.lr),
         }
         return kinds[self.name]()  # type: ignore[no-any-return]
+
+
+def closure() -> Callable[[], None]:
+    calls = Calls()
+    return lambda: calls()
 
 
 class Sam(torch.optim.SGD):
@@ -100,6 +107,8 @@ def test_an_optimizer_of_another_loop_is_refused_with_and_without_checkpoints(
     [
         ("codes", r"Codes keeps 'scales' .* cannot be saved by ranges of the parameter"),
         ("tensor", "^Counting changes its kept in each step"),
+        ("within", "^Counting changes its kept in each step"),
+        ("closure", "^Counting changes its kept in each step"),
         ("later", "^Counting changes its count in each step"),
     ],
 )
@@ -108,7 +117,9 @@ def test_state_that_no_checkpoint_holds_is_refused_only_if_checkpoints_are_kept(
 ) -> None:
     message = refused(tmp_path / "refused", told, Stepped(name=name))
     assert "keep_last: 0" in message and "\n" not in message
-    fit(tmp_path / "run", Stepped(name=name), keep_last=0, max_steps=2)
+    run = fit(tmp_path / "run", Stepped(name=name), keep_last=0, max_steps=2)
+    if name == "within":
+        assert run.strategy.optimizer.kept.made.calls == 2, "a trial step counts elsewhere"
 
 
 @pytest.mark.parametrize(

@@ -133,14 +133,27 @@ class Calls:
         return 1.0 / self.calls
 
 
+@dataclass(frozen=True, kw_only=True)
 class OfCalls(Odd):
+    kind: str
+
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-        return LambdaLR(optimizer, Calls())
+        calls = Calls()
+        return LambdaLR(optimizer, calls if self.kind == "object" else lambda step: calls(step))
 
 
-def test_a_function_object_that_counts_is_refused_if_checkpoints_are_kept(tmp_path: Path) -> None:
-    refused(tmp_path / "refused", "^Calls changes its calls in each step", OfCalls())
-    fit(tmp_path / "run", OfCalls(), keep_last=0, max_steps=2)
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("object", "^Calls changes its calls in each step"),
+        ("closure", "^function changes its calls in each step"),
+    ],
+)
+def test_a_schedule_that_counts_is_refused_if_checkpoints_are_kept(
+    kind: str, told: str, tmp_path: Path
+) -> None:
+    refused(tmp_path / "refused", told, OfCalls(kind=kind))
+    fit(tmp_path / "run", OfCalls(kind=kind), keep_last=0, max_steps=2)
 
 
 class Halving(LambdaLR):

@@ -25,7 +25,7 @@ def test_how_each_machine_was_started_may_differ(key: str) -> None:
 
     def other_rank(value: Any) -> Any:
         compared.append(value)
-        return 0 if isinstance(value, int) else {**value, "size": "other"}
+        return (None, 0) if isinstance(value, tuple) else {**value, "size": "other"}
 
     with pytest.raises(ConfigError, match="rank 1: size is other"):
         SameSettings().on_launch(run_with(TwoRanks(other_rank)))

@@ -12,7 +12,7 @@ from trainer.distributed.same import same_on_all_ranks
 
 def compared_with(facts: Any, others: Any) -> str:
     """Compare facts of rank 0 with those of rank 1."""
-    ranks = TwoRanks(lambda value: 0 if isinstance(value, int) else others)
+    ranks = TwoRanks(lambda value: (None, 0) if isinstance(value, tuple) else others)
     return same_on_all_ranks(facts, ranks.gather)
 
 
@@ -33,3 +33,20 @@ FACTS = {"seed": "0", "lr": "0.1", "warmup": "5"}
 )
 def test_the_first_difference_names_rank_and_both_values(others: Any, told: str) -> None:
     assert compared_with(FACTS, others) == told
+
+
+def test_only_ranks_with_the_same_part_are_compared() -> None:
+    """Of two groups each of which has the model, divided over two ranks."""
+
+    def answered(changed: dict[str, str]) -> str:
+        of_ranks = [{"w": "a"}, {"w": "b"}, {"w": "a"}, {"w": "b", **changed}]
+        answers = iter(
+            [
+                [(number % 2, own["w"]) for number, own in enumerate(of_ranks)],
+                of_ranks,
+            ]
+        )
+        return same_on_all_ranks(of_ranks[0], lambda value: next(answers), part=0)
+
+    assert answered({}) == ""
+    assert answered({"w": "c"}) == "rank 3: w is c, rank 1: b"
