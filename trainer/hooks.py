@@ -85,7 +85,7 @@ class Callback:
         ``run`` has also ``name``, ``directory``, ``train_data`` and ``total_steps``.
         """
 
-    def on_model(self, run: Read, model: nn.Module) -> None:
+    def on_model(self, run: Built, model: nn.Module) -> None:
         """Look at the model that the task built, before a strategy wraps or shards the model."""
 
     def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
-from .checkpoint.exported import export_model
+from .checkpoint.exported import ModelFile, export_model
 from .checkpoint.parts import Parts
 from .checkpoint.saver import Saver
 from .checkpoint.store import Start
@@ -227,14 +227,21 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Built(Read):
-    """A run whose model and optimizer are built, and not prepared yet.
+    """A run whose model is built, and not prepared yet.
 
     Args:
         module: the model.
+        fill: gives the prepared model its values, and returns notices. None if the model has them,
+            or a checkpoint does.
+        model_file: the tensors to export, with their dtypes.
+        frozen_modes: modules that stay in evaluation mode.
         reads_weights_later: whether the first values do not count, because files have others.
     """
 
     module: nn.Module
+    fill: Callable[[Parts], list[str]] | None
+    model_file: ModelFile
+    frozen_modes: Sequence[nn.Module]
     reads_weights_later: bool
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import set_seed
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -49,7 +48,7 @@ from ..strategies.memory import states_of_run
 from ..task import Task, own_optimizer
 from ..text import hidden, versions
 from .data import read_data
-from .new_model import Model, count_parameters, model_of, operations_per_token
+from .new_model import count_parameters, model_of, operations_per_token
 from .new_optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .uncalled import refuse_uncalled
 
@@ -134,25 +133,17 @@ def _build(
         read = read_data(setup, folder, saves=_saves(setup, folder))
         hooks.call("on_data", read)
 
-        model = model_of(read)
-        hooks.call("on_model", read, model.module)
+        built = model_of(read)
+        hooks.call("on_model", built, built.module)
         optimizer, reported, frozen = (
-            build_optimizer(task, read.config, model.module, read.plan)
+            build_optimizer(task, built.config, built.module, built.plan)
             if trains
-            else build_no_optimizer(model.module)
+            else build_no_optimizer(built.module)
         )
-        read.note(*frozen)
-        built = Built(
-            setup=read.setup,
-            folder=folder,
-            length=read.length,
-            sets=read.sets,
-            module=model.module,
-            reads_weights_later=model.reads_weights_later,
-        )
+        built.note(*frozen)
         hooks.call("on_optimizer", built, optimizer)
 
-        run = _prepare(read, model, optimizer, reported, hooks)
+        run = _prepare(built, optimizer, reported, hooks)
         _load(run)
         run.facts["notices"] = [*run.plan.notices, *run.setup.notices]
         if trains:
@@ -236,71 +227,69 @@ def _saves(setup: Setup, folder: Folder) -> bool:
     return setup.config.keep_last > 0 or folder.start.found is not None
 
 
-def _prepare(
-    read: Read, model: Model, optimizer: Optimizer, reported: dict[str, Any], hooks: Hooks
-) -> Run:
+def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks: Hooks) -> Run:
     """Shard or wrap model and optimizer, and build the parts that follow them."""
-    module, position = model.module, Position()
+    module, position = built.module, Position()
     operations = operations_per_token(module)
     form = OptimizerForm.of(
         module,
         optimizer,
-        saved=_saves(read.setup, read.folder),
-        device=read.strategy.step_device,
+        saved=_saves(built.setup, built.folder),
+        device=built.strategy.step_device,
     )
-    sizes = _sizes(read, module, len(form.ranges))
-    _divide(read, module, optimizer)
-    schedule, of_schedule = _schedule(read)
-    read.note(*read.task.notices())
-    facts = _facts(read, {**reported, **of_schedule}, sizes)
+    sizes = _sizes(built, len(form.ranges))
+    _divide(built, optimizer)
+    schedule, of_schedule = _schedule(built)
+    built.note(*built.task.notices())
+    facts = _facts(built, {**reported, **of_schedule}, sizes)
 
     # Live views, which follow the weights.
-    decay = read.config.ema_decay
-    averaged = [s for s in read.strategy.shards() if s.tensor.numel()] if decay else []
-    average = Average([s.tensor for s in averaged], read.strategy.write_back, decay)
+    decay = built.config.ema_decay
+    averaged = [s for s in built.strategy.shards() if s.tensor.numel()] if decay else []
+    average = Average([s.tensor for s in averaged], built.strategy.write_back, decay)
     parts = Parts(
         position=position,
-        spent=read.meter.until_now,
-        strategy=read.strategy,
+        spent=built.meter.until_now,
+        strategy=built.strategy,
         optimizer_form=form,
         averages=list(zip(averaged, average.average, strict=True)),
         schedule=schedule,
-        data=read.train_data,
-        sampled=read.sets.sampled,
-        task=read.task,
+        data=built.train_data,
+        sampled=built.sets.sampled,
+        task=built.task,
         callbacks=hooks.row,
-        model_file=model.model_file,
-        config=read.config,
-        plan=read.plan,
-        settings=_settings(read),
+        model_file=built.model_file,
+        config=built.config,
+        plan=built.plan,
+        settings=_settings(built),
         facts=facts,
     )
     saver = Saver(
-        read.directory.path / "checkpoints",
-        read.agreement,
-        read.config,
-        read.say,
+        built.directory.path / "checkpoints",
+        built.agreement,
+        built.config,
+        built.say,
     )
-    saver.prepare(parts, finished=read.finished)
-    _fill(read, model, parts)
+    saver.prepare(parts, finished=built.finished)
+    _fill(built, parts)
     return Run(
-        setup=read.setup,
-        folder=read.folder,
-        length=read.length,
-        sets=read.sets,
+        setup=built.setup,
+        folder=built.folder,
+        length=built.length,
+        sets=built.sets,
         position=position,
         schedule=schedule,
         average=average,
         operations=operations,
         evaluator=Evaluator(
-            task=read.task,
-            strategy=read.strategy,
-            agreement=read.agreement,
-            sets=read.evaluation_sets,
+            task=built.task,
+            strategy=built.strategy,
+            agreement=built.agreement,
+            sets=built.evaluation_sets,
             position=position,
-            train_data=read.train_data,
+            train_data=built.train_data,
             average=average,
-            frozen_modes=model.frozen_modes,
+            frozen_modes=built.frozen_modes,
         ),
         parts=parts,
         saver=saver,
@@ -309,27 +298,28 @@ def _prepare(
     )
 
 
-def _sizes(read: Read, module: nn.Module, states: int) -> dict[str, int]:
+def _sizes(built: Built, states: int) -> dict[str, int]:
     """Count a whole model's elements, and a rank's bytes with so many states of the optimizer."""
-    offloads = read.strategy.steps_on_cpu(read.plan)
+    module, plan = built.module, built.plan
+    offloads = built.strategy.steps_on_cpu(plan)
     return {
         "parameters": count_parameters(module),
         "trainable_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
-        "state_bytes_per_rank": states_of_run(read.plan, module, states, offloads=offloads).total,
+        "state_bytes_per_rank": states_of_run(plan, module, states, offloads=offloads).total,
     }
 
 
-def _divide(read: Read, module: nn.Module, optimizer: Optimizer) -> None:
+def _divide(built: Built, optimizer: Optimizer) -> None:
     """Shard or wrap model and optimizer. Then ranks draw random numbers of their own."""
-    strategy = read.strategy
-    strategy.prepare(module, optimizer)
+    strategy = built.strategy
+    strategy.prepare(built.module, optimizer)
     strategy.model.register_forward_pre_hook(count_call)
     strategy.verify()
-    read.note(*strategy.notices)
-    read.agreement.limit_waits()
+    built.note(*strategy.notices)
+    built.agreement.limit_waits()
 
     # Dropout differs between the batches of the ranks.
-    set_seed(seed_of(read.config.seed, read.train_data.layout.rank))
+    set_seed(seed_of(built.config.seed, built.train_data.layout.rank))
 
 
 def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
@@ -378,14 +368,14 @@ def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) ->
     }
 
 
-def _fill(read: Read, model: Model, parts: Parts) -> None:
+def _fill(built: Built, parts: Parts) -> None:
     """Give a model on the meta device its values, and add the checksum of a frozen base."""
-    if model.meta_model is not None:
-        read.note(*model.meta_model.fill(parts))
-    if model.model_file.names is not None:  # no checkpoint holds the rest of the model
+    if built.fill is not None:
+        built.note(*built.fill(parts))
+    if built.model_file.names is not None:  # no checkpoint holds the rest of the model
         from ..checkpoint.compatibility import base_weights
 
-        parts.settings["base_weights"] = base_weights(parts, read.agreement)
+        parts.settings["base_weights"] = base_weights(parts, built.agreement)
 
 
 def _load(run: Run) -> None:

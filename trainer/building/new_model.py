@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +14,7 @@ from ..checkpoint.exported import ModelFile, check_storable, export_dtypes, set_
 from ..checkpoint.safetensors_io import dtype_name
 from ..errors import CheckpointError, LaunchError
 from ..private.torch import BatchNormBase, DropoutBase
+from ..run import Built, Read
 from ..strategies.base import compute_in
 from ..strategies.tensors import is_on_meta
 from ..task import Task, new_names, sources_of
@@ -25,9 +24,7 @@ from .returned import returned
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
-    from ..run import Read
     from ..run_plan import Plan
-    from .meta_model import MetaModel
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
@@ -101,26 +98,7 @@ def operations_per_token(model: nn.Module) -> int:
     return sum(_elements(p) * (6 if p.requires_grad else 4) for p in multiplied)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Model:
-    """The model of a run that the task built.
-
-    Args:
-        module: not prepared yet.
-        meta_model: fills the prepared model if the task built the model on the meta device.
-        model_file: the tensors to export, with their dtypes.
-        frozen_modes: modules that stay in evaluation mode.
-        reads_weights_later: whether the first values do not count, because files have others.
-    """
-
-    module: nn.Module
-    meta_model: MetaModel | None
-    model_file: ModelFile
-    frozen_modes: Sequence[nn.Module]
-    reads_weights_later: bool
-
-
-def model_of(read: Read) -> Model:
+def model_of(read: Read) -> Built:
     """Build the model of a run, not prepared yet. Each change is a notice."""
     task, config, trains = read.task, read.config, read.setup.trains
     resumes = read.folder.start.found is not None
@@ -139,15 +117,20 @@ def model_of(read: Read) -> Model:
     if new and not trains and not is_read:
         folders = ", ".join(str(source.folder) for source in sources)
         raise CheckpointError(f"{folders}: does not hold this model: it lacks {listed(new)}")
-    meta_model = None
+    fill = None
     if is_on_meta(module):
         from .meta_model import MetaModel
 
         meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
+        fill = meta_model.fill if meta_model else None
     read.note(*changes, *modes)
-    return Model(
+    return Built(
+        setup=read.setup,
+        folder=read.folder,
+        length=read.length,
+        sets=read.sets,
         module=module,
-        meta_model=meta_model,
+        fill=fill,
         model_file=model_file,
         frozen_modes=frozen_modes,
         reads_weights_later=model_file.names is None and is_read,

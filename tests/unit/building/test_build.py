@@ -67,7 +67,7 @@ def test_hooks_look_at_each_part_before_the_next_one_is_built(tmp_path: Path) ->
     assert events.seen == [
         ("Setup", of_setup),
         ("Read", of_data),
-        ("Read", of_data),
+        ("Built", of_data),
         ("Built", of_data),
     ]
     assert all(hasattr(run, name) for name in PROMISED)
