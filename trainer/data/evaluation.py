@@ -33,16 +33,12 @@ class EvaluationBatches:
     stream draws are the same on every rank and in each evaluation.
 
     Args:
-        dataset: the data set or stream.
         layout: of the training, whose batch sizes do not count here.
         batch_size: samples of a rank in a batch.
-        collate: makes a batch of a list of items.
+        collate, pin_memory: as of ``TrainData``.
         workers: loading processes of this rank. They stay until ``close``, with the data set of the
-            first evaluation. Their random numbers (Python, numpy, torch) follow from rank and
-            batch, so they are the same in each evaluation.
-        pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
+            first evaluation. Their random numbers follow from rank and batch.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
-        name: of the data set, for messages.
 
     Attributes:
         size: of the data set. None for a stream.
