@@ -48,8 +48,10 @@ class StepLosses:
             factor = share * self.world_size
             # A product with 1 would cost a kernel in each of both passes.
             to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
-            # A separate tensor on a GPU, because a compiled step may write over the loss.
+            # A separate tensor on a GPU, because a compiled step may write over the loss. The mean
+            # over no items may be NaN.
             part = parts[name].detach()
+            part = part if share else torch.zeros_like(part)
             shares.append(part if share == 1.0 and part.is_cpu else part * share)
 
         self.shares.append(reduce(torch.add, shares))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
-from trainer.losses import explained, refuse_independent, split_loss
+from trainer.losses import StepLosses, explained, refuse_independent, split_loss
 
 TAKEN = (
     "training_step must return the loss, a single number, or (loss, {name: value}). For a loss of "
@@ -81,3 +81,11 @@ def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
     counted = r"and Task.weight counts \['boxes', 'classes'\]"
     with torch.no_grad(), pytest.raises(DataError, match=counted):
         split_loss(result, {"boxes": 1.0, "classes": 2.0})
+
+
+def test_the_mean_over_no_items_adds_nothing_to_the_loss() -> None:
+    """A micro-batch whose labels are all left out has a loss of NaN, and a weight of 0."""
+    losses = StepLosses(lambda: {"": 4.0}, 1)
+    losses.add(torch.tensor(3.0, requires_grad=True), {"": 4.0})
+    losses.add(torch.tensor(torch.nan, requires_grad=True), {"": 0.0})
+    assert losses.total.item() == 3.0
