@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from resuming import Odd
 from torch import nn
@@ -22,12 +20,4 @@ class Smaller(Odd):
         model.frozen = nn.Identity()
         del model.forwards
         model.forwards = 0
-        return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wider(Odd):
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        model.middle, model.back = nn.Linear(5, 4), nn.Linear(4, 5)
         return model

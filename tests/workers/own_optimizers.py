@@ -173,10 +173,3 @@ class Counting(torch.optim.SGD):
         elif self.kept == "later":
             self.count = getattr(self, "count", 0) + 1
         return super().step(closure)
-
-
-class Rateless(Optimizer):
-    """One that knows no learning rate."""
-
-    def __init__(self, params: Iterable[Any]) -> None:
-        super().__init__(params, {})
