@@ -27,7 +27,6 @@ TESTS = {
     "BUFFERS": "jobs/test_same_curve_ranks.py::test_a_step_that_is_left_out_leaves_buffers_as_they_were",
     "UNUSED": "jobs/test_user_models.py::test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name",
     "DTYPES": "jobs/test_same_curve_gradients.py::test_the_dtypes_of_the_plan_are_those_of_the_tensors",
-    "STEP": "unit/test_step.py",
 }
 TABLE = """
 checks/finite: self.in_a_row += 1 => pass
@@ -65,7 +64,7 @@ strategies/finite_step: or math.isfinite(norm.item()): => or True:
 strategies/finite_step: norm.isfinite().logical_not().float() => norm.isfinite().float()
 strategies/base: if self.accelerator.is_main_process else => if True else
 strategies/base: if on_nan is not None: => if True: @ unit/strategies/test_finite_step.py
-strategies/base: clip(gradients, limit, norm) => clip(gradients, 1e-9, norm) @ STEP
+strategies/base: clip(gradients, limit, norm) => clip(gradients, 1e-9, norm) @ unit/test_step.py
 strategies/base: clip(gradients, limit, norm) => pass @ GRADIENTS[ddp-2-4]
 strategies/tensors: mark_sharded(module) => pass
 strategies/buffers: buffer.copy_(values) => pass
