@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from ..private import deepspeed as private_deepspeed
+from ..private import deepspeed_engine as private_deepspeed
 from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from ..private import deepspeed as private_deepspeed
+from ..private import deepspeed_engine as private_deepspeed
 from ..run_plan import Plan
 
 

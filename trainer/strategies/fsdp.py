@@ -27,7 +27,8 @@ from torch.distributed.fsdp import (
 
 from ..errors import LaunchError
 from ..private.accelerate import register_model
-from ..private.fsdp import (
+from ..private.torch import gradient_hooks, local_of
+from ..private.torch_fsdp import (
     complete_sums,
     end_pass,
     gathered_by,
@@ -35,7 +36,6 @@ from ..private.fsdp import (
     read_whole_numbers,
     recomputed,
 )
-from ..private.torch import gradient_hooks, local_of
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Rprop
 
-from ..private.fsdp import set_local
 from ..private.torch import local_of
+from ..private.torch_fsdp import set_local
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

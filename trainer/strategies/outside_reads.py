@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import DataError
-from ..private.deepspeed import is_taken_away
+from ..private.deepspeed_engine import is_taken_away
 from ..private.torch import leaves_of
 
 _TORCH = f"{Path(torch.__file__).parent}/"

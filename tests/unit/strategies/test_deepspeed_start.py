@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from trainer.private.deepspeed import quiet
+from trainer.private.deepspeed_engine import quiet
 
 
 def test_logging_is_quiet_only_meanwhile() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ...config.documents import Document, read_document
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
-from ...private.deepspeed import quiet
+from ...private.deepspeed_engine import quiet
 from ..findings import Findings
 from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries

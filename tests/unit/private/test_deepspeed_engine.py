@@ -13,8 +13,8 @@ from typing import Any
 import deepspeed
 import pytest
 
-from trainer.private import deepspeed as private_deepspeed
-from trainer.private.deepspeed import REDUCE_METHODS
+from trainer.private import deepspeed_engine as private_deepspeed
+from trainer.private.deepspeed_engine import REDUCE_METHODS
 
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 STAGES_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
@@ -81,7 +81,7 @@ def test_deepspeed_has_the_attribute(place: str, name: str) -> None:
         found = getattr(found, class_name)
     assert name in inspect.getsource(found), (
         f"deepspeed {deepspeed.__version__} has no {name} in {place}: "
-        "see trainer.private.deepspeed.py"
+        "see trainer.private.deepspeed_engine.py"
     )
 
 

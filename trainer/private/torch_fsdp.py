@@ -1,7 +1,7 @@
 """The private attributes of torch's FSDP2 that its strategy depends on.
 
 Each function says why no public name serves. All attributes were last seen in torch 2.13.
-``tests/unit/private/test_fsdp.py`` names the attribute that a new release has removed.
+``tests/unit/private/test_torch_fsdp.py`` names the attribute that a new release has removed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 DeepSpeed documents ``initialize``, the engine's ``forward, backward, step`` and a few functions
 that read a parameter. A checkpoint that any layout reads needs more: which range of which flat
 tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8.
-``tests/unit/private/test_deepspeed.py`` names the attribute that a new release has removed.
+``tests/unit/private/test_deepspeed_engine.py`` names the attribute that a new release has removed.
 
 ``zero`` below is the engine's ZeRO optimizer (``engine.optimizer``): ``DeepSpeedZeroOptimizer`` in
 stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.

@@ -1,7 +1,7 @@
 """Private attributes of torch's FSDP2: a release that removes one is named here.
 
 Each test uses the attribute as the package does. If one fails, read the function of the same name
-in ``trainer/private/fsdp.py``: it says what the attribute is needed for.
+in ``trainer/private/torch_fsdp.py``: it says what the attribute is needed for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from trainer.private import fsdp as private_fsdp
+from trainer.private import torch_fsdp as private_fsdp
 from trainer.strategies.fsdp import FSDP2
 
 TORCH = f"torch {torch.__version__}"
