@@ -21,7 +21,7 @@ from ..strategies.tensors import local
 from .finite import samples_of
 
 _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
-_ROUNDING = 2e-2  # relative: that of bf16
+_ROUNDING = {"fp32": 1e-4}  # relative, by the dtype that the model computes in
 
 
 class MeanLoss(Callback):
@@ -113,25 +113,30 @@ def _verdict_of_trial(run: Run, pickled: bytes) -> str:
             result = task.training_step(run.model, run.strategy.to_device(batch))
             parts, _ = split_loss(result, weights)
             tried.append([(float(parts[name]), weights[name]) for name in weights])
-        verdict = max(_verdict(*zip(*losses, strict=True)) for losses in zip(*tried, strict=True))
+        rounding = _ROUNDING.get(run.plan.precision["compute"], 2e-2)
+        of_parts = [zip(*losses, strict=True) for losses in zip(*tried, strict=True)]
+        verdict = max(_verdict(*losses, rounding) for losses in of_parts)
     for value, kept in zip(values, before, strict=True):
         value.copy_(kept)
     return verdict
 
 
-def _verdict(losses: tuple[float, ...], weights: tuple[float, ...]) -> str:
+def _verdict(losses: tuple[float, ...], weights: tuple[float, ...], rounding: float) -> str:
     """Return the kind of a loss: ``a note``, ``a sum``, or a mean (empty).
 
     Args:
         losses, weights: of the batches of ``_pickled``.
+        rounding: relative to the losses.
     """
     whole, again, first, second, once, once_again, thrice = losses
     mean = (first * weights[2] + second * weights[3]) / (weights[2] + weights[3] or 1)
-    near = partial(math.isclose, rel_tol=0.3)  # also if a loss has noise
+    noise = abs(whole - again) + abs(once - once_again)
+    is_noisy = noise > rounding * (abs(whole) + abs(once))
+    near = partial(math.isclose, rel_tol=0.3 if is_noisy else rounding)
     # A loss with negatives in the batch may look like a sum in either way, and not in both.
     if near(whole, first + second) and near(3 * once, thrice) and near(3 * once_again, thrice):
         if not near(whole, mean):
             return "a sum"
     # A loss of both signs may be small beside its parts.
-    rounding = _ROUNDING * max(map(abs, losses))
-    return "a note" if abs(whole - again) < rounding < abs(whole - mean) else ""
+    allowed = rounding * max(map(abs, losses))
+    return "a note" if abs(whole - again) < allowed < abs(whole - mean) else ""

@@ -184,13 +184,15 @@ class TwoCounts(Weighted):
     [
         (Losing(loss=contrastive), True),
         (TwoCounts(loss=mean_by_weight), True),
+        # As tokens of an untrained model, whose losses are alike.
+        (Losing(loss=lambda model, batch: 20 + mean_by_weight(model, batch)), True),
         (Weighted(loss=mean_by_weight), False),
         (Losing(loss=lambda model, batch: errors(model, batch).mean()), False),
         (Losing(loss=lambda model, batch: noisy(model, batch).mean()), False),
         (Losing(loss=by_place), False),
         (Losing(loss=advantage), False),
     ],
-    ids=["contrastive", "two counts", "weighted", "mean", "noise", "by place", "both signs"],
+    ids=["contrastive", "two counts", "slightly", "weighted", "mean", "noise", "by place", "signs"],
 )
 def test_a_loss_that_is_no_mean_of_halves_is_told(
     task: Losing, is_told: bool, tmp_path: Path, capsys: Any
