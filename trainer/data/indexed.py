@@ -85,7 +85,8 @@ class IndexedData(TrainData):
             micros = []
             for indices in step.micro_batches:
                 batch = next(batches) if indices else None
-                micros.append(self.micro_batch(len(indices), batch, self._padding_candidates()))
+                items = (self.items.__getitems__([(0, i, None)])[0] for i in range(self.size))
+                micros.append(self.micro_batch(len(indices), batch, items))
 
             self.position = step.end
             yield Window(micros, step.samples, step.end, moment)
@@ -113,14 +114,6 @@ class IndexedData(TrainData):
             )
         # Without workers the loader would do no more, and cost 30 microseconds a batch.
         return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
-
-    def _padding_candidates(self) -> Iterator[Any]:
-        for index in range(self.size):
-            yield from self.items.__getitems__([(0, index, None)])
-        raise DataError(
-            f"Data.train: none of its {self.size} samples has a weight. "
-            "Check Task.weight and the labels"
-        )
 
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.

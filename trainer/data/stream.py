@@ -16,7 +16,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
@@ -30,7 +30,23 @@ from .now import Now, set_now
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
-State = dict[str, Any]
+
+class State(NamedTuple):
+    """The end of a window, or the beginning of an epoch.
+
+    Args:
+        samples: the position.
+        offset: the samples of this epoch.
+        stream: the stream's ``state_dict``. None if the stream has no complete state.
+        began: a checksum of the epoch's first sample, which must be the same when samples are read
+            over.
+    """
+
+    samples: int = 0
+    epoch: int = 0
+    offset: int = 0
+    stream: Any = None
+    began: int = 0
 
 
 class StreamData(TrainData):
@@ -48,10 +64,10 @@ class StreamData(TrainData):
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         assert self.workers <= 1, "several workers would each read the whole stream"
-        self._state = _begin_epoch(0, samples=0)
+        self._state = State()
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
-        assert position == self._state["samples"], "restore() moves a stream, not a position"
+        assert position == self._state.samples, "restore() moves a stream, not a position"
         loader = self.loader(
             _Reader(self, self._state, done), position, batch_size=None, collate_fn=_unchanged
         )
@@ -62,26 +78,18 @@ class StreamData(TrainData):
             yield window
 
     def epochs_at(self, position: int) -> float:
-        return float(self._state["epoch"])
+        return float(self._state.epoch)
 
-    def state(self) -> State:
-        """Return the end of the last window, as JSON.
-
-        ``samples`` is the position, ``offset`` the samples of this epoch. ``stream`` is the
-        stream's ``state_dict``, or None if the stream has no complete state. ``began`` is a
-        checksum of the epoch's first sample, which must be the same when samples are read over.
-        """
-        return copy.deepcopy(self._state)
+    def state(self) -> dict[str, Any]:
+        return copy.deepcopy(self._state._asdict())
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Continue after the window that ``state`` was taken after, and return the position."""
         assert "stream" in state, "the training data was a data set, and is a stream"
-        self._state = {key: state[key] for key in self._state}
-        return int(state["samples"])
+        self._state = State(*(state[key] for key in State._fields))
+        return self._state.samples
 
     def samples_to_read_over(self) -> int:
-        """Return how many samples of this epoch must be read over before the next window."""
-        return int(self._state["offset"]) if self._state["stream"] is None else 0
+        return self._state.offset if self._state.stream is None else 0
 
 
 @dataclass(eq=False)
@@ -105,15 +113,15 @@ class _Reader(IterableDataset[Any]):
             for window, state in self._epoch(begin):
                 yield window, state
 
-            if state is begin and begin["offset"] == 0:
+            if state is begin and begin.offset == 0:
                 raise DataError(
-                    f"Data.train gave no global batch in epoch {begin['epoch']}, after "
-                    f"{begin['samples']} samples: it is empty, smaller than a global batch with "
+                    f"Data.train gave no global batch in epoch {begin.epoch}, after "
+                    f"{begin.samples} samples: it is empty, smaller than a global batch with "
                     "drop_last, or cannot be read again. Lower max_steps, or give an object whose "
                     "__iter__ starts anew"
                 )
-            if state["offset"] > 0:
-                state = _begin_epoch(state["epoch"] + 1, samples=state["samples"])
+            if state.offset > 0:
+                state = State(state.samples, state.epoch + 1)
 
     def _epoch(self, start: State) -> Iterator[tuple[Window, State]]:
         """Yield the windows from a state to the end of its epoch."""
@@ -121,20 +129,19 @@ class _Reader(IterableDataset[Any]):
         stream = data.items.dataset
         has_state = hasattr(stream, "state_dict") and not has_shuffle_buffer(stream)
         batch_size = data.layout.global_batch_size
-        epoch, trained = start["epoch"], start["offset"]
-        samples, began = start["samples"], start["began"]
+        samples, epoch, trained, state_before, began = start
 
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
         end = 0  # the number of the sample that the stream yields next
-        if trained and start["stream"] is not None:
-            stream.load_state_dict(copy.deepcopy(start["stream"]))
+        if state_before is not None:
+            stream.load_state_dict(copy.deepcopy(state_before))
             end = trained
         for block in blocks(stream, batch_size, data.seed, epoch, offset=end, stop=trained):
             begin, end = end, end + len(block)
             if begin == 0:
-                began = 1 + digest(block[0])
-                if trained and start["began"] != began:
+                began_before, began = began, 1 + digest(block[0])
+                if trained and began_before != began:
                     raise DataError(
                         "Data.train does not begin with the sample with which the resumed run "
                         "began this epoch: give a seed to its shuffle, and keep workers as they "
@@ -149,18 +156,13 @@ class _Reader(IterableDataset[Any]):
             self.step += 1
             moment = Now(self.step, float(epoch), samples, data.items.total_steps, None, data.seed)
             set_now(moment)
-            checksum = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
+            checksum = 1 + digest(block[:2]) if samples == self.start.samples else 0
             samples += len(block)
-            state = {
-                "samples": samples,
-                "epoch": epoch,
-                "offset": end,
-                "stream": stream.state_dict() if has_state else None,
-                "began": began,
-            }
-            if is_short:
-                # The state of a stream at the end may mean the beginning.
-                state = _begin_epoch(epoch + 1, samples=samples)
+            if is_short:  # the state of a stream at the end may mean the beginning
+                state = State(samples, epoch + 1)
+            else:
+                of_stream = stream.state_dict() if has_state else None
+                state = State(samples, epoch, end, of_stream, began)
             micros = self._micro_batches(block, epoch, begin)
             yield Window(micros, len(block), samples, moment, checksum), state
 
@@ -178,11 +180,6 @@ class _Reader(IterableDataset[Any]):
             items = [augmented(block[place], epoch, begin + place) for place in part]
             micros.append(data.micro_batch(len(items), data.collate(items) if items else None))
         return micros
-
-
-def _begin_epoch(epoch: int, *, samples: int) -> State:
-    """Return the state at the beginning of an epoch."""
-    return {"samples": samples, "epoch": epoch, "offset": 0, "stream": None, "began": 0}
 
 
 def _unchanged(item: Any) -> Any:
