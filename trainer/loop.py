@@ -7,14 +7,14 @@ order of the hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import nullcontext
 from functools import cache
 from signal import Signals
 from typing import Any
 
 from .building.build import build
 from .config.train_config import TrainConfig
-from .data.batches import MicroBatch, Window
+from .data.batches import Window
 from .distributed.exit import Stopped, meet_at_the_end
 from .distributed.heartbeat import watched
 from .distributed.same import same_on_all_ranks
@@ -100,8 +100,10 @@ class Trainer:
             # Forward and backward: each loss has a share of the mean over the global batch.
             losses = StepLosses(total_weights, run.plan.world_size)
             for micro in window.micros:
+                # A padding batch takes part in exchanges, and leaves BatchNorm's buffers alone.
+                padding = nullcontext() if micro.weight else restored_buffers(run.model)
                 is_last = micro is window.micros[-1]
-                with self._micro_step(micro, is_last):  # averages over ranks at the last
+                with padding, strategy.micro_step(boundary=is_last):  # averages at the last
                     batch = strategy.to_device(micro.batch)
                     result = run.task.training_step(run.model, batch)
                     loss = losses.add(result, micro.weights)
@@ -163,17 +165,6 @@ class Trainer:
             return dict(zip(names, totals, strict=True))
 
         return total_weights
-
-    def _micro_step(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[object]:
-        """Surround forward and backward of a micro-batch."""
-        exchange = self.run.strategy.micro_step(boundary=is_last)
-        if micro.weight:
-            return exchange
-        # A padding batch takes part in the collectives, and must leave BatchNorm's buffers alone.
-        both = ExitStack()
-        both.enter_context(restored_buffers(self.run.model))
-        both.enter_context(exchange)
-        return both
 
     def _info(self, losses: StepLosses, update: StepResult) -> StepInfo:
         run = self.run

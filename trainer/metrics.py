@@ -85,23 +85,41 @@ class WeightedSums:
                 self._add(name, value, counts)
                 continue
             self.named.add(name)
-            if counts:
-                by_name = value if isinstance(value, Mapping) else {}
-                in_order = value if isinstance(value, tuple) else () if by_name else (value,)
-                self._objects[name].update(*in_order, **by_name)
+            update = self._objects[name].update
+            if not counts:
+                continue
+            if isinstance(value, Mapping):
+                update(**value)
+            elif isinstance(value, tuple):
+                update(*value)
+            else:
+                update(value)
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
-        sums, weights = _sum_and_weight(name, value)
-        key = (name, weights is None)
-        weights = torch.ones_like(sums) if weights is None else weights.expand_as(sums)
+        weight: Any
+        if isinstance(value, tuple):
+            total, weight = value
+            sums = _wide(torch.as_tensor(total))
+        elif isinstance(value, Tensor) and value.ndim:
+            sums, weight = _wide(value).sum(), value.numel()
+        else:
+            rule = (
+                "a single number for a whole batch has no known weight. Give a value for each "
+                "example, or (sum, weight)"
+            )
+            raise Origin("evaluation_step", key=name).error(rule)
+
+        key = (name, weight is None)
+        if not isinstance(weight, Tensor):
+            # A fill makes a number on the device. A copy from the host would wait for the device.
+            weight = sums.new_full((), float(1 if weight is None else weight))
+        weights = _wide(weight).to(sums.device).expand_as(sums)
         # A batch without weight adds nothing, not even if its mean is NaN.
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
         if not counts:
             pair = torch.zeros_like(pair)
-        if key in self._sums:
-            agreed([self.layout(), {key: tuple(sums.shape)}])
-            pair += self._sums[key]
-        self._sums[key] = pair
+        agreed([self.layout(), {key: tuple(sums.shape)}])
+        self._sums[key] = pair + self._sums.get(key, 0.0)
 
     def layout(self) -> Layout:
         """Return the names and shapes of this rank's sums. Ranks may have different names."""
@@ -160,29 +178,6 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
                     f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
                 )
     return dict(sorted(found.items()))
-
-
-def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
-    """Return the sum of a value, and the weight to divide the sum by. None for a plain sum.
-
-    A fill makes a number on the device. A copy from the host would wait for the device.
-    """
-    weight: Any
-    if isinstance(value, tuple):
-        sums, weight = _wide(torch.as_tensor(value[0])), value[1]
-    elif isinstance(value, Tensor) and value.ndim:
-        sums, weight = _wide(value).sum(), value.numel()
-    else:
-        rule = (
-            "a single number for a whole batch has no known weight. Give a value for each example, "
-            "or (sum, weight)"
-        )
-        raise Origin("evaluation_step", key=name).error(rule)
-    if weight is None:
-        return sums, None
-    if isinstance(weight, Tensor):
-        return sums, _wide(weight).to(sums.device)
-    return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)
 
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:

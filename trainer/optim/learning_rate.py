@@ -52,9 +52,9 @@ def lr_factor(
         begin = max(begin, total_steps - max(1, decay_steps))
 
     def factor(step: int) -> float:
-        if step < warmup_steps and settings.get("warmup_type") == "log":
-            return math.log(step + 2) / math.log(warmup_steps + 2)
         if step < warmup_steps:
+            if settings.get("warmup_type") == "log":
+                return math.log(step + 2, warmup_steps + 2)
             return (step + 1) / (warmup_steps + 1)
         if schedule == "step":
             passed_milestones = bisect_right(sorted(settings["milestones"]), step)
