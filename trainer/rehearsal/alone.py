@@ -22,50 +22,52 @@ from ..building import meta_model
 from ..checkpoint import saver
 from ..checks import parameters
 from ..strategies import optimizer_probe
+from .cuda import replace_in
 
 
 def answer_alone() -> None:
     """Answer for the other ranks, and read and write no files. Call before the job is launched."""
-    module: Any = dist
-    module.all_gather_object = _gather
-    module.broadcast_object_list = _do_nothing
+    replace_in(dist, all_gather_object=_gather, broadcast_object_list=_do_nothing)
 
     # No file of weights is read, and no checkpoint is written.
-    module = meta_model
-    module.of_pretrained = _do_nothing
-    module.MetaModel.fill = lambda self, parts: []
-    module = saver
-    module.check_shared = _do_nothing
+    replace_in(meta_model, of_pretrained=_do_nothing)
+    replace_in(meta_model.MetaModel, fill=lambda self, parts: [])
+    replace_in(saver, check_shared=_do_nothing)
 
     # No copy of a parameter has a value to compare.
-    module = parameters
-    module.EditedParameters._match = _do_nothing
+    replace_in(parameters.EditedParameters, _match=_do_nothing)
 
     # The trial of an optimizer compares values, which the host has.
-    module = optimizer_probe
-    of_device = module.divided_step_problem
-    module.divided_step_problem = lambda optimizer, _: of_device(optimizer, torch.device("cpu"))
+    of_device = optimizer_probe.divided_step_problem
+    on_host = torch.device("cpu")
+    replace_in(
+        optimizer_probe,
+        divided_step_problem=lambda optimizer, device: of_device(optimizer, on_host),
+    )
 
 
 def use_fakes() -> None:
     """Let DDP, futures and transformers work with a fake group and fake tensors."""
-    module: Any = dist
-    module.all_reduce = partial(_all_reduce, dist.all_reduce)
+    replace_in(dist, all_reduce=partial(_all_reduce, dist.all_reduce))
     _let_ddp_exchange_by_python()
 
     if importlib.util.find_spec("transformers"):
+        from transformers.integrations import moe
+        from transformers.utils import import_utils
+
         # A tensor without values would be taken for tracing, which takes other kernels.
-        module = importlib.import_module("transformers.utils.import_utils")
-        module.is_fake_tensor = lambda tensor: False
+        replace_in(import_utils, is_fake_tensor=lambda tensor: False)
         # Experts in 32 bits run on a GPU, and torch's kernel for fake tensors refuses them.
-        module = importlib.import_module("transformers.integrations.moe")
-        module._can_use_grouped_mm = lambda rows, weight, offs: weight.dtype == torch.bfloat16
+        replace_in(
+            moe, _can_use_grouped_mm=lambda rows, weight, offs: weight.dtype == torch.bfloat16
+        )
 
 
 def compare_alone() -> None:
     """Let ZeRO-3 compare this rank's order of layers with itself: a fake group sends none."""
-    module: Any = importlib.import_module("deepspeed.runtime.zero.utils")
-    module.dist = SimpleNamespace(**{**vars(module.dist), "get_rank": lambda: 0})
+    from deepspeed.runtime.zero import utils
+
+    replace_in(utils, dist=SimpleNamespace(**{**vars(utils.dist), "get_rank": lambda: 0}))
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -103,9 +105,8 @@ def _let_ddp_exchange_by_python() -> None:
     def keep_hook(model: Any, state: Any, hook: Callable[..., Any]) -> None:
         model.own_hook = partial(hook, state)
 
-    cls.__init__, cls.register_comm_hook = begin_with_hook, keep_hook
-    module: Any = torch_ddp
-    module._verify_param_shape_across_processes = _do_nothing
+    replace_in(cls, __init__=begin_with_hook, register_comm_hook=keep_hook)
+    replace_in(torch_ddp, _verify_param_shape_across_processes=_do_nothing)
 
 
 def buckets_of(model: Any) -> list[Any]:

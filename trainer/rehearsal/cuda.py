@@ -58,6 +58,17 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value  # a new function each: dynamo has a table of them
 
 
+def replace_in(owner: Any, **members: Any) -> None:
+    """Replace attributes of a module or a class. For the rest of the process."""
+    for name, member in members.items():
+        setattr(owner, name, member)
+
+
+def _answer(owner: Any, **answers: Any) -> None:
+    """Replace functions of a module or a class by functions with these results."""
+    replace_in(owner, **{name: _always(answer) for name, answer in answers.items()})
+
+
 def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     """Give ``torch.cuda`` of this process a single GPU of a kind. For the rest of the process.
 
@@ -66,63 +77,56 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     """
     stream = Stream()
     random = torch.zeros(16, dtype=torch.uint8)
-    properties = SimpleNamespace(
-        name=name, total_memory=total_bytes, major=9, minor=0, multi_processor_count=132
-    )
-    answers: dict[str, Any] = {
+    _answer(
+        torch.cuda,
         **dict.fromkeys(_NOTHING.split()),
         **dict.fromkeys(_TRUE.split(), True),
         **dict.fromkeys(_FALSE.split(), 0),
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_name": name,
-        "get_device_properties": properties,
-        "get_device_capability": (9, 0),
-        "current_stream": stream,
-        "default_stream": stream,
-        "mem_get_info": (total_bytes, total_bytes),
-        "memory_stats": {},
-        "get_rng_state": random,
-        "get_rng_state_all": [random],
-        "cudart": SimpleNamespace(cudaHostRegister=_always(0), cudaHostUnregister=_always(0)),
-    }
+        device_count=1,
+        current_device=0,
+        get_device_name=name,
+        get_device_properties=SimpleNamespace(
+            name=name, total_memory=total_bytes, major=9, minor=0, multi_processor_count=132
+        ),
+        get_device_capability=(9, 0),
+        current_stream=stream,
+        default_stream=stream,
+        mem_get_info=(total_bytes, total_bytes),
+        memory_stats={},
+        get_rng_state=random,
+        get_rng_state_all=[random],
+        cudart=SimpleNamespace(cudaHostRegister=_always(0), cudaHostUnregister=_always(0)),
+    )
+    _answer(
+        torch.accelerator,
+        current_stream=stream,
+        set_stream=None,
+        is_available=True,
+        current_device_index=0,
+    )
+    _answer(torch.cuda.nvtx, range_push=0, range_pop=0, mark=0, range_start=0, range_end=0)
+    _answer(torch.cuda.nccl, version=(2, 28, 9))
+    _answer(torch.cuda.amp.common, amp_definitely_not_available=False)
+    _answer(fake_tensor, init_gpu_context=None)  # of a torch with CUDA
+    _answer(torch._C, _cuda_getCurrentRawStream=0)  # for bitsandbytes
+    _answer(torch.Tensor, record_stream=None)
 
     def waits(*args: Any, **kwargs: Any) -> None:
         device.wait("waits", is_known=True)
 
-    def live(*args: Any) -> int:
-        return device.ledger.live
-
-    def most(*args: Any) -> int:
-        return device.ledger.most
-
-    Stream.synchronize = waits
-    cuda = {key: _always(value) for key, value in answers.items()}
-    cuda |= {
-        "synchronize": waits,
-        "memory_allocated": live,
-        "max_memory_allocated": most,
-        "Stream": Stream,
-        "Event": Event,
-        "stream": contextlib.nullcontext,
-        "device": contextlib.nullcontext,
-    }
-    accelerator = {key: cuda[key] for key in ("current_stream", "set_stream", "synchronize")}
-    accelerator |= {"is_available": _always(True), "current_device_index": cuda["current_device"]}
-    nvtx = ("range_push", "range_pop", "mark", "range_start", "range_end")
-    for owner, members in (
-        (torch.cuda, cuda),
-        (torch.accelerator, accelerator),
-        (torch.cuda.nvtx, {key: _always(0) for key in nvtx}),
-        (torch.cuda.nccl, {"version": _always((2, 28, 9))}),
-        (torch.cuda.amp.common, {"amp_definitely_not_available": _always(False)}),
-        (torch.version, {"cuda": "13.0"}),
-        (fake_tensor, {"init_gpu_context": _always(None)}),  # of a torch with CUDA
-        (torch._C, {"_cuda_getCurrentRawStream": _always(0)}),  # for bitsandbytes
-        (torch, {"Event": Event, "Stream": Stream}),
-        (torch.Tensor, {"record_stream": _always(None)}),
-        (torch.Tensor, {"cuda": lambda tensor, *args, **kwargs: tensor.to("cuda")}),
-    ):
-        for key, member in members.items():
-            setattr(owner, key, member)
+    replace_in(
+        torch.cuda,
+        synchronize=waits,
+        memory_allocated=lambda *args: device.ledger.live,
+        max_memory_allocated=lambda *args: device.ledger.most,
+        Stream=Stream,
+        Event=Event,
+        stream=contextlib.nullcontext,
+        device=contextlib.nullcontext,
+    )
+    replace_in(torch.accelerator, synchronize=waits)
+    replace_in(Stream, synchronize=waits)
+    replace_in(torch, Event=Event, Stream=Stream)
+    replace_in(torch.version, cuda="13.0")
+    replace_in(torch.Tensor, cuda=lambda tensor, *args, **kwargs: tensor.to("cuda"))
     torch._C._set_only_lift_cpu_tensors(True)

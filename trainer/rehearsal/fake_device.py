@@ -115,8 +115,10 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
                 return copied
         if function is _ATEN._to_copy.default and not fakes:
             return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
-        if function in (_ATEN.is_pinned.default, _ATEN._pin_memory.default):
-            return False if function is _ATEN.is_pinned.default else args[0]
+        if function is _ATEN.is_pinned.default:
+            return False
+        if function is _ATEN._pin_memory.default:
+            return args[0]
         return self._without_values(function, args, kwargs)
 
     def uploaded(self, values: Tensor) -> Any:
@@ -200,14 +202,14 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
         known = None
         if fakes and all(map(has_values, fakes)):
             known = computed(function, args, kwargs)
-        for fake, values in zip(fakes, tree_leaves(known) or [None] * len(fakes), strict=False):
+        for fake, values in zip(fakes, tree_leaves(known), strict=False):
             keep_values(fake, values)
         judge(function, args, result)
         return result
 
     def _chosen(self, function: Any, args: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments with positions instead of known masks, which choose elements."""
-        if function not in _CHOOSING or len(args) < 2 or not isinstance(args[1], list | tuple):
+        if function not in _CHOOSING:
             return args
         positions: list[Any] = []
         for index in args[1]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .cuda import replace_in
+
 _DATA: Any = torch.Tensor.data
 
 
@@ -51,8 +53,7 @@ def _new(cls: type, first: Any, *args: Any, **kwargs: Any) -> Any:
     return _NEW(cls, first, *args, **kwargs)
 
 
-_INIT: Any = nn.init
-_DRAW = _INIT._no_grad_trunc_normal_
+_DRAW: Any = nn.init._no_grad_trunc_normal_
 
 
 def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -62,15 +63,10 @@ def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def install_parameters() -> None:
     """Replace the methods of tensors and modules that need values. For the rest of the process."""
-    tensor: Any = torch.Tensor
-    fake: Any = FakeTensor
-    tensor.data = property(lambda owner: _DATA.__get__(owner), _set_data)
-    fake.__new__ = _new
-    fake.data_ptr = _address
-    fake.__deepcopy__ = _copied
+    replace_in(Tensor, data=property(_DATA.__get__, _set_data))
+    replace_in(FakeTensor, __new__=_new, data_ptr=_address, __deepcopy__=_copied)
     # Modules move and cast parameters by a swap. torch's own refuses a tensor that a fake mode
     # remembers, and without a swap tied parameters would part.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    utils: Any = torch.utils
-    utils.swap_tensors = _set_data
-    _INIT._no_grad_trunc_normal_ = _draw_truncated
+    replace_in(torch.utils, swap_tensors=_set_data)
+    replace_in(nn.init, _no_grad_trunc_normal_=_draw_truncated)
