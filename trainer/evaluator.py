@@ -329,8 +329,5 @@ def check_best_metric(metric: str, known: Collection[str], origin: Origin) -> No
     """Raise ``ConfigError`` if ``best_metric`` is not among the values of an evaluation."""
     if metric in known:
         return
-    rule = "the task measures nothing: its Data has no evaluation set"
-    if known:
-        meant = did_you_mean(f"eval/{metric.removeprefix('eval/')}", known)
-        rule = f"the task measures no such value; {meant}"
-    raise origin.error(rule, metric)
+    meant = did_you_mean(f"eval/{metric.removeprefix('eval/')}", known)
+    raise origin.error(f"the task measures no such value; {meant}", metric)

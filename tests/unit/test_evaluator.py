@@ -406,7 +406,7 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
     ("task", "rule"),
     [
         (Plain(), "the task measures no such value; did you mean 'eval/loss'?"),
-        (Blind(), "the task measures nothing: its Data has no evaluation set"),
+        (Blind(), "the task measures no such value; known: none"),
     ],
 )
 def test_a_wrong_best_metric_is_found_before_the_first_step(

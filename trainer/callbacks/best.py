@@ -55,10 +55,10 @@ class Best(Callback):
         if info.evaluation is None:
             return
         if self.metric not in info.evaluation:
-            names = (self.metric, *info.evaluation)
-            own, *others = [set_of_metric(name, run.evaluation_sets) for name in names]
-            if own is None or own in others:
-                known = listed(names[1:])
+            sets = run.evaluation_sets
+            measured = {set_of_metric(name, sets) for name in info.evaluation}
+            if set_of_metric(self.metric, sets) in {None, *measured}:
+                known = listed([*info.evaluation])
                 raise TrainerError(
                     f"best_metric: {self.metric!r}: was not measured; known: {known}"
                 )

@@ -23,13 +23,13 @@ class Step(NamedTuple):
         epoch: of the samples.
         micro_batches: the indices of this rank's samples. A micro-batch may be empty.
         samples: of all ranks.
-        end: the position after this step.
+        now: the moment of the step.
     """
 
     epoch: int
     micro_batches: list[list[int]]
     samples: int
-    end: int
+    now: Now
 
 
 class IndexedData(TrainData):
@@ -59,8 +59,8 @@ class IndexedData(TrainData):
         whole, rest = divmod(samples, self.layout.global_batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def steps(self, position: int) -> Iterator[Step]:
-        """Yield all optimizer steps from ``position`` on, without end."""
+    def steps(self, position: int, done: int = 0) -> Iterator[Step]:
+        """Yield all optimizer steps from ``position`` on, after ``done`` steps, without end."""
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
@@ -73,38 +73,32 @@ class IndexedData(TrainData):
                     order[part.start : part.stop].tolist()
                     for part in parts_of_rank(taken, self.layout)
                 ]
-                yield Step(epoch, indices, len(taken), epoch * self.size + taken.stop)
+                done += 1
+                begin = epoch * self.size + start
+                now = Now(done, begin / self.size, begin, self.items.total_steps, None, self.seed)
+                yield Step(epoch, indices, len(taken), now)
             position = (epoch + 1) * self.size
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         # Loading processes read ahead of the training. tee keeps the steps in between.
-        ahead, current = tee(self._moments(position, steps, done))
+        ahead, current = tee(islice(self.steps(position, done), steps))
         batches = self._batches(position, ahead)
-        for step, moment in current:
-            set_now(moment)  # for Task.weight and padding batches, also if another process loads
+        for step in current:
+            set_now(step.now)  # for Task.weight and padding batches, also if another process loads
             micros = []
             for indices in step.micro_batches:
                 batch = next(batches) if indices else None
                 items = (self.items.__getitems__([(0, i, None)])[0] for i in range(self.size))
                 micros.append(self.micro_batch(len(indices), batch, items))
 
-            self.position = step.end
-            yield Window(micros, step.samples, step.end, moment)
+            self.position = step.now.samples + step.samples
+            yield Window(micros, step.samples, self.position, step.now)
 
-    def _moments(self, position: int, steps: int, done: int) -> Iterator[tuple[Step, Now]]:
-        """Yield the next steps, each with its moment of the run."""
-        for number, step in enumerate(islice(self.steps(position), steps), done + 1):
-            begin = step.end - step.samples
-            yield (
-                step,
-                Now(number, begin / self.size, begin, self.items.total_steps, None, self.seed),
-            )
-
-    def _batches(self, position: int, steps: Iterable[tuple[Step, Now]]) -> Iterator[Any]:
+    def _batches(self, position: int, steps: Iterable[Step]) -> Iterator[Any]:
         """Yield the batches of all micro-batches that are not empty."""
         keys = (
-            [(step.epoch, index, moment) for index in indices]
-            for step, moment in steps
+            [(step.epoch, index, step.now) for index in indices]
+            for step in steps
             for indices in step.micro_batches
             if indices
         )

@@ -130,11 +130,7 @@ class Sampled:
 
         A change of size is reported elsewhere, and other samples are read then.
         """
-        changed = [
-            name
-            for name, text in self.state().items()
-            if name in self.facts and before.get(name, text) != text
-        ]
+        changed = [name for name, text in self.facts.items() if before.get(name, text) != text]
         if not changed or "the number of samples of Data.train" in changed:
             return []
         return [f"the data is another one: {listed(changed, 2)} changed"]

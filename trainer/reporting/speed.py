@@ -6,8 +6,8 @@ holds costs that are paid once, and does not count. The speed is the median of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,17 +19,11 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> float | None:
 
     The ``seconds`` of the rows start again in a process that resumes.
     """
-    values = []
-    seconds_before = math.inf
-    for row in rows:
-        if row.get("samples_per_second") is None:
-            continue  # an evaluation
-
-        seconds = float(row.get("seconds", 0.0))
-        is_first_of_process = seconds < seconds_before
-        seconds_before = seconds
-
-        value = row.get(f"{unit}_per_second")
-        if value and not is_first_of_process:
-            values.append(float(value))
+    logged = [row for row in rows if row.get("samples_per_second") is not None]  # no evaluation
+    key = f"{unit}_per_second"
+    values = [
+        row[key]
+        for before, row in pairwise(logged)
+        if row.get(key) and row["seconds"] >= before["seconds"]
+    ]
     return median(values) if values else None
