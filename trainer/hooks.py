@@ -6,8 +6,7 @@ callbacks. ``row.py`` puts all hooks into a row, in the order in which they are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +146,6 @@ EVENTS = (
     "on_save",
     "on_end",
 )
-_NO_CONTEXT = nullcontext()
 
 
 class Hooks:
@@ -162,7 +160,7 @@ class Hooks:
         # To call an empty method would cost time in each step.
         self._of = {
             event: [
-                (hook, not type(hook).__module__.startswith(f"{__package__}."))
+                (hook, _called(hook, event))
                 for hook in row
                 if getattr(type(hook), event) != getattr(Callback, event)
             ]
@@ -171,17 +169,15 @@ class Hooks:
 
     def call(self, event: str, run: Any, *more: Any) -> None:
         """Call the hooks that override an event other than ``on_step``."""
-        for hook, is_users in self._of[event]:
-            with run.strategy.callback_context() if is_users else _NO_CONTEXT:
-                getattr(hook, event)(run, *more)
+        for _, method in self._of[event]:
+            method(run, *more)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Call the hooks that are due at a step."""
-        for hook, is_users in self._of["on_step"]:
+        for hook, method in self._of["on_step"]:
             # Asked for each hook: an earlier hook of the row sets is_last.
             if hook.every == 1 or info.is_last or info.step % hook.every == 0:
-                with run.strategy.callback_context() if is_users else _NO_CONTEXT:
-                    hook.on_step(run, info)
+                method(run, info)
 
     def summary(self) -> dict[str, Any]:
         """Return the entries that the hooks add to summary.json."""
@@ -189,3 +185,16 @@ class Hooks:
         for hook in self.row:
             found |= hook.summary()
         return found
+
+
+def _called(hook: Callback, event: str) -> Callable[..., object]:
+    """Return a method of a hook. A user's method is called in the strategy's context."""
+    method: Callable[..., object] = getattr(hook, event)
+    if type(hook).__module__.startswith(f"{__package__}."):
+        return method
+
+    def in_context(run: Any, *more: Any) -> None:
+        with run.strategy.callback_context():
+            method(run, *more)
+
+    return in_context
