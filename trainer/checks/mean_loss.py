@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,8 @@ def _verdict_of_trial(run: Run, pickled: bytes) -> str:
     verdict = ""
     task = copy.copy(run.task)
     with run.evaluator.unnoticed(), contextlib.suppress(Exception):
-        vars(task).update({k: v.copy() for k, v in vars(task).items() if hasattr(v, "copy")})
+        own = {k: v.copy() for k, v in vars(task).items() if isinstance(v, dict | list | set)}
+        vars(task).update(own)
         tried = []
         for batch in pickle.loads(pickled):
             weights = run.train_data.weigh(batch, 1)
@@ -114,20 +115,20 @@ def _verdict_of_trial(run: Run, pickled: bytes) -> str:
             parts, _ = split_loss(result, weights)
             tried.append([(float(parts[name]), weights[name]) for name in weights])
         rounding = _ROUNDING.get(run.plan.precision["compute"], 2e-2)
-        of_parts = [zip(*losses, strict=True) for losses in zip(*tried, strict=True)]
-        verdict = max(_verdict(*losses, rounding) for losses in of_parts)
+        verdict = max(_verdict(of_part, rounding) for of_part in zip(*tried, strict=True))
     for value, kept in zip(values, before, strict=True):
         value.copy_(kept)
     return verdict
 
 
-def _verdict(losses: tuple[float, ...], weights: tuple[float, ...], rounding: float) -> str:
+def _verdict(tried: Iterable[tuple[float, float]], rounding: float) -> str:
     """Return the kind of a loss: ``a note``, ``a sum``, or a mean (empty).
 
     Args:
-        losses, weights: of the batches of ``_pickled``.
+        tried: loss and weight of each batch of ``_pickled``.
         rounding: relative to the losses.
     """
+    losses, weights = zip(*tried, strict=True)
     whole, again, first, second, once, once_again, thrice = losses
     mean = (first * weights[2] + second * weights[3]) / (weights[2] + weights[3] or 1)
     noise = abs(whole - again) + abs(once - once_again)
