@@ -48,11 +48,10 @@ class StepLosses:
             factor = share * self.world_size
             # A product with 1 would cost a kernel in each of both passes.
             to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
-            # A separate tensor on a GPU, because a compiled step may write over the loss. The mean
-            # over no items may be NaN.
+            # A separate tensor, because a compiled step may write over the loss. The mean over no
+            # items may be NaN.
             part = parts[name].detach()
-            part = part if share else torch.zeros_like(part)
-            shares.append(part if share == 1.0 and part.is_cpu else part * share)
+            shares.append(part * share if share else torch.zeros_like(part))
 
         self.shares.append(reduce(torch.add, shares))
         if values or "" not in parts:
@@ -92,11 +91,6 @@ def split_loss(
             f"{names or 'no parts'}"
         )
 
-    if torch.is_grad_enabled() and not any(part.requires_grad for part in parts.values()):
-        raise DataError(
-            "training_step returned a loss that no parameter has a part in: it was detached, or "
-            "computed under no_grad. Return the loss with its graph. The trainer calls backward"
-        )
     numbers = {}
     for name, part in parts.items():
         known = part if weights[name] else part.nan_to_num()

@@ -46,9 +46,9 @@ class Best(Callback):
     def on_start(self, run: Run) -> None:
         """Forget a best model of another mode, or of another folder: a run that branches off."""
         is_there = run.agreement.of_main((run.directory.path / "best").is_dir())
-        problem = "is of another best_mode" if is_there else "is not in this output_dir"
         if self.best_step is not None and (self.best == math.inf or not is_there):
-            run.say(f"note: best/, of step {self.best_step}, {problem}: {self.metric} starts anew")
+            rule = "is of another best_mode or output_dir"
+            run.say(f"note: best/, of step {self.best_step}, {rule}: {self.metric} starts anew")
             self._forget()
 
     def on_step(self, run: Run, info: StepInfo) -> None:

@@ -22,6 +22,13 @@ from .wandb_run import WandbRun
 
 # Facts of plan.json that belong to the folder or the machine, not to the training.
 _LEFT_OUT = ("origins", "files", "notices", "output_dir")
+# The argument that names the run, by tracker.
+_NAMES = {
+    "trackio": "name",
+    "mlflow": "run_name",
+    "clearml": "task_name",
+    "swanlab": "experiment_name",
+}
 
 
 class Tracking(Callback):
@@ -93,14 +100,8 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
     if name == "wandb":
         return WandbRun(run)
 
-    names: dict[str, dict[str, Any]] = {
-        "trackio": {"name": run.name, "embed": False},
-        "mlflow": {"run_name": run.name},
-        "clearml": {"task_name": run.name},
-        "swanlab": {"experiment_name": run.name},
-    }
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    settings = names.get(name, {})
+    settings = {_NAMES[name]: run.name} if name in _NAMES else {}
     if tracker_class.requires_logging_directory:
         settings = {"logging_dir": str(run.directory.path / "tracking")}
     return tracker_class(run.config.project, **settings)

@@ -160,7 +160,6 @@ class Ledger:
             if isinstance(event, str):
                 phase.at_end = Counter(now)
                 phase = phases.setdefault(event, Phase(line=self._lines.get(event, "")))
-                change = 0
             else:
                 block, change = event
                 now[block.kind] += change

@@ -35,7 +35,7 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     fit(tmp_path / "run", Evaluated(), **BEST)
     resume = str(checkpoint(tmp_path / "run", 5))
     trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **BEST)
-    said = "note: best/, of step 3, is not in this output_dir: eval/loss starts anew"
+    said = "note: best/, of step 3, is of another best_mode or output_dir: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [6]
     assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
@@ -53,7 +53,7 @@ def test_patience_and_mode_may_change_on_resume(tmp_path: Path) -> None:
 
     lose(tmp_path, 7, 6)
     fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **BEST)
-    said = "note: best/, of step 3, is of another best_mode: eval/loss starts anew"
+    said = "note: best/, of step 3, is of another best_mode or output_dir: eval/loss starts anew"
     assert said in log_of(tmp_path)
     best_json = json_in(tmp_path / "best" / "best.json")
     assert best_json["mode"] == "max" and best_json["step"] > 3
