@@ -9,7 +9,7 @@ step is logged or saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 
 import torch
@@ -98,25 +98,28 @@ class _Norm:
 def _cause(run: Run, info: StepInfo, begin: int) -> str:
     """Return the rank and the samples whose loss is not finite. Collective: call on every rank."""
     samples = samples_of(run.train_data, begin, info.samples)
-    losses = zip(map(float, info.shares), samples, strict=True)
-    mine = [(loss, numbers) for loss, numbers in losses if not math.isfinite(loss)]
+    mine = [
+        f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
+        for loss, numbers in zip(map(float, info.shares), samples, strict=True)
+        if not math.isfinite(loss)
+    ]
     names: list[str] = []
     if info.update.norms is not None:
         trained = [name for name, _ in run.strategy.parameters()]
         names = [*compress(trained, info.update.norms.isfinite().logical_not())]
     ranks = run.agreement.gather((mine, names[::-1], [*chain(*samples)]))
-    for rank, (lost, _, _) in enumerate(ranks):
-        for loss, numbers in lost:
-            named = listed([*map(str, numbers)], _SHOWN)
-            return f"the loss on rank {rank} is {loss}, of samples {named} of Data.train"
-
-    first = max((names for _, names, _ in ranks), key=len)  # a rank may have no row of a parameter
+    losses, parameters, numbers = zip(*ranks, strict=True)
+    named = listed(max(parameters, key=len))  # a rank may have no row of a parameter
     unknown = "an unknown parameter (this engine keeps no gradients: a single process names it)"
-    named = listed([str(number) for _, _, numbers in ranks for number in numbers], _SHOWN)
-    return (
+    of_gradient = (
         "the gradient is not finite, though the losses of all ranks are: of "
-        f"{listed(first) or unknown}, in a step of samples {named} of Data.train"
+        f"{named or unknown}, in a step of {_named(chain(*numbers))}"
     )
+    return next(chain(*losses), of_gradient)
+
+
+def _named(numbers: Iterable[int]) -> str:
+    return f"samples {listed([*map(str, numbers)], _SHOWN)} of Data.train"
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:

@@ -7,6 +7,7 @@ when training began.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,37 +42,31 @@ class EditedParameters(Callback):
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._writes = 0
-        self._shards: dict[nn.Module, list[tuple[str, Shard, int]]] = {}
+        self._edits: tuple[int, dict[str, int]] = (0, {})  # writes of the engine, counts by name
+        self._shards: defaultdict[nn.Module, list[tuple[str, Shard, int]]] = defaultdict(list)
         self._watch: list[Any] = []
 
     def on_start(self, run: Run) -> None:
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
         saved = run.parts.model_file.names
-        shards: dict[Tensor | None, tuple[Shard, int]] = {}
-        for name, parameter in run.strategy.parameters(trainable=None):
-            shard = run.strategy.shard(name, parameter)
-            # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
-            if shard and (parameter.requires_grad or shard.copies < run.plan.world_size):
-                if saved is None or name in saved:
-                    shards[parameter] = shard, storage_number(parameter)
+        names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
         for module in run.model.modules():
             # DeepSpeed's own kind of dict would gather the parameters.
             for key, own in dict.items(own_parameters(module)):
-                if own in shards:
-                    self._shards.setdefault(module, []).append((key, *shards[own]))
-        self._read(run)
+                if own not in names or (saved is not None and names[own] not in saved):
+                    continue
+                shard = run.strategy.shard(names[own], own)
+                # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
+                if shard and (own.requires_grad or shard.copies < run.plan.world_size):
+                    self._shards[module].append((key, shard, storage_number(own)))
+        self._compare(run, engine_wrote=True)
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""
         if not self._shards:
             return
-        if run.strategy.writes == self._writes:
-            self._compare(run)
-        else:
-            self._read(run)
+        self._compare(run)
         step, every = run.step, run.config.log_every
         if step % every == 0:
             self._match(run.model)
@@ -84,32 +79,36 @@ class EditedParameters(Callback):
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
-        if self._watch:
-            for hook in self._watch:
-                hook.remove()
-            self._watch = []
+        while self._watch:
+            self._watch.pop().remove()
             run.strategy.before_backward = lambda: None
         self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if self._shards:
-            self._read(run)
+        self._compare(run, engine_wrote=True)
 
     def on_save(self, run: Run) -> None:
-        if run.strategy.writes == self._writes:
-            self._compare(run)
+        self._compare(run)
         self._match(run.model)
 
-    def _read(self, run: Run) -> None:
-        self._writes = run.strategy.writes
-        self._counts = _edits(run)
+    def _compare(self, run: Run, *, engine_wrote: bool = False) -> None:
+        """Count edits. Raise ``LaunchError`` if not only the engine edited a parameter.
 
-    def _compare(self, run: Run) -> None:
-        """Raise ``LaunchError`` if a parameter was edited since the count was read."""
+        If a part of the model is saved, only edits of that part count: the task says that the rest
+        stays unchanged.
+        """
         if not self._shards:
             return
-        before = self._counts
-        _refuse([name for name, count in _edits(run).items() if count != before.get(name, 0)])
+        writes, before = self._edits
+        saved = run.parts.model_file.names
+        counts = {
+            name: edit_count(parameter)
+            for name, parameter in run.strategy.temporary_parameters()
+            if parameter is not None and (saved is None or name in saved)
+        }
+        self._edits = run.strategy.writes, counts
+        if not engine_wrote and writes == run.strategy.writes:
+            _refuse([name for name, count in counts.items() if count != before.get(name, 0)])
 
     def _match(self, module: nn.Module, *passed: Any) -> None:
         """Raise ``LaunchError`` if a copy in a module has other values than the engine."""
@@ -137,19 +136,6 @@ def _refuse(names: list[str]) -> None:
             "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
             "in a callback's on_step"
         )
-
-
-def _edits(run: Run) -> dict[str, int]:
-    """Return how often each parameter that is gathered now was edited in place, by name.
-
-    If a part of the model is saved, only that part: the task says that the rest stays unchanged.
-    """
-    saved = run.parts.model_file.names
-    return {
-        name: edit_count(parameter)
-        for name, parameter in run.strategy.temporary_parameters()
-        if parameter is not None and (saved is None or name in saved)
-    }
 
 
 class TrainableSet(Callback):

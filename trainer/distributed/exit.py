@@ -68,10 +68,14 @@ def meet_at_the_end(barrier: Callable[[], object]) -> bool:
     """
     global _is_written
     _is_written = True
+    return _meet(barrier)
+
+
+def _meet(barrier: Callable[[], object]) -> bool:
     try:
         barrier()
     except RuntimeError as error:
-        if not is_lost_peer(error):
+        if not (_is_written and is_lost_peer(error)):
             raise
         print("notice: everything is written, and another rank is gone", file=sys.stderr)
         return False
@@ -144,11 +148,7 @@ def _close_groups() -> None:
     devices = None
     if dist.get_backend() == "nccl":
         devices = [sys.modules["torch"].cuda.current_device()]
-    if _is_written:
-        has_all = meet_at_the_end(lambda: dist.barrier(device_ids=devices))
-    else:
-        dist.barrier(device_ids=devices)
-        has_all = True
+    has_all = _meet(lambda: dist.barrier(device_ids=devices))
     for work in _at_the_end:
         work(False)
     if has_all:

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
-    """DDP whose attributes are those of the model, as under other strategies (``model.config``).
-
-    In training only a call of the wrapper exchanges gradients, so methods of the model are refused.
-    """
+    """DDP whose attributes are those of the model, as under other strategies (``model.config``)."""
 
     called = False
 
@@ -42,15 +39,7 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            model = super().__getattr__("module")
-            found = getattr(model, name)
-
-        if self.training and getattr(found, "__self__", None) is model:
-            raise AttributeError(
-                "training begins with a call of the model itself: model(...), "
-                f"not model.{name}(...)"
-            )
-        return found
+            return getattr(super().__getattr__("module"), name)
 
 
 class DDP(Strategy):

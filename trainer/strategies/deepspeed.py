@@ -238,20 +238,15 @@ class ZeRO(Strategy):
         if self._watched_steps:
             self._watch.enter_context(NoOutsideReads(_IN_STEP))
             self._watched_steps -= boundary
-        if not delays:
-            with self._watch:
-                yield
-            return
-
-        if self._stage == 3:
+        if delays and self._stage == 3:
             private_deepspeed.keep_gathered(self.zero)
         # Ranks may use different parameters: gradients are kept whole, and reduced in a fixed order
         # at the end of the window.
-        if not self.engine.inside_no_sync_ctxt:
+        if delays and not self.engine.inside_no_sync_ctxt:
             self._delayed_reduction.enter_context(self.engine.coalesce_grad_reduction())
         with self._watch:
             yield
-        if boundary:
+        if delays and boundary:
             self._add_missing_gradients()
             self._delayed_reduction.close()
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.compiler import disable
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -350,10 +349,6 @@ class FSDP2(Strategy):
         # of the hooks.
         for unit in self._sharded:
             super().compile_whole(unit, settings)
-
-    def verify(self) -> None:
-        if not isinstance(self.model, FSDPModule):
-            raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
     # -- weights ----------------------------------------------------------------------------------
 

@@ -81,33 +81,21 @@ class InitialValues:
         Raises:
             LaunchError: nothing sets the values of a parameter.
         """
-        names = first_names(self._model)
-        remaining = set(wanted)
+        names = {number: n for number, n in first_names(self._model).items() if n in wanted}
         for modules in _initialized_together("", self._model):
             own = [p for module in modules.values() for p in module.parameters(recurse=False)]
-            chosen = {p: names[id(p)] for p in own if p.is_meta and names[id(p)] in remaining}
-            if chosen:
-                yield from self._draw_together(modules, chosen)
-                remaining.difference_update(chosen.values())
-
-    def _draw_together(
-        self, modules: dict[str, nn.Module], names: dict[nn.Parameter, str]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield initial values of parameters of these modules, and free the memory afterwards."""
-        # Elements that nothing sets stay NaN.
-        drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in names}
-        for module in modules.values():
-            put(module, drawn)
-        self._initialize_all(self._model, modules)
-        for parameter, name in names.items():
-            values = drawn[parameter].detach()
-            if values.is_floating_point() and bool(values.isnan().any()):
-                raise _without_values(name)
-            yield name, values
-
-        back = {new: old for old, new in drawn.items()}
-        for module in modules.values():
-            put(module, back)
+            chosen = {p: names.pop(id(p)) for p in own if p.is_meta and id(p) in names}
+            # Elements that nothing sets stay NaN.
+            drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in chosen}
+            if drawn:
+                put(modules.values(), drawn)
+                self._initialize_all(self._model, modules)
+            for parameter, name in chosen.items():
+                values = drawn[parameter].detach()
+                if values.isnan().any():
+                    raise _without_values(name)
+                yield name, values
+            put(modules.values(), {new: old for old, new in drawn.items()})  # frees the memory
 
     @torch.no_grad()
     def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:

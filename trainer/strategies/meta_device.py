@@ -38,7 +38,7 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Repla
                 values = torch.empty_like(parameter, device=device)
                 replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
                 share_gradient_hooks(replaced[parameter], parameter)
-        put(module, replaced)
+        put([module], replaced)
 
 
 def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
@@ -47,12 +47,13 @@ def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
         group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
 
-def put(module: nn.Module, replaced: Replaced) -> None:
-    """Put new parameters into a module in place of the module's own parameters.
+def put(modules: Iterable[nn.Module], replaced: Replaced) -> None:
+    """Put new parameters into modules in place of the modules' own parameters.
 
     torch forbids a swap of the data if a module has weak references to parameters (nn.LSTM).
     """
-    for key, parameter in list(own_parameters(module).items()):
-        if parameter in replaced:
-            # By setattr, with which some modules keep a list of their parameters up to date.
-            setattr(module, key, replaced[parameter])
+    for module in modules:
+        for key, parameter in list(own_parameters(module).items()):
+            if parameter in replaced:
+                # By setattr, with which some modules keep a list of their parameters up to date.
+                setattr(module, key, replaced[parameter])

@@ -54,24 +54,23 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
         [drawn(tensor) for tensor in small(group["params"], device)]
         for group in optimizer.param_groups
     ]
-    of_ranks = [[[_half(tensor, n) for tensor in group] for group in whole] for n in (0, 1)]
+    halves = [[*map(_halves, group)] for group in whole]
+    of_ranks = [[[own[rank] for own in group] for group in halves] for rank in (0, 1)]
     copies = [fresh_copy(optimizer, groups) for groups in (whole, *of_ranks)]
     for copy in copies:
         for group in copy.param_groups:
             group["lr"] = group["lr"] * 0 + 0.1  # at a small rate a step is lost in rounding
 
-    tensors = [*chain(*whole)]
-    halves = [*chain(*of_ranks[0], *of_ranks[1])]
+    tensors, pairs = [*chain(*whole)], [*chain(*halves)]
     for scale in _SCALES:
-        gradients = [drawn(tensor) * scale for tensor in tensors]
-        gradients += [_half(gradient, n) for n in (0, 1) for gradient in gradients]
-        for tensor, gradient in zip((*tensors, *halves), gradients, strict=True):
-            tensor.grad = gradient
+        for tensor, pair in zip(tensors, pairs, strict=True):
+            tensor.grad = drawn(tensor) * scale
+            pair[0].grad, pair[1].grad = _halves(tensor.grad)
         for copy in copies:
             copy.step()
 
-        expected = torch.cat([_half(tensor, n) for n in (0, 1) for tensor in tensors])
-        difference = float((torch.cat(halves) - expected).abs().max())
+        expected = torch.cat([tensor.view(-1) for tensor in tensors])
+        difference = float((torch.cat([*chain(*pairs)]) - expected).abs().max())
         largest = float(expected.abs().max())
         if not difference <= _BOUND * largest:  # also for NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
@@ -98,6 +97,6 @@ def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
     ]
 
 
-def _half(tensor: Tensor, number: int) -> Tensor:
-    """Return a copy of a flat half of a tensor, which is empty for one of a single element."""
-    return tensor.view(-1).tensor_split(2)[number].clone()
+def _halves(tensor: Tensor) -> list[Tensor]:
+    """Return copies of the flat halves of a tensor."""
+    return [half.clone() for half in tensor.view(-1).tensor_split(2)]

@@ -81,12 +81,10 @@ def local_norm(parts: list[Tensor]) -> Tensor:
     short = [part for part in parts if part.numel() <= _ROW]
     norms = []
     for part in long:
-        in_rows = part.numel() // _ROW * _ROW
-        if in_rows < part.numel():
-            flat = part.reshape(-1)
-            part = flat[:in_rows]
-            short.append(flat[in_rows:])
-        norms.append(torch.linalg.vector_norm(part.reshape(-1, _ROW), dim=1))
+        rows, rest = part.reshape(-1).tensor_split([part.numel() // _ROW * _ROW])
+        norms.append(torch.linalg.vector_norm(rows.view(-1, _ROW), dim=1))
+        if rest.numel():
+            short.append(rest)
     if short:
         norms.append(norms_of(short))
 
