@@ -50,12 +50,13 @@ class FiniteNumbers(Callback):
         before, self._on_its_way = self._on_its_way, None
         if before is not None:
             self._judge(run, *before)
+        begin, norm = run.position.step_began, info.grad_norm
         is_saved = info.is_last or run.saves_at(info.step)
         is_shown = info.metrics is not None or info.evaluation is not None
-        if info.grad_norm.is_cuda and not is_shown and not is_saved:
-            self._on_its_way = (info, run.position.step_began, _Norm(info.grad_norm))
+        if norm.is_cuda and not is_shown and not is_saved:
+            self._on_its_way = info, begin, _Norm(norm)
             return
-        self._judge(run, info, run.position.step_began, info.grad_norm)
+        self._judge(run, info, begin, norm)
 
         loss = 0.0
         if info.metrics is not None:
@@ -63,7 +64,7 @@ class FiniteNumbers(Callback):
         elif is_saved and run.config.keep_last:
             loss = run.agreement.sum(float(info.loss))
         if self.on_nan == "stop" and not math.isfinite(loss):
-            run.fail(f"step {info.step}: {_cause(run, info, run.position.step_began)}")
+            run.fail(_cause(run, info, begin))
 
     def _judge(self, run: Run, info: StepInfo, begin: int, norm: Tensor | _Norm) -> None:
         """Act on the global norm of a step that began at a position in the data."""
@@ -72,7 +73,7 @@ class FiniteNumbers(Callback):
             return
 
         self.in_a_row += 1
-        text = f"step {info.step}: {_cause(run, info, begin)}"
+        text = _cause(run, info, begin)
         if self.on_nan == "stop":
             run.fail(text)
         if self.in_a_row == self.patience:
@@ -96,7 +97,7 @@ class _Norm:
 
 
 def _cause(run: Run, info: StepInfo, begin: int) -> str:
-    """Return the rank and the samples whose loss is not finite. Collective: call on every rank."""
+    """Return step, rank and samples whose loss is not finite. Collective: call on every rank."""
     samples = samples_of(run.train_data, begin, info.samples)
     mine = [
         f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
@@ -115,7 +116,7 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
         "the gradient is not finite, though the losses of all ranks are: of "
         f"{named or unknown}, in a step of {_named(chain(*numbers))}"
     )
-    return next(chain(*losses), of_gradient)
+    return f"step {info.step}: {next(chain(*losses), of_gradient)}"
 
 
 def _named(numbers: Iterable[int]) -> str:
@@ -123,11 +124,7 @@ def _named(numbers: Iterable[int]) -> str:
 
 
 def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:
-    """Return this rank's samples of a step by micro-batch: indices, or numbers in a stream.
-
-    Args:
-        begin, end: samples consumed before and after the step.
-    """
+    """Return this rank's samples by micro-batch of the step between two numbers of samples."""
     if isinstance(data, IndexedData):
         return next(data.steps(begin)).micro_batches
     return list(parts_of_rank(range(begin, end), data.layout))

@@ -16,7 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_parameter_registration_hook,
+)
 
 from ..data.batches import Window
 from ..errors import LaunchError
@@ -44,13 +47,14 @@ class EditedParameters(Callback):
     def __init__(self) -> None:
         self._edits: tuple[int, dict[str, int]] = (0, {})  # writes of the engine, counts by name
         self._shards: defaultdict[nn.Module, list[tuple[str, Shard, int]]] = defaultdict(list)
-        self._watch: list[Any] = []
+        self._watch: Any = None
 
     def on_start(self, run: Run) -> None:
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
         saved = run.parts.model_file.names
         names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
+        own: Any  # mypy: None is no key of names
         for module in run.model.modules():
             # DeepSpeed's own kind of dict would gather the parameters.
             for key, own in dict.items(own_parameters(module)):
@@ -72,15 +76,15 @@ class EditedParameters(Callback):
             self._match(run.model)
         is_logged = (step + 1) % every == 0 or step in (0, run.last_step - 1)
         if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
-            # Before the engine's hooks, which free the copies.
-            modules = run.model.modules()
-            self._watch = [m.register_forward_hook(self._match, prepend=True) for m in modules]
+            # Global hooks run before the engine's hooks, which free the copies.
+            self._watch = register_module_forward_hook(self._match)
             run.strategy.before_backward = partial(self._match, run.model)
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
-        while self._watch:
-            self._watch.pop().remove()
+        if self._watch:
+            self._watch.remove()
+            self._watch = None
             run.strategy.before_backward = lambda: None
         self._compare(run)
 
@@ -92,14 +96,11 @@ class EditedParameters(Callback):
         self._match(run.model)
 
     def _compare(self, run: Run, *, engine_wrote: bool = False) -> None:
-        """Count edits. Raise ``LaunchError`` if not only the engine edited a parameter.
-
-        If a part of the model is saved, only edits of that part count: the task says that the rest
-        stays unchanged.
-        """
+        """Count edits. Raise ``LaunchError`` if not only the engine edited a parameter."""
         if not self._shards:
             return
         writes, before = self._edits
+        # If a part of the model is saved, the task says that the rest stays unchanged.
         saved = run.parts.model_file.names
         counts = {
             name: edit_count(parameter)
@@ -155,17 +156,14 @@ class TrainableSet(Callback):
             self._watch.remove()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added.
-
-        A hook on the gradient of FSDP2's part of a parameter is refused as well: no gradient passes
-        there.
-        """
+        """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added."""
         if info.metrics is None:
             return
 
         named = list(unwrapped(run.model).named_parameters())
         refuse_changed(run.strategy.trainable, named)
         for name, parameter in named:
+            # No gradient passes FSDP2's part of a parameter.
             if hasattr(parameter, "placements") and gradient_hooks(parameter):
                 raise LaunchError(
                     f"{name}: a hook on its gradient would not be called: "
@@ -176,11 +174,8 @@ class TrainableSet(Callback):
 def refuse_replacement(model: nn.Module) -> Any:
     """Raise ``LaunchError`` as soon as code registers a parameter in a module of a model.
 
-    Modules that set attributes in a way of their own are left out: FSDP2 sets its parameters there
-    in the same way.
-
-    Returns:
-        The handle that removes the watch.
+    Returns the handle that removes the watch. Modules that set attributes in a way of their own are
+    left out: FSDP2 sets its parameters there in the same way.
     """
     paths: Any = WeakKeyDictionary(
         (module, path)
@@ -201,12 +196,7 @@ def refuse_replacement(model: nn.Module) -> Any:
 
 
 def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise ``LaunchError`` if other parameters than before are trainable.
-
-    Args:
-        before: the trainable parameters when training began.
-        named: the parameters of the model now.
-    """
+    """Raise ``LaunchError`` if other parameters are trainable than when training began."""
     changed = {parameter for _, parameter in named if parameter.requires_grad} ^ set(before)
     if changed:
         names = [name for name, parameter in named if parameter in changed]

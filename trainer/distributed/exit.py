@@ -48,11 +48,7 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def at_the_end(work: Callable[[bool], object]) -> None:
-    """Call ``work(has_failed)`` at the end of this process.
-
-    After an error once the error is printed, otherwise between the last barrier of the ranks and
-    the end of their groups.
-    """
+    """Call ``work(has_failed)`` once an error is printed, or behind the ranks' last barrier."""
     _at_the_end.append(work)
 
 
@@ -174,7 +170,7 @@ def _destroy_groups(dist: Any) -> None:
 def _connected() -> Any:
     """Return ``torch.distributed`` if this process is connected to others. None otherwise."""
     dist = sys.modules.get("torch.distributed")
-    return dist if dist and dist.is_available() and dist.is_initialized() else None
+    return dist if dist and dist.is_initialized() else None
 
 
 def _do_last_work() -> None:

@@ -421,12 +421,11 @@ def watched(
 ) -> Iterator[None]:
     """Watch that the ranks move on in a block that all enter.
 
+    Raises ``LostRank`` if the block fails because another rank is gone.
+
     Args:
         position: returns the optimizer step, the phase, and a number that grows, to any thread.
         advice: returns how to go on after the end of the job.
-
-    Raises:
-        LostRank: the block fails because another rank is gone.
     """
     watch = _watch
     if not watch:

@@ -3,17 +3,9 @@
 The training loop calls the methods of ``Strategy`` and does not know which engine is behind them. A
 strategy does not know the loop. Every method is called on every rank, in the same order.
 
-To add a strategy:
-
-1. Subclass ``Strategy`` in a module of this folder. Implement ``accelerator_arguments`` (how
-   Accelerate is built), and ``shard``, ``write_back`` and ``full_tensor`` (which part of a
-   parameter this rank has). Override ``verify`` (that Accelerate did so), ``wrap`` if
-   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` if an engine does that
-   work.
-2. Add the name to ``STRATEGIES`` in ``__init__.py``.
-3. Let ``trainer.launching`` read the launch files that ask for the strategy.
-4. Add launch files to ``accel_configs/`` and the name to ``tests/support/launchers.py``: the tests
-   then compare the strategy with the others.
+docs/architecture.md says how to add a strategy. Override ``verify`` if Accelerate may build another
+engine, ``wrap`` if ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` if an
+engine does that work.
 """
 
 from __future__ import annotations
@@ -118,20 +110,16 @@ class Strategy(ABC):
     Attributes:
         held: the part of the parameters that a rank has and steps, in words for messages. Empty if
             each rank has all.
-        model: the prepared model. Set by ``prepare``, as the attributes below.
-        optimizer: torch's optimizer, which has the parameter groups.
-        prepared_optimizer: Accelerate's wrapper of ``optimizer``.
-        trainable: the trainable parameters of the prepared model.
+        model, optimizer, trainable: the prepared model, torch's optimizer, and the trainable
+            parameters of the model. Set by ``prepare``.
         shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
             the optimizer's parameters are ordinary tensors.
         fingerprint: of the gradients so far, in the order in which they were reduced. Ranks must
             agree. 0 if the engine makes sure of the order.
-        writes: how often the engine itself has written to parameters outside of the optimizer's
-            step.
+        writes: how often the engine itself has written to parameters outside of a step.
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
-        before_backward: is called before each backward pass. ``checks/parameters.py`` sets a look
-            at the parameters.
+        before_backward: is called before each backward pass. ``checks/parameters.py`` sets it.
     """
 
     held = ""
@@ -237,11 +225,9 @@ class Strategy(ABC):
             self.compile_whole(model, settings)
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
-        """Compile a model that repeats no layers, by its own forward.
-
-        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and modules of
-        torch itself (an nn.Sequential) then silently run uncompiled.
-        """
+        """Compile a model that repeats no layers, by its own forward."""
+        # Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and modules
+        # of torch itself (an nn.Sequential) then silently run uncompiled.
         model.forward = torch.compile(model.forward, **settings)
 
     def verify(self) -> None:  # noqa: B027 (an engine that the strategy itself calls is there)
@@ -296,10 +282,7 @@ class Strategy(ABC):
         return any(parameter.grad is not None for parameter in self.trainable)
 
     def refuse_own_backward(self) -> None:
-        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass.
-
-        Calls ``before_backward``.
-        """
+        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
         self.before_backward()
         if not self._has_begun and self.has_gradients():
             raise DataError(
@@ -398,10 +381,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
-        """Return this rank's part of a parameter, or None if this rank has none.
-
-        Frozen parameters have the dtype that the model computes with.
-        """
+        """Return this rank's part of a parameter, or None. Frozen parameters keep their dtype."""
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
         """Yield this rank's parts of trainable, frozen or all (None) parameters."""
@@ -473,10 +453,7 @@ class Strategy(ABC):
     def named_tensors(
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order.
-
-        Shared tensors are yielded once.
-        """
+        """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order."""
         for name, tensor in self._tensors():
             if name in self._names:
                 yield name, *self._names[name], tensor
@@ -500,12 +477,7 @@ class Strategy(ABC):
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Cast the floating-point inputs of a model that computes in another dtype, as autocast does.
-
-    Args:
-        model: gets hooks. Its outputs become float32.
-        dtype: of the inputs. None leaves the inputs unchanged.
-    """
+    """Cast inputs to a dtype (None: unchanged) and outputs to float32, as autocast does."""
     from accelerate.utils import convert_to_fp32, recursively_apply
 
     def is_float(value: object) -> bool:

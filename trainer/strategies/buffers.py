@@ -34,20 +34,15 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class BuffersBefore:
-    """The buffers as they were before a step, for a step that is left out.
+    """The buffers of a prepared model as they were before a step, for a step that is left out.
 
     The cost is a copy of all buffers in each step. Nothing tells which buffers a forward pass
     changes: torch does not count the writes of kernels to BatchNorm's statistics.
-
-    Args:
-        model: prepared. Its modules stay the same.
-
-    Attributes:
-        before: a module, the name of a buffer there, the buffer, and a copy of the values.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
+        # A module, the name of a buffer there, the buffer, and a copy of the values.
         self.before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
 
     def take(self) -> None:

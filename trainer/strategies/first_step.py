@@ -26,14 +26,10 @@ _PASSED = ("state", "param_groups", *STEP_HOOKS)
 
 
 def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
-    """Return an optimizer with the same settings, and neither state nor hooks.
+    """Return a copy of a fresh optimizer, for parameters by group, with neither state nor hooks.
 
     A hook may change the model that it has been made with. A step may count in objects within, so
     these are copied if they can be.
-
-    Args:
-        optimizer: fresh. Stays unchanged.
-        parameters: the tensors that the copy steps, by parameter group.
     """
     copy: Any = object.__new__(type(optimizer))
     own = vars(optimizer)
@@ -67,10 +63,7 @@ def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
     """Raise ``CheckpointError`` if a trial has changed an attribute, which no checkpoint holds.
 
     A flag that is set tells that something is prepared, which a resumed run prepares again.
-
-    Args:
-        thing: an optimizer, or a function or a callable object of a schedule.
-        before: the ``traces`` of its attributes before the trial.
+    ``before`` has the ``traces`` of the optimizer or schedule before the trial.
     """
     names = [
         name
@@ -86,11 +79,7 @@ def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
 
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> tuple[Any, dict[str, Any]]:
-    """Return a copy of an optimizer after a step, and ``traces`` of the copy before that.
-
-    The parameters are small, of the same kinds. They and their gradients are zero. Raises every
-    error of the step.
-    """
+    """Return a copy after a step of zeros, and its ``traces`` before. Raises errors of the step."""
     copy = fresh_copy(
         optimizer, [small(group["params"], device) for group in optimizer.param_groups]
     )

@@ -84,7 +84,6 @@ class FSDP2(Strategy):
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
         self._local_step: LocalStep | None = None
-        self._gathered: list[tuple[str, nn.Parameter | None]] | None = None
         self._sharded: list[Any] = []
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class FSDP2(Strategy):
     @classmethod
     def backend(cls, plan: Plan) -> str:
         # Offloaded gradients are on the CPU. NCCL alone cannot add up their norm over ranks there.
-        if plan.fsdp.get("cpu_offload"):
+        if cls.steps_on_cpu(plan):
             return "cuda:nccl,cpu:gloo"
         return super().backend(plan)
 
@@ -162,11 +161,12 @@ class FSDP2(Strategy):
     def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
         """Shard the units and then the rest of the model. Collective: call on every rank."""
         reshard = self.plan.fsdp["reshard_after_forward"]
-        offloads = self.plan.fsdp.get("cpu_offload")
         options: dict[str, Any] = {
             "mesh": self._mesh,
             "mp_policy": self._precision(),
-            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+            "offload_policy": CPUOffloadPolicy()
+            if self.steps_on_cpu(self.plan)
+            else OffloadPolicy(),
         }
 
         kinds = Counter(type(unit).__name__ for unit in units)
@@ -183,15 +183,13 @@ class FSDP2(Strategy):
         # The root stays whole until the backward pass, which follows at once.
         root: Any = fully_shard(model, **options)
 
-        # Ranks that use different parameters then reduce the same parameters. torch has the method
-        # since 2.13.
         self._sharded = list(units_of(model).values())
-        for unit in self._sharded:
-            if hasattr(unit, "set_reduce_scatter_unused_params"):
-                unit.set_reduce_scatter_unused_params(True)
-
         model.register_forward_hook(self._settle_after_error, always_call=True)
         for number, unit in enumerate(self._sharded):
+            # Ranks that use different parameters then reduce the same parameters. torch has the
+            # method since 2.13.
+            if hasattr(unit, "set_reduce_scatter_unused_params"):
+                unit.set_reduce_scatter_unused_params(True)
             if unit is not model:
                 note = disable(partial(self._note_call, number))  # type: ignore[no-untyped-call]
                 unit.register_forward_pre_hook(note)
@@ -268,10 +266,7 @@ class FSDP2(Strategy):
         return False
 
     def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
-        """Recompute the units in the backward pass, with the random numbers of the forward pass.
-
-        Accelerate 1.15 recomputes with others: gradients under dropout are wrong.
-        """
+        """Recompute the units in the backward pass, with the random numbers of the forward pass."""
         if not units:
             raise LaunchError(
                 "fsdp_activation_checkpointing needs units to recompute: "
@@ -309,13 +304,7 @@ class FSDP2(Strategy):
             self.settle()
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        # A gathered parameter stays the same object, so a list without None stays right.
-        if self._gathered is None:
-            found = [parameter for unit in self._sharded for parameter in gathered_by(unit)]
-            if any(parameter is None for _, parameter in found):
-                return found
-            self._gathered = found
-        return self._gathered
+        return [parameter for unit in self._sharded for parameter in gathered_by(unit)]
 
     def has_gradients(self) -> bool:
         # A task that takes the gradient of an input leaves zeros, which FSDP2 has exchanged.

@@ -16,15 +16,7 @@ from ..text import listed
 
 
 class GradientOrder:
-    """Takes the fingerprint of the gradients that reach the engine.
-
-    Args:
-        parameters: trainable, by name.
-        reduce: gives a gradient to the engine. The first argument is the parameter.
-
-    Attributes:
-        fingerprint: of all gradients so far, in order of arrival. Ranks must agree.
-    """
+    """Takes the fingerprint of the gradients that reach the engine, in order of arrival."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
         self.fingerprint = 0
@@ -39,10 +31,6 @@ class GradientOrder:
         """Compare which parameters the first backward pass of each rank will reach. Collective.
 
         Exchanges of different sizes would end the process without a word about the cause.
-
-        Args:
-            loss: of the first micro-batch.
-            gather: makes a list of all ranks' lists.
         """
         if not self._is_first:
             return

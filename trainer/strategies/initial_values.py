@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from ..private.torch import is_persistent, own_buffers, set_buffer
+from ..private.torch import is_persistent, own_buffers
 from .meta_device import put
 from .tensors import first_names
 
@@ -53,16 +53,13 @@ class InitialValues:
     def _fill_buffers(
         self, model: nn.Module, path: str, module: nn.Module, *, stored: bool
     ) -> None:
-        """Set the values of a module's own buffers on the meta device.
-
-        An element that is set is the same after zeros and after ones. Masks have no NaN.
-        """
+        """Set the values of a module's own buffers on the meta device."""
         on_meta = {k: b for k, b in own_buffers(module).items() if b is not None and b.is_meta}
         results = []
+        # An element that is set is the same after zeros and after ones. Masks have no NaN.
         for filler in (0, 1) if on_meta else ():
             filled = {k: torch.full_like(b, filler, device="cpu") for k, b in on_meta.items()}
-            for key, buffer in filled.items():
-                set_buffer(module, key, buffer)
+            own_buffers(module).update(filled)
             # Nothing happens to the parameters, which are on the meta device.
             self._initialize_all(model, {path: module})
             results.append(filled)
@@ -73,13 +70,9 @@ class InitialValues:
                 raise _without_values(_join(path, key))
 
     def draw(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield initial values of parameters by name, whole and on the CPU.
+        """Yield initial values of wanted parameters by name, whole and on the CPU.
 
-        Args:
-            wanted: the names of the parameters.
-
-        Raises:
-            LaunchError: nothing sets the values of a parameter.
+        Raises ``LaunchError`` if nothing sets the values of a parameter.
         """
         names = {number: n for number, n in first_names(self._model).items() if n in wanted}
         for modules in _initialized_together("", self._model):

@@ -24,13 +24,9 @@ Replaced = dict[nn.Parameter, nn.Parameter]
 
 
 def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Replaced) -> None:
-    """Replace parameters on the meta device by parameters with memory, but without values yet.
+    """Replace the modules' own parameters on the meta device by parameters with memory.
 
-    Args:
-        modules: with parameters of their own. Parameters of the modules within are not replaced.
-        device: of the memory.
-        replaced: gets the new parameters. With those of earlier calls a shared parameter stays
-            shared.
+    ``replaced`` gets the new parameters. With those of earlier calls shared ones stay shared.
     """
     for module in modules:
         for parameter in module.parameters(recurse=False):

@@ -108,10 +108,7 @@ def clip(parts: list[Tensor], limit: float, norm: Tensor) -> None:
 
 
 def keep_in_step(model: nn.Module) -> None:
-    """Mark a sharded model, so that ``generate`` of transformers runs every layer on every rank.
-
-    A rank whose texts end early then continues with empty steps, for which others would wait.
-    """
+    """Mark a sharded model, so that ``generate`` of transformers ends on all ranks together."""
     for module in model.modules():
         mark_sharded(module)
 
@@ -122,10 +119,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-    """Yield parameters and persistent buffers by their names in the task's model.
-
-    A shared tensor is yielded under every name.
-    """
+    """Yield parameters and persistent buffers under every name in the task's model."""
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
         names = [part for part in path.split(".") if part and part != RECOMPUTED]
         for key, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
