@@ -8,7 +8,7 @@ and ``callbacks/measuring.py`` says when a set is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -234,12 +234,10 @@ def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
     """Restore generators, buffers and modes of modules after the block."""
     modes = [(module, module.training) for module in model.modules()]
     states = rng.read()
-    with ExitStack() as block:
-        block.enter_context(restored_buffers(model))
-        # torch compiles the second shape in another way than the first, which the training must
-        # have. torch's compiler takes a second to import.
-        if compiled:
-            block.enter_context(torch.compiler.set_stance("force_eager"))
+    # torch compiles the second shape in another way than the first, which the training must have.
+    # torch's compiler takes a second to import.
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with restored_buffers(model), eager:
         yield
     rng.write(states)
     for module, training in modes:

@@ -117,6 +117,12 @@ def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     return f"{text} (and {more} more)" if more > 0 else text
 
 
+def told(error: BaseException) -> str:
+    """Return the class of an error and the first line of the message, if there is a message."""
+    line = str(error).strip().partition("\n")[0]
+    return ": ".join(filter(None, [type(error).__name__, line]))
+
+
 def size(count: float) -> str:
     """Return a number of bytes for people: ``1.5 GiB``."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]

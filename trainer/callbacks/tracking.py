@@ -17,7 +17,7 @@ from ..distributed.exit import when_failing
 from ..errors import Origin, TrainerError
 from ..hooks import Callback, StepInfo
 from ..run import Run
-from ..text import hidden, listed
+from ..text import hidden, listed, told
 from .wandb_run import WandbRun
 
 # Facts of plan.json that belong to the folder or the machine, not to the training.
@@ -61,7 +61,7 @@ class Tracking(Callback):
                     # A client may try for minutes to reach the server, at each step again.
                     self._live.remove(tracker)
                     run.say(
-                        f"{tracker.name}: did not take step {info.step} ({_first_line(error)}); "
+                        f"{tracker.name}: did not take step {info.step} ({told(error)}); "
                         "the tracker gets no more steps, metrics.jsonl has every value"
                     )
 
@@ -75,7 +75,7 @@ class Tracking(Callback):
                     tracker.add_summary(summary)
                 tracker.finish()
             except Exception as error:  # each client has other errors
-                run.say(f"{tracker.name}: did not end its run: {_first_line(error)}")
+                run.say(f"{tracker.name}: did not end its run: {told(error)}")
 
     def _start(self, run: Run) -> None:
         """Start all trackers, and give them the configuration of the run."""
@@ -86,7 +86,7 @@ class Tracking(Callback):
                 tracker.start()
                 tracker.store_init_configuration(configuration(run, name))
             except Exception as error:  # each client has other errors
-                rule = f"trackers: {name} does not start: {_first_line(error)}"
+                rule = f"trackers: {name} does not start: {told(error)}"
                 raise TrainerError(rule) from error
 
             self._live.append(tracker)
@@ -123,8 +123,3 @@ def configuration(run: Run, tracker: str) -> dict[str, Any]:
         for key, value in values.items()
         if key not in _LEFT_OUT
     }
-
-
-def _first_line(error: Exception) -> str:
-    """Return the class of an error and the first line of the message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"

@@ -8,7 +8,7 @@ import traceback
 from typing import TypeVar
 
 from ..errors import Origin
-from ..text import did_you_mean
+from ..text import did_you_mean, told
 
 T = TypeVar("T")
 CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
@@ -25,7 +25,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
         check_name(f"{module_name}:{class_name}")
         module = importlib.import_module(module_name)
     except Exception as error:  # of the user's code
-        raise origin.error(f"cannot be imported: {_told(error)}", named) from None
+        raise origin.error(f"cannot be imported: {_located(error)}", named) from None
 
     # A package that imports lazily holds a class only after it is asked for.
     values = {**vars(module), class_name: getattr(module, class_name, None)}
@@ -49,8 +49,8 @@ def check_name(text: str) -> str:
     return text
 
 
-def _told(error: Exception) -> str:
+def _located(error: Exception) -> str:
     """Return an error in a line, with the line of the module that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     modules = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.name == "<module>"]
-    return ": ".join([*modules[-1:], type(error).__name__, str(error).partition("\n")[0]])
+    return ": ".join([*modules[-1:], told(error)])

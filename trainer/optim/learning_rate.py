@@ -81,21 +81,21 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
     """
     from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
-    if not plan.schedule.startswith(TORCH):
-        factor = lr_factor(
-            plan.schedule,
-            plan.schedule_settings,
-            warmup_steps=plan.warmup_steps,
-            total_steps=total_steps,
-            final_ratio=plan.final_lr_ratio,
-        )
+    is_of_torch = plan.schedule.startswith(TORCH)
+    factor = lr_factor(
+        "constant" if is_of_torch else plan.schedule,
+        plan.schedule_settings,
+        warmup_steps=plan.warmup_steps,
+        total_steps=total_steps,
+        final_ratio=plan.final_lr_ratio,
+    )
+    if not is_of_torch:
         return LambdaLR(optimizer, factor)
 
     schedule = _of_torch(optimizer, plan)
     if plan.warmup_steps == 0:
         return schedule
-    warmup_factor = lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps)
-    warmup = LambdaLR(optimizer, warmup_factor)
+    warmup = LambdaLR(optimizer, factor)
     return SequentialLR(optimizer, [warmup, schedule], milestones=[plan.warmup_steps])
 
 

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from ..errors import TrainerError
+from ..text import told
 from .device_guard import load_guard
 
 folder = Path(sys.argv[1])
@@ -28,8 +29,7 @@ except Exception as error:  # of a task, a model or a kernel
     from .lines import line_of
 
     traceback.print_exc()
-    text = str(error).strip().partition("\n")[0]
-    sys.exit(": ".join(filter(None, [line_of(error), type(error).__name__, text])))
+    sys.exit(": ".join(filter(None, [line_of(error), told(error)])))
 result["seconds"] = time.perf_counter() - began
 result["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 (folder / "result.json").write_text(json.dumps(result))

@@ -133,7 +133,9 @@ class Ledger:
     def claim(self, kind: str, tensors: Iterable[Any]) -> None:
         """Say the kind of storages. A kind that was said before stays, but for ``EXCHANGED``."""
         for tensor in tensors:
-            block = self._block_of(tensor)
+            if not isinstance(tensor, Tensor):
+                continue
+            block = self._blocks.get(local(tensor).untyped_storage()._cdata)
             if block is not None and block.kind in _GUESSES:
                 block.kind = kind
                 block.window = -1
@@ -143,11 +145,6 @@ class Ledger:
         for block in self._blocks.values():
             if block.bytes and block.window == self.window:
                 block.kind = kind
-
-    def _block_of(self, tensor: Any) -> Block | None:
-        if not isinstance(tensor, Tensor):
-            return None
-        return self._blocks.get(local(tensor).untyped_storage()._cdata)
 
     # -- report -----------------------------------------------------------------------------------
 

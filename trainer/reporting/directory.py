@@ -106,8 +106,7 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
-        if self.main:
-            self._write(name, "wb", without_secrets(text))
+        self._write(name, "wb", without_secrets(text))
 
     def write_json(self, name: str, value: object) -> None:
         """Write a small file of JSON. Other values become text, and numbers not finite null."""
@@ -115,8 +114,7 @@ class RunDirectory:
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl. A number that is not finite becomes null."""
-        if self.main:
-            self._write("metrics.jsonl", "ab", json.dumps(_plain(values)) + "\n")
+        self._write("metrics.jsonl", "ab", json.dumps(_plain(values)) + "\n")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``, and a last row that is cut."""
@@ -132,10 +130,11 @@ class RunDirectory:
 
     def line(self, text: str) -> None:
         """Append to log.txt."""
-        if self.main:
-            self._write("log.txt", "ab", without_secrets(text) + "\n")
+        self._write("log.txt", "ab", without_secrets(text) + "\n")
 
     def _write(self, name: str, mode: str, text: str) -> None:
+        if not self.main:
+            return
         with writing(self.path / name) as path, open(path, mode) as file:
             # Names of files need not be valid text.
             file.write(text.encode(errors="backslashreplace"))

@@ -170,8 +170,8 @@ class Meter:
         }
         for unit, total in self.totals.items():
             if total:
-                speed = steady_speed(self.rows, unit)
-                facts |= {f"{unit}_per_second": round(speed or total / training, 3)}
+                speed = steady_speed(self.rows, unit) or total / training
+                facts[f"{unit}_per_second"] = round(speed, 3)
         if self.totals["tokens"] and self.device.type == "cuda":
             from .gpus import peak_of  # reads a table
 

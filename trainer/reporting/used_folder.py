@@ -8,6 +8,7 @@ from pathlib import Path
 from ..checkpoint.disk import delete, read_json
 from ..checkpoint.exported import exported_file
 from ..checkpoint.store import is_ours
+from ..text import listed
 
 CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
@@ -42,8 +43,10 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
 
     foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
     if foreign:
-        names = ", ".join(foreign[:3])
-        return f"holds files that no run wrote ({names}); they are not deleted: give a new folder"
+        return (
+            f"holds files that no run wrote ({listed(foreign)}); they are not deleted: give a new "
+            "folder"
+        )
 
     for entry in entries:
         # A link to another disk stays, and is emptied.
