@@ -1,6 +1,4 @@
-"""``python -m trainer`` is the command ``trainer``. Launchers start it as ``accelerate launch -m
-trainer train``.
-"""
+"""``python -m trainer``, which is the command ``trainer``, for launchers that take a module."""
 
 import sys
 

@@ -94,11 +94,7 @@ DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 
 def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainConfig") -> Origin:
-    """Return the origin of a dotted key, or that of the nearest mapping around the key.
-
-    Args:
-        otherwise: the source of a key that no file and no flag set.
-    """
+    """Return the origin of a key, of the nearest mapping around the key, or ``otherwise``."""
     part = key
     while part:
         if part in origins:

@@ -1,7 +1,6 @@
 """Hooks: everything that looks at a training from outside of the loop.
 
-Stopping, logging, evaluation, checks, files, trackers and checkpoints are hooks, and so are users'
-callbacks. ``row.py`` puts all hooks into a row, in the order in which they are called.
+The hooks of this package and users' callbacks have the same methods. ``row.py`` has the order.
 """
 
 from __future__ import annotations
@@ -149,11 +148,7 @@ EVENTS = (
 
 
 class Hooks:
-    """A row of hooks. A hook is called only for the events that it overrides.
-
-    Args:
-        row: the hooks in the order of their calls.
-    """
+    """A row of hooks in the order of their calls. A hook is called for events that it overrides."""
 
     def __init__(self, row: Sequence[Callback]) -> None:
         self.row = list(row)

@@ -1,7 +1,6 @@
 """The trainer: the loop is a generator, and ``fit`` drains the loop.
 
-``steps`` does the arithmetic of a step. Everything else in a run is a hook, and ``row.py`` has the
-order of the hooks.
+``steps`` does the arithmetic of a step. Everything else is a hook (``row.py``).
 """
 
 from __future__ import annotations
@@ -134,10 +133,7 @@ class Trainer:
     # -- parts of a step --------------------------------------------------------------------------
 
     def _begin_total_weights(self, window: Window) -> Callable[[], Mapping[str, float]]:
-        """Return a function that waits for the weights of the step over all ranks. Collective.
-
-        The sum over ranks, with the tokens for the speed, runs during the first forward pass.
-        """
+        """Begin to sum weights and tokens over ranks, during the first forward pass. Collective."""
         run = self.run
         if run.train_data.weight_is_planned:
             return lambda: {"": float(window.samples)}

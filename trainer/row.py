@@ -1,7 +1,6 @@
 """The hooks of a run, in the order in which they are called. DO NOT CHANGE IT LIGHTLY.
 
-The loop does the arithmetic of a step. Everything else is here. The hook of a config key has a
-single place in this list, and is imported only if the key is set.
+The hook of a config key has a single place here, and is imported only if the key is set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A training without a loop: the live parts, the position, and the work between steps.
 
-``build`` makes a ``Run``, and ``Trainer`` loops over the run. A loop of your own does the same with
-plain Accelerate around the run (``examples/own_loop.py``), and has the exact data order and the
-checkpoints under every strategy.
+A loop of your own (``examples/own_loop.py``) has the exact data order and the checkpoints too.
 """
 
 from __future__ import annotations
@@ -208,10 +206,7 @@ class Read:
 
     @property
     def files(self) -> Path:
-        """Return the folder for files of your callbacks, made when asked for.
-
-        A resume keeps the folder, and ``--overwrite`` empties it.
-        """
+        """Return the folder for files of your callbacks, made when asked for. Kept by a resume."""
         folder = self.directory.path / "files"
         folder.mkdir(exist_ok=True)
         return folder
@@ -249,7 +244,7 @@ class Built(Read):
 class Run(Read):
     """The live parts of a training, prepared under a strategy, and the position.
 
-    ``build`` makes a run. Every method is collective: call it on every rank.
+    Every method is collective: call it on every rank.
 
     Args:
         setup, folder, length, sets: the parts from before the model was built. ``run.plan`` is
@@ -502,11 +497,7 @@ class Run(Read):
         self.agreement.stop(agreed=agreed)
 
     def fail(self, text: str) -> NoReturn:
-        """End the run because of a value that is not finite, after a save in flight.
-
-        Raises:
-            TrainerError: always.
-        """
+        """End the run because of a value that is not finite, with a TrainerError."""
         with self.meter.paused("saving"):
             self.saver.fail(text)
 

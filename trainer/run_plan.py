@@ -1,7 +1,4 @@
-"""The plan: the settings of a run, with every value resolved.
-
-``launching/resolve.py`` makes the plan from the training config and the launch files.
-"""
+"""The settings of a run, with every value resolved (by ``launching/resolve.py``)."""
 
 from __future__ import annotations
 
@@ -92,8 +89,8 @@ class Plan:
     def precision(self) -> dict[str, str]:
         """Return the dtypes of kept parameters, of computing, of gradients, and of buffers.
 
-        ``reduction`` is the dtype of gradients on the way to other ranks, ``gradients`` the dtype
-        in which gradients of micro-batches add up.
+        ``reduction`` is the dtype in which gradients go to other ranks, ``gradients`` the dtype in
+        which those of micro-batches add up.
         """
         return {
             "parameters": "fp32",
@@ -133,10 +130,7 @@ class Plan:
         return self.mixed_precision
 
     def with_length(self, total_steps: int) -> Plan:
-        """Return the plan of a run of known length, with the warm-up in steps.
-
-        A notice is added if the run ends within the warm-up.
-        """
+        """Return the plan with the warm-up in steps. A run that is shorter gets a notice."""
         warmup = self.warmup_steps
         if self.warmup_fraction is not None:
             warmup = max(1, round(self.warmup_fraction * total_steps))

@@ -57,7 +57,12 @@ def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
 
 
 def load_config(argv: Sequence[str]) -> Loaded:
-    """Read the config that ``argv`` asks for. Exit after ``--help`` or ``--print_config``."""
+    """Read the training config that ``argv`` asks for, without the name of the program.
+
+    Raises:
+        ConfigError: all mistakes in the file and the command line.
+        SystemExit: with 0, after ``--help`` or ``--print_config``, which shows the task's defaults.
+    """
     loaded = read_config(argv)
     if loaded.is_printed:
         _, config = load_task(loaded)
@@ -95,10 +100,7 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 
 
 def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
-    """Return the defaults of a task for the keys that nobody set.
-
-    If a key of the warm-up or the schedule is set, the task gives no warm-up.
-    """
+    """Return a task's defaults of keys that nobody set, without warm-up if a schedule is set."""
     from .optim.groups import OF_GROUPS
     from .task import own_optimizer, own_schedule
 

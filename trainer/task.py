@@ -196,8 +196,7 @@ class Task:
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         """Return the part of the model that is saved. None for the whole model.
 
-        Called once, with the model that ``build_model`` returned, or with the submodule
-        ``exported``.
+        Called once, with the model of ``build_model``, or with the submodule ``exported``.
         """
         return None
 
@@ -298,10 +297,7 @@ class Task:
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the task's state for a checkpoint: JSON with tensors, the same on every rank.
-
-        Called once before the first step as well: a state that cannot be saved ends the run there.
-        """
+        """Return the state that a checkpoint keeps, in the form of ``Callback.state_dict``."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

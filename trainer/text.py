@@ -54,8 +54,7 @@ def hidden(value: Any, name: str = "") -> Any:
     """Return a value in which secrets are replaced by ``(hidden)``.
 
     A text is a secret if the task declares it (``pydantic.SecretStr``), by the dotted name above
-    the text, by a form such as a password in an address, or because a part looks random and is no
-    hash.
+    the text, by a form such as a password in an address, or if a part looks random and is no hash.
     """
     if isinstance(value, Mapping):
         return {key: hidden(item, f"{name}.{key}") for key, item in value.items()}
@@ -96,10 +95,7 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for a wrong name, or the known names, or the nearest of many.
-
-    A known name may be the initials of the wrong name: ``lr`` for ``learning_rate``.
-    """
+    """Return ``did you mean 'x'?`` for a wrong name (or initials), or names that are known."""
     names = sorted(known)
     initials = re.sub("([^_])[^_]*_?", r"\1", name)
     near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1)

@@ -1,6 +1,5 @@
 """Building a run: from a task and a config to live parts that are ready for the first step.
 
-``build`` calls the functions of this file in a row, on every rank. Each returns a part of the run.
 Random numbers are drawn in a fixed order and under seeds that every layout shares, so a run begins
 with the same weights everywhere.
 """
@@ -183,10 +182,7 @@ def _connect(
 
 
 def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
-    """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's.
-
-    Returns the setup with the resolved names in its config, and the folder.
-    """
+    """Lock the run's folder, find the checkpoint to begin with, and resolve the names."""
     config, agreement, origins = setup.config, setup.agreement, setup.origins
     if setup.trains:
         # A task that was made in Python has settings that the config does not name.

@@ -1,7 +1,4 @@
-"""The data of a run: the task's data sets, and the training set cut into windows.
-
-A set says once, when its batches are made, whether it is a stream: ``size`` is None then.
-"""
+"""The data of a run: the task's data sets, and the training set cut into windows."""
 
 from __future__ import annotations
 
@@ -29,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
-    """Build the data sets, which give the length of the run. Collective: call on every rank.
-
-    Args:
-        saves: whether checkpoints are written or read.
-    """
+    """Build the data sets, which give the length of the run. Collective: call on every rank."""
     task, config, plan = setup.task, setup.config, setup.plan
     layout = Layout(
         rank=setup.strategy.accelerator.process_index,
@@ -113,10 +106,7 @@ def build_data(
 def _sampled(
     setup: Setup, data: Data, train: TrainData, measured: Iterable[MeasuredSet], *, saves: bool
 ) -> Sampled:
-    """Read some samples of each data set, which ranks compare, and checkpoints keep.
-
-    A process alone reads samples for checkpoints only.
-    """
+    """Read some samples of each data set, which ranks compare, and checkpoints keep."""
     is_alone = not setup.agreement.distributed
     if is_alone and not saves:
         return Sampled([], setup.agreement.gather)

@@ -138,7 +138,7 @@ def model_of(read: Read) -> Built:
 
 
 def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], list[str]]:
-    """Put the model into training mode, except for the modules that the task names.
+    """Put a model into training mode, except for modules that are held in evaluation mode.
 
     Returns the modules of ``Task.held_in_evaluation``, and a notice of modes that may surprise.
     """

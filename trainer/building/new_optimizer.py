@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 def build_optimizer(
     task: Task, config: TrainConfig, model: nn.Module, plan: Plan
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
-    """Build the task's optimizer, by default the plan's. Other parameters are frozen.
-
-    Returns the optimizer, its description for reports, and a notice if parameters were frozen.
-    """
+    """Build the optimizer, by default the plan's, and return its description and notices too."""
     optimizer = returned(task.build_optimizer(model, plan), Optimizer, task, "build_optimizer")
     # SAM takes two gradients a step. A schedule-free optimizer computes the weights to save.
     for method in ("first_step", "eval"):
@@ -92,12 +89,8 @@ def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> lis
 def build_no_optimizer(model: nn.Module) -> tuple[Optimizer, dict[str, Any], list[str]]:
     """Freeze a model for evaluation. Return an optimizer without state, no facts and no notices.
 
-    Engines take a model together with an optimizer, and refuse a model that trains nothing. So the
-    smallest trainable parameter stays trainable: gradients, and an engine's own copies, are as
-    small as that parameter. Plain SGD has no state, and is never stepped.
-
-    Args:
-        model: not prepared yet, with trainable parameters, changed in place.
+    Engines refuse a model that trains nothing. So the smallest trainable parameter stays trainable:
+    gradients, and an engine's own copies, are as small as that parameter.
     """
     sized = [p for p in model.parameters() if p.requires_grad and p.numel()]
     smallest = min(sized, key=nn.Parameter.numel)

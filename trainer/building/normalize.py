@@ -22,10 +22,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Refuse a parameter that shares memory with another or with a buffer.
-
-    A cast, a new layout and a strategy that divides parameters give each a memory of its own.
-    """
+    """Refuse parameters that share memory: a cast or a strategy gives each a memory of its own."""
     spans = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.layout == torch.strided and tensor.numel():

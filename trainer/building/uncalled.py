@@ -27,16 +27,9 @@ _ELSEWHERE = {
 
 
 def refuse_uncalled(owner: object, base: type) -> None:
-    """Refuse methods that nothing calls, and whose names are meant for methods of ``base``.
+    """Refuse methods of a task or callback that nothing calls, and that resemble those of ``base``.
 
     A method that the source text of its module calls is a helper.
-
-    Args:
-        owner: a task or a callback.
-        base: ``Task`` or ``Callback``.
-
-    Raises:
-        LaunchError: with the right names.
     """
     known = [name for name in dir(base) if not name.startswith("_")]
     found = []

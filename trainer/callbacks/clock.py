@@ -19,8 +19,7 @@ _WRITE_SECONDS = 5.0
 class Clock(Callback):
     """Counts steps and samples for the speed, and keeps attempts.json up to date.
 
-    An attempt is the part of a run from one start of the processes to the next, with ``started`` in
-    seconds since 1970, and ``seconds`` until the last write.
+    An attempt is the part of a run from one start of the processes to the next.
     """
 
     def on_start(self, run: Run) -> None:

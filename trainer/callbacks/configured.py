@@ -26,8 +26,7 @@ def configured_callbacks(
 ) -> list[Callback]:
     """Return the callbacks that ``callbacks`` of a training config names, in the same order.
 
-    Raises ``ConfigError`` with all mistakes. ``only_check`` makes dataclasses alone, as a task is
-    made: the ``__init__`` of others may do work.
+    ``only_check`` makes dataclasses alone: the ``__init__`` of others may do work.
     """
     check = Validator(partial(origin_of, origins))
     made: list[Any] = []

@@ -1,7 +1,6 @@
 """The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
-Uploads run in the thread of ``HfApi.run_as_future``, so no server holds up a step or ends a run. An
-upload whose folder the next best model replaces meanwhile fails, and that model's upload follows.
+Uploads run in the thread of ``HfApi.run_as_future``, so no server holds up a step or ends a run.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from .best import Best
 
 
 class HubPush(Callback):
-    """Pushes each new best model to the main branch of a repository, and the last model at the end.
+    """Pushes each new best model to the main branch of a repository, and the last to ``last``.
 
-    Without ``best_metric`` the last model goes to the main branch, otherwise to the branch
-    ``last``.
+    Without ``best_metric`` the last model goes to the main branch.
     """
 
     def __init__(self, best: Best | None) -> None:

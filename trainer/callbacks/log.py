@@ -12,10 +12,7 @@ from ..run import Run
 
 
 class Log(Callback):
-    """Fills ``info.metrics`` at the first step, every ``log_every`` steps and at the last.
-
-    Measuring waits for the device. docs/gpu.md lists all waits of a step.
-    """
+    """Fills ``info.metrics`` at the first step, every ``log_every`` steps and at the last."""
 
     def __init__(self, every: int) -> None:
         self.log_every = every

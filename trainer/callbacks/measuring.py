@@ -14,8 +14,7 @@ from .log import Log
 class Evaluation(Callback):
     """Measures each evaluation set when due, and all sets at the end of training.
 
-    A run that a signal ends has no time for an evaluation: the checkpoint comes first. A set that
-    was due then waits for the next due step.
+    A run that a signal ends has no time for an evaluation: the checkpoint comes first.
     """
 
     def __init__(self, log: Log) -> None:
@@ -41,11 +40,7 @@ class Evaluation(Callback):
 
 
 class SanityEvaluation(Callback):
-    """Evaluates a batch of each set before the first step, so that an error shows at once.
-
-    The trial enters the task's code and the reduction over the ranks, and looks for ``best_metric``
-    among the values. They are shown nowhere: those of a single batch mean little, and may be NaN.
-    """
+    """Evaluates a batch of each set before the first step, so that an error shows at once."""
 
     def __init__(self, best_metric: str | None, origin: Origin) -> None:
         self.best_metric = best_metric

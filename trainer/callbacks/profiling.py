@@ -9,14 +9,10 @@ from ..run import Run
 
 
 class Profile(Callback):
-    """Traces the main process from the end of a step to the end of another.
+    """Traces the main process from the end of step ``first - 1`` to the end of step ``last``.
 
     Writes ``profile/trace.json.gz`` (for chrome://tracing or ui.perfetto.dev) and
-    ``profile/operations.txt``. Logging and evaluation after a step are in the trace as well.
-    The first step is never traced, since caches are cold.
-
-    Args:
-        first, last: optimizer steps, both included.
+    ``profile/operations.txt``. The first step is never traced, since caches are cold.
     """
 
     def __init__(self, first: int, last: int) -> None:

@@ -17,11 +17,7 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
 
 
 class Progress(Callback):
-    """A bar for the job on a terminal, and plain lines otherwise. log.txt has the lines.
-
-    The first and the last logged step have a line. The lines between them are a second apart at
-    first, ten seconds after some minutes. metrics.jsonl has every logged step.
-    """
+    """A bar for the job on a terminal. Otherwise plain lines, each at least a second apart."""
 
     def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None

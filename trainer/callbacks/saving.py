@@ -8,15 +8,7 @@ from ..run import Run
 
 
 class SaveCheckpoints(Callback):
-    """Saves every ``save_every`` steps and at the end.
-
-    The last hook of the row, so that the state of all others is in the checkpoint.
-
-    Raises:
-        TrainerError: a value is not finite. Nothing is saved, and complete checkpoints stay.
-        CheckpointError: a save failed, and ``on_save_error`` is ``stop``. The model is exported all
-            the same.
-    """
+    """Saves every ``save_every`` steps and at the end, behind all hooks whose state is saved."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not info.is_last and not run.saves_at(info.step):

@@ -7,10 +7,7 @@ from ..run import Run
 
 
 class Stopping(Callback):
-    """Has the ranks agree, at each step, whether training ends.
-
-    ``Stopping`` comes before every hook that reads ``info.is_last``.
-    """
+    """Has the ranks agree, at each step, whether training ends. Sets ``info.is_last``."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Set ``info.is_last``. Collective, but no step waits (``distributed/votes.py``)."""

@@ -10,9 +10,7 @@ from ..text import seconds_of
 
 
 class TimeLimit(Callback):
-    """Stops the run after ``max_time`` by the clock of the main process, from the start of the
-    process on.
-    """
+    """Stops the run after ``max_time`` by the main process's clock, since the process started."""
 
     def __init__(self, max_time: str) -> None:
         self.max_time = max_time

@@ -1,8 +1,6 @@
 """Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process.
 
-A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as the
-configuration, without secrets. A tracker that fails while the run trains is a notice, since
-metrics.jsonl has every value. ``wandb_run.py`` has the parts that only W&B needs.
+A tracker that fails while the run trains is a notice, since metrics.jsonl has every value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run on W&B: the same run for all attempts of a training, and never in the way of the training.
 
-Offline needs no key and no network. Online is tried only with a key, and given up if the server
-does not answer within seconds. wandb itself would wait for 90 (wandb 0.31).
+Online is tried only with a key, and given up if the server does not answer within seconds. wandb
+itself would wait for 90 (wandb 0.31).
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ FILE = "tracking.json"
 
 
 class WandbRun(WandBTracker):  # type: ignore[misc]
-    """Accelerate's tracker of W&B, which continues a run and goes offline without a server.
-
-    Args:
-        training: the run of this package, on its main process. ``run`` is the run on W&B.
-    """
+    """Accelerate's tracker of W&B, which continues a run and goes offline without a server."""
 
     def __init__(self, training: Run) -> None:
         import wandb

@@ -1,8 +1,7 @@
 """Annotations of settings, as pydantic reads them from the JSON form of a file.
 
 Any annotation of pydantic's may be used. Text never becomes a number, and a number never a bool. A
-whole number serves as a ``float``, a list as a tuple or a set, the value of an ``Enum``'s member as
-the member, and a mapping as a dataclass.
+whole number serves as a ``float``, a list as a tuple or a set, and a mapping as a dataclass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The command line of a training and of the commands: files and settings, in any order.
 
-argparse cannot read ``key=value`` and nested keys (``--task_settings.width 64``). The values stay
-text here, because the annotations of their keys decide later how they are read.
+argparse cannot read ``key=value`` and nested keys. Values stay text until their keys are known.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def split_command_line(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the settings and options that were typed, as text by dotted key, and the other words.
 
-    A bool key without a value is true. The last value of a key counts. ``--local_rank``, which the
-    deepspeed launcher appends, is dropped: the environment has the same value.
+    The last value of a key counts. ``--local_rank`` of the deepspeed launcher is dropped.
 
     Raises:
         ConfigError: a key has no value.

@@ -1,7 +1,7 @@
 """Strict reading of YAML and JSON, with the line of every key.
 
-The parsers of YAML and JSON report no lines of keys and accept a key that is set twice. So this
-module walks over YAML's nodes. pydantic checks types and limits afterwards (``validate.py``).
+The usual parsers report no lines, and accept a key that is set twice. This module walks over
+YAML's nodes instead.
 """
 
 from __future__ import annotations

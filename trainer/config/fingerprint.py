@@ -26,13 +26,10 @@ OF_THE_END = ("total_steps", "final_lr_ratio")
 
 
 def task_facts(task: object, named: str) -> dict[str, Any]:
-    """Return the name and the settings of a task, as JSON holds them.
+    """Return the name and the settings of a task, as JSON holds them, with secrets hidden.
 
-    Secrets are hidden: they decide no number. Fields that take no part in comparing tasks
-    (``field(compare=False)``) are no settings but the task's memory.
-
-    Args:
-        named: ``module:Class`` in the config. The name of the class replaces any other text.
+    Fields that do not compare (``field(compare=False)``) are the task's memory. ``named`` is
+    ``module:Class`` in the config, and the name of the class replaces any other text.
     """
     cls = type(task)
     module, _, name = named.partition(":")

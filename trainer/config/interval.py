@@ -30,10 +30,7 @@ Every = Annotated[int | str, BeforeValidator(check_interval)]
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of a run, of a number of optimizer steps that may be a fraction.
-
-    A quarter of an epoch of 10 steps ends within the steps 3, 5, 8 and 10.
-    """
+    """An interval of optimizer steps. Quarters of an epoch of 10 steps end in 3, 5, 8 and 10."""
 
     steps: Fraction
 

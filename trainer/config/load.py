@@ -1,7 +1,6 @@
-"""The training config, read from defaults, a YAML or JSON file, and the command line.
+"""The training config, read from defaults, a file, and the command line, which wins.
 
-The command line wins over the file, the file over the defaults. All problems are reported at once.
-Nothing here imports torch, so a wrong key is answered quickly.
+All problems are reported at once. Nothing here imports torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ class Loaded:
     """A config, and the origins of its values.
 
     Args:
-        origins: by dotted key, without values at their defaults. ``load_task`` adds those of the
-            task's defaults.
+        origins: by dotted key, without defaults. ``load_task`` adds the task's defaults.
         config_file, accel_config, deepspeed: the files, as named on the command line.
-        texts: the settings of the command line as text, by dotted key. Only the task knows the
-            types of ``task_settings``.
+        texts: the settings of the command line, by dotted key. Only a task knows the types of its
+            settings.
         is_printed: whether the config is shown instead of trained.
     """
 
@@ -94,7 +92,7 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
-    """Return the task ``cls`` (a frozen, keyword-only dataclass) with these ``task_settings``.
+    """Return the task ``cls`` with these ``task_settings``.
 
     Raises:
         ConfigError: a setting is unknown, missing or wrong, or the task itself raised a ValueError.

@@ -15,11 +15,7 @@ CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
-    """Import ``module:Class`` or ``module.Class``, a subclass of ``base``.
-
-    Raises:
-        ConfigError: there is no such module, or the module has no such class.
-    """
+    """Import ``module:Class`` or ``module.Class``, a subclass of ``base``, or raise ConfigError."""
     module_name, _, class_name = named.replace(":", ".").rpartition(".")
     try:
         check_name(f"{module_name}:{class_name}")

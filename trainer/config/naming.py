@@ -1,7 +1,4 @@
-"""The names of a run and of the run's folder: ``runs/{experiment}-lr{lr}-s{seed:03}``.
-
-Placeholders are those of ``str.format``: a literal brace is doubled.
-"""
+"""The names of a run and its folder, with placeholders as of ``str.format``."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ class Names:
 
 
 def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
-    """Fill in the placeholders of ``run_name`` and ``output_dir``.
+    """Fill in the placeholders of ``run_name`` and ``output_dir``, with values as they run.
 
-    Keys that a launch file may set, too, have the values that run. The learning rate is not scaled.
+    The learning rate is not scaled.
 
     Raises:
         ConfigError: a placeholder is unknown.

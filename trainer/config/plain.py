@@ -17,9 +17,6 @@ from ..text import HIDDEN, SECRETS
 def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings: JSON and YAML keep these equal.
 
-    Members of an ``Enum`` become their values, declared secrets ``(hidden)``, functions and classes
-    their names, and objects that no file can hold text.
-
     Args:
         compared: return the form of checkpoints and of comparisons, which is the same in every
             process: infinite numbers are unchanged, and other objects are named by their type.

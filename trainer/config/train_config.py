@@ -1,7 +1,4 @@
-"""The training config: all keys, with their limits and defaults.
-
-Keys that a launch file may hold as well are None here by default.
-"""
+"""The training config: all keys with their limits. Keys of launch files are None by default."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings checked by pydantic in strict JSON mode: each mistake is a ``Problem`` with its origin.
-
-The same check serves the training config, the dataclass of a task and the arguments of a callback.
-"""
+"""Settings of configs, tasks and callbacks, checked by pydantic in strict JSON mode."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Validator:
-    """A collector of the mistakes in settings, in ``problems``.
-
-    Args:
-        origin: returns the origin of a dotted key.
-    """
+    """A collector of the mistakes in settings. ``origin`` returns the origin of a dotted key."""
 
     def __init__(self, origin: Callable[[str], Origin]) -> None:
         self.origin = origin

@@ -1,7 +1,6 @@
 """The parts of a request that cannot run on CPUs, and their replacements in a rehearsal.
 
-Measured with DeepSpeed 0.19.8 on gloo: fp16 is refused, and quantized communication and NVMe end in
-the middle of a step. pin_memory, overlap_comm and offloads to the CPU run, with equal losses.
+With DeepSpeed 0.19.8 on gloo fp16 is refused, and quantized communication and NVMe fail in a step.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ _QUANTIZED = (
 
 
 def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, list[str]]:
-    """Return a request without the settings that work on GPUs only, and the precision that runs.
+    """Return a request without settings of GPUs only, the precision that runs, and notices.
 
-    FSDP2's offload, which pins memory for a GPU, the loss scaler's settings, which belong to fp16,
-    and the reading of NVMe are left out without a word. Each other change has a line.
+    Settings that belong to fp16 or NVMe, and FSDP2's offload, are left out without a notice.
     """
     lines: list[str] = []
     runs = precision.value

@@ -40,7 +40,11 @@ class Findings:
         raise ConfigError(self.problems)
 
     def read(self, model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]) -> M:
-        """Return values as a pydantic model. ConfigError names the origin of each wrong key."""
+        """Return values as a pydantic model.
+
+        Raises:
+            ConfigError: with the origin of each value that does not fit.
+        """
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:

@@ -1,7 +1,4 @@
-"""Build the Accelerator that the plan describes, and check the result.
-
-Without a GPU Accelerate turns an FSDP or DeepSpeed file with ``use_cpu`` into DDP.
-"""
+"""Build the Accelerator that the plan describes, and check the result."""
 
 from __future__ import annotations
 
@@ -120,10 +117,7 @@ def read_request_of(
 
 
 def read_launch_file(path: str, processes: int | None = None) -> Request:
-    """Read the request of an accelerate file or a DeepSpeed JSON.
-
-    A number of processes on the command line replaces that of the file.
-    """
+    """Read an accelerate file or a DeepSpeed JSON. A given number of processes replaces its own."""
     if kind_of(read_document(path).data) == "deepspeed":
         from .files.deepspeed_file import read_deepspeed_file
 

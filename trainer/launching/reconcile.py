@@ -31,10 +31,7 @@ class Reconciler(Findings):
         return Sourced(getattr(self.config, key), origin_of(self.origins, key))
 
     def agree(self, key: str, requested: Sourced[Any] | None) -> Any:
-        """Return the launch files' value of a key, else the config's. Record a disagreement.
-
-        DeepSpeed's own default counts if neither the config nor a task has a value.
-        """
+        """Return the launch files' value of a key, else the config's. Record a disagreement."""
         configured = getattr(self.config, key, None)
         if requested is None:
             return configured
@@ -55,10 +52,7 @@ class Reconciler(Findings):
 def choose_optimizer(
     request: Request, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
-    """Return name, settings and learning rate of the optimizer, the config's or a JSON's.
-
-    The ``scheduler`` section of a DeepSpeed JSON may have the learning rate as well.
-    """
+    """Return name, settings and learning rate of the optimizer, the config's or a JSON's."""
     name: str = both.config.optimizer or "adamw"
     section = request.optimizer
     values: dict[str, Sourced[Any]] = {}

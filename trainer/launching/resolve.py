@@ -1,8 +1,4 @@
-"""The plan of a run, resolved from the files, the launcher, the training config and the machine.
-
-If two places give different values, the run ends here, before anything starts, with both places
-named.
-"""
+"""The plan of a run, resolved from the files, the launcher, the training config and the machine."""
 
 from __future__ import annotations
 

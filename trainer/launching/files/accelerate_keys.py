@@ -1,7 +1,6 @@
 """The entries of an accelerate file, under keys that the installed Accelerate knows.
 
-Accelerate refuses unknown keys at the top level only. A key of a section is an argument of
-``accelerate launch``, so the parser of that command knows these keys.
+A key of a section is an argument of ``accelerate launch``, so that command's parser knows the keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The keys of a DeepSpeed JSON and their types, on DeepSpeed's own models.
 
-DeepSpeed checks ``zero_optimization``, ``fp16``, ``bf16`` and ``compile``. A misspelt key at the
-top level, or in another section, changes the run without a word, so this module lists these keys. A
+Outside of four sections, DeepSpeed takes a misspelt key without a word, so keys are listed here. A
 type with a single value is narrower than DeepSpeed's: the promises hold with this value only.
 """
 

@@ -1,7 +1,6 @@
 """The FSDP section of an accelerate file, as arguments of Accelerate's plugin for FSDP2.
 
-Files for FSDP1 are mapped. Every argument is given explicitly, because the plugin reads an FSDP_*
-variable for each argument that is None.
+Every argument is given, because the plugin reads an FSDP_* variable for each that is None.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ _RULE = (
 def read_fsdp(
     entries: Entries, copies: Sourced[int] | None, check: Findings, origin: Origin
 ) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the plugin's arguments, and the origins of arguments that errors name.
-
-    Each of the ``copies``, if there are some (HSDP), is the whole model on a group of processes.
-    """
+    """Return the arguments of the plugin, and their origins. ``copies`` is that of HSDP."""
     plugin = read_values(_Plugin, entries, check)
     is_old = plugin.fsdp_version in (1, "1")
     if is_old:

@@ -1,7 +1,6 @@
 """The ``optimizer`` and ``scheduler`` of a DeepSpeed JSON, by keys of the training config.
 
-DeepSpeed checks their ``params`` nowhere. Here the signature of the class that DeepSpeed would
-build has the settings and their defaults, and the training config has the types.
+The signature of DeepSpeed's class has the settings and defaults, which DeepSpeed does not check.
 """
 
 from __future__ import annotations
