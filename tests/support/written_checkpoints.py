@@ -9,7 +9,8 @@ import torch
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.disk import write_file
-from trainer.checkpoint.ranges import Key, of_rank_files, write_pieces
+from trainer.checkpoint.ranges import of_rank_files
+from trainer.checkpoint.safetensors_io import Key, write_pieces
 from trainer.checkpoint.snapshot import state_text
 
 

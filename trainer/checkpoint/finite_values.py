@@ -10,7 +10,7 @@ import torch
 
 from ..errors import CheckpointError
 from .parts import Parts
-from .ranges import Key
+from .safetensors_io import Key
 
 
 def name_not_finite(parts: Parts, gather: Callable[[Any], list[Any]]) -> str:

@@ -23,7 +23,7 @@ from ..strategies.tensors import unwrapped
 from ..task import Task
 from .exported import ModelFile, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
-from .ranges import Key
+from .safetensors_io import Key
 
 
 class StatefulCallback(Protocol):

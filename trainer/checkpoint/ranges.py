@@ -10,7 +10,7 @@ code, and no rank ever holds a whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -21,34 +21,10 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..task import Pretrained
-from .disk import FileFact, write_file
-from .safetensors_io import Entry, header, raw, read_header
+from .safetensors_io import Entry, read_header
 
 CHUNK = 1 << 24  # bytes that are read at a time
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
-
-
-class Key(NamedTuple):
-    """The name of a piece in a rank's file: ``kind/name/start``.
-
-    Args:
-        kind: ``parameter``, ``optimizer.exp_avg`` and so on.
-        name: of the tensor in the model.
-        start: the piece's first element within the flattened tensor.
-    """
-
-    kind: str
-    name: str
-    start: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.name}/{self.start}"
-
-
-def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> FileFact:
-    """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
-    entries = ((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
-    return write_file(path, [header(entries), *(raw(tensor) for _, tensor in pieces)])
 
 
 class Piece(NamedTuple):

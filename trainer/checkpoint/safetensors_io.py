@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..private.safetensors import DTYPES
-from .disk import Unreadable
+from .disk import FileFact, Unreadable, write_file
 
 METADATA = "__metadata__"  # the key of a header that is no tensor
 CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -89,3 +89,26 @@ def read_header(path: Path) -> dict[str, Entry]:
     except SafetensorError as error:
         raise CheckpointError(f"{path}: no readable safetensors file: {error}") from None
     return entries
+
+
+class Key(NamedTuple):
+    """The name of a piece in a rank's file: ``kind/name/start``.
+
+    Args:
+        kind: ``parameter``, ``optimizer.exp_avg`` and so on.
+        name: of the tensor in the model.
+        start: the piece's first element within the flattened tensor.
+    """
+
+    kind: str
+    name: str
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}/{self.start}"
+
+
+def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> FileFact:
+    """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
+    entries = ((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
+    return write_file(path, [header(entries), *(raw(tensor) for _, tensor in pieces)])

@@ -29,7 +29,7 @@ from . import store
 from .disk import FileFact, check_free, check_shared
 from .finite_values import name_not_finite
 from .parts import Parts
-from .ranges import Key
+from .safetensors_io import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2

@@ -23,8 +23,7 @@ from .codec import encode, encode_plain
 from .disk import LARGEST_JSON, FileFact, path_inside, write_file
 from .optimizer_state import schedule_state
 from .parts import Parts
-from .ranges import Key, write_pieces
-from .safetensors_io import dtype_name
+from .safetensors_io import Key, dtype_name, write_pieces
 from .store import STATE
 
 _tell_once = cache(print_line)

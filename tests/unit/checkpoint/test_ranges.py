@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trainer import CheckpointError
 from trainer.checkpoint import ranges
-from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_pieces
-from trainer.checkpoint.safetensors_io import DTYPES
+from trainer.checkpoint.ranges import of_model_folder, of_rank_files
+from trainer.checkpoint.safetensors_io import DTYPES, Key, write_pieces
 
 
 @settings(max_examples=60)
