@@ -131,10 +131,7 @@ def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]
 
 
 class SkippedBuffers(Callback):
-    """Puts the buffers back if a step is left out (``on_nan: skip``).
-
-    The batch of such a step must not stay in the running statistics of a BatchNorm.
-    """
+    """Puts the buffers (statistics of a BatchNorm) back if a step is left out."""
 
     def on_start(self, run: Run) -> None:
         self._buffers = BuffersBefore(run.model)

@@ -40,12 +40,8 @@ def check_model(
 ) -> None:
     """Raise ``LaunchError`` if a rank has built another model or optimizer. Collective.
 
-    The model is as the task built it, whole on each rank. 100 million float32 parameters take 22 ms
-    of a CPU core.
-
-    Args:
-        values_come_later: whether parameters and persistent buffers are still read from files, so
-            that their first values do not count.
+    If values come later from files, the first values of these tensors do not count. 100 million
+    float32 parameters take 22 ms of a CPU core.
     """
     if not agreement.distributed:
         return

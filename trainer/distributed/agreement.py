@@ -60,9 +60,8 @@ class Agreement:
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
         """Request a stop. A rank may call this alone: all stop half a second or two steps later.
 
-        Args:
-            number: of the signal that asked. 0 if the code does.
-            agreed: every rank asks at this very step, so the next step is the last.
+        ``number`` is that of a signal, 0 if the code asks. If all ranks ask at this very step
+        (``agreed``), the next step is the last.
         """
         if agreed:
             self._all_asked = True
@@ -91,11 +90,7 @@ class Agreement:
         return answer & 0xFF
 
     def listening(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and the first SIGINT into an agreed stop: see ``signals.py``.
-
-        A stop that is agreed on has time without limit to evaluate and to save. A long step has
-        twice the time of the step before.
-        """
+        """Turn SIGTERM and the first SIGINT into an agreed stop: see ``signals.py``."""
 
         def ask(number: int) -> None:
             if self._votes.request and number == signal.SIGINT:
@@ -103,6 +98,7 @@ class Agreement:
             self.stop(number)
 
         def allowed_seconds() -> float:
+            # To evaluate and to save after an agreed stop, and for a long step.
             return math.inf if self._stopping else 2 * self._step_seconds
 
         self._polled = time.monotonic()

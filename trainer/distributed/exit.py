@@ -58,16 +58,14 @@ def is_written() -> bool:
 
 
 def meet_at_the_end(barrier: Callable[[], object]) -> bool:
-    """Meet the other ranks once everything of the run is written. Collective.
-
-    Return whether all have come. The death of a rank is no failure any more, but a notice.
-    """
+    """Meet the other ranks once everything is written. Return whether all have come. Collective."""
     global _is_written
     _is_written = True
     return _meet(barrier)
 
 
 def _meet(barrier: Callable[[], object]) -> bool:
+    """Meet the other ranks. Once everything is written, the death of a rank is but a notice."""
     try:
         barrier()
     except RuntimeError as error:

@@ -7,10 +7,7 @@ import sys
 
 
 def is_main() -> bool:
-    """Return whether this is the main process of the job, which has rank 0.
-
-    Before a launch the launcher's variables count. A process that loads data is never that.
-    """
+    """Return whether this is the main process, of rank 0. Before a launch variables tell."""
     from .rank_variables import by_starter
 
     data = sys.modules.get("torch.utils.data")

@@ -1,7 +1,4 @@
-"""Attempts of one job: torchrun and accelerate start all ranks again if any fails.
-
-``--max_restarts`` says how often.
-"""
+"""Attempts of one job: with ``--max_restarts`` launchers start all ranks again if any fails."""
 
 from __future__ import annotations
 

@@ -45,11 +45,7 @@ class Launcher:
 
 
 def detect() -> Launcher:
-    """Read the launcher from the environment and the parents' command lines.
-
-    Other ranks become torchrun's variables, which Accelerate and DeepSpeed read. Raises as
-    ``by_starter``.
-    """
+    """Read the launcher from environment and parents, and set torchrun's variables if unset."""
     name, arguments = _nearest()
     if name == "python":
         from .rank_variables import by_starter  # a plain run needs no other starters

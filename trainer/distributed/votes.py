@@ -42,11 +42,8 @@ class Pace:
 class Votes:
     """Requests to stop, which a rank may make alone, and a check that all ranks did the same.
 
-    A vote begins at a boundary, which all ranks pass, and is read when the next vote begins.
-
-    Attributes:
-        request: this rank's, 0 for none. The largest of all ranks is the answer.
-        answer: the largest request that all ranks know of, 0 for none.
+    A vote begins at a boundary, and is read when the next vote begins. ``request`` is this rank's,
+    0 for none. The largest of all ranks is the ``answer``.
     """
 
     def __init__(self, begin_max: Callable[..., Callable[[], list[int]]]) -> None:
@@ -58,10 +55,9 @@ class Votes:
         self._voted = Pace()  # the pace of the vote that is not read yet
 
     def pass_boundary(self, name: str, fingerprint: int) -> int:
-        """Return the largest request that all ranks know of, 0 for none. Collective.
+        """Return the answer at a boundary. Those of a name take about the same time. Collective.
 
-        Boundaries of a name take about the same time. Raises as ``check_same``, for the work since
-        the vote before the last.
+        Raises as ``check_same``, for the work since the vote before the last.
         """
         pace = self._paces[name]
         pace.left -= 1

@@ -365,10 +365,7 @@ class Strategy(ABC):
         """Bring parameters into the state between steps, in which code can read and change them."""
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        """List the parameters that are copies of values which the engine has elsewhere, by name.
-
-        An edit in place of such a parameter would be lost. None for a copy that does not exist now.
-        """
+        """List by name the copies (None: not now) of values that the engine has elsewhere."""
         return ()
 
     def callback_context(self) -> AbstractContextManager[object]:
@@ -392,11 +389,7 @@ class Strategy(ABC):
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters to whole values. Each rank takes the parts that the rank has.
-
-        Args:
-            values: names and whole tensors. Names that the model does not have are passed over.
-        """
+        """Set parameters to whole values by name, of which each rank takes its parts."""
         shards = {shard.name: shard for shard in self.shards(trainable=None)}
         for name, whole in values:
             if name in shards:
@@ -459,10 +452,7 @@ class Strategy(ABC):
                 yield name, *self._names[name], tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """Return a whole tensor for a model file, parameters in full precision.
-
-        The main process, which writes, gets the tensor on the CPU.
-        """
+        """Return a whole tensor for a model file, parameters in full precision, on rank 0's CPU."""
         tensor = handle
         if isinstance(handle, nn.Parameter):
             tensor = self.full_tensor(name, handle)

@@ -26,9 +26,7 @@ def remember_settings(model: nn.Module, settings: Mapping[str, Any]) -> None:
 def compiled_as(model: nn.Module, function: Function) -> Function:
     """Return a function of tensors, compiled as the model is, or unchanged if the model is not.
 
-    Args:
-        model: as the trainer gives a task the model.
-        function: defined in a module, not in a call, so that torch compiles a single function.
+    Define the function in a module, not in a call, so that torch compiles a single function.
     """
     compiled: Any = getattr(unwrapped(model), "samecurve_compile", None)
     return compiled(function) if compiled else function

@@ -20,12 +20,8 @@ def step_if_finite(optimizer: Any, norm: Tensor, on_nan: str) -> bool:
     other optimizers the host would have to wait in each step, and does so for ``skip`` only: with
     ``stop`` they make the step, and the run ends before any result of the step is written.
 
-    Args:
-        optimizer: steps the parameters that ``norm`` belongs to.
-        norm: the global norm of the gradient, a scalar, the same on every rank.
-
-    Returns:
-        Whether the host knows that the step was left out.
+    Returns whether the host knows that the step was left out. ``norm`` is the global norm of the
+    gradient, a scalar, the same on every rank.
     """
     if norm.is_cuda and reads_found_inf(optimizer):
         step_by_flag(optimizer, norm)

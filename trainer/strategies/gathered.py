@@ -15,12 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 def carry_hooks(
     model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]
 ) -> None:
-    """Register hooks on gradients again, on the gathered parameters. Collective.
-
-    Args:
-        model: sharded by ``fully_shard``, which has replaced the parameters of the hooks.
-        hooks: by the name of the parameter.
-    """
+    """Register hooks by parameter again, which ``fully_shard`` has replaced. Collective."""
     units = units_of(model)
     for name, of_parameter in hooks.items():
         if not of_parameter:

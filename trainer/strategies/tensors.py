@@ -134,10 +134,7 @@ def first_names(model: nn.Module) -> dict[int, str]:
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype in files of each tensor of a model that is not prepared yet.
-
-    Trainable parameters are written in full precision, all other tensors unchanged.
-    """
+    """Return shape and dtype in files of each tensor: trainable parameters are full precision."""
     found = {}
     for name, tensor in canonical_state(model):
         is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
@@ -147,10 +144,7 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
 
 
 def hold_scalars_as_vectors(model: nn.Module) -> None:
-    """Keep scalar parameters (CLIP's ``logit_scale``) as vectors, which engines can cut.
-
-    The model's own code still sees a scalar under the parameter's name.
-    """
+    """Keep scalar parameters as vectors, which engines can cut. The model's code sees scalars."""
     scalars = [  # all before the first is reshaped: a shared parameter is found under every name
         (module, name, parameter)
         for module in model.modules()

@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Module]:
     """Put whole parameters in full precision into the model, and keep the changes of the block.
 
-    Collective: enter and leave the block on every rank.
+    Collective: enter and leave the block on every rank. Yields the model without wrappers, and
+    raises ``LaunchError`` if the model has no parameter of these names.
 
     Args:
-        strategy: has the prepared model.
         names: of parameters, or of modules with parameters. Empty: all parameters.
-
-    Yields:
-        The model as the task built it, without wrappers.
-
-    Raises:
-        LaunchError: the model has no parameter of these names.
     """
     prefixes = tuple(f"{name}." for name in names) or ("",)
     wholes: dict[Any, tuple[str, nn.Parameter]] = {}  # by the engine's parameter
