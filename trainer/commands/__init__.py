@@ -1,3 +1,1 @@
-"""The commands of ``trainer``: they look at runs, files and tasks from outside. Training does not
-need them.
-"""
+"""The commands of ``trainer`` look at runs, files and tasks from outside of a training."""

@@ -75,8 +75,7 @@ def largest(gaps: Mapping[int, float]) -> float:
 def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str, str]:
     """Judge whether a run is the same as a reference.
 
-    The first loss must be within the bound in any case: rounding hardly changes the first loss, and
-    a fault shows there.
+    Rounding hardly changes the first loss, which must be within the bound in any case.
 
     Args:
         gaps: the differences of the run from the reference. The two share a step of the loss.

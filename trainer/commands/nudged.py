@@ -2,8 +2,7 @@
 
     python -m trainer.commands.nudged SEED --config train.yaml
 
-The first weights may be nudged in the last places. A training from them shows how far rounding
-alone leads.
+The first weights may be nudged in the last places (``curves.py``).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ NUDGE = 1.5e-6
 class Weights(Callback):
     """Writes the trainable weights of a run, in float32, to ``first`` and ``last.safetensors``.
 
-    Args:
-        seed: decides the nudges of the first weights, each by some ``NUDGE``. 0 nudges none.
+    ``seed`` decides the nudges of the first weights. 0 nudges none.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -1,7 +1,4 @@
-"""A page of runs, in a single HTML file that needs no network: plotly's JavaScript is in the file.
-
-Plotly zooms, shows values and hides runs in the browser. The page adds no JavaScript of its own.
-"""
+"""A page of runs, in a single HTML file that needs no network, because plotly is in the file."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ $figure
 
 
 def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
-    """Write the page of runs, of which one has logged a step at least, below a text.
-
-    Raises:
-        ConfigError: plotly is not installed.
-    """
+    """Write the page of runs, of which one has logged a step at least, below a text."""
     try:
         from plotly.subplots import make_subplots
     except ModuleNotFoundError:

@@ -134,10 +134,7 @@ def _requests(paths: Sequence[str]) -> dict[str, Request]:
 
 
 def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] | None:
-    """Return the settings that only launch files hold, for the run of a single process.
-
-    None if a launch file holds the optimizer or the schedule: the config has no such setting.
-    """
+    """Return the settings that only launch files hold. None if a file holds an optimizer."""
     words = []
     for request in requests:
         if request.optimizer or request.scheduler:

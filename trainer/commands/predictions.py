@@ -1,8 +1,4 @@
-"""Predictions of an evaluation as JSON lines.
-
-Each example of a data set is a line, in the order of the data set on any number of processes. A
-batch of all ranks is in memory.
-"""
+"""Predictions of an evaluation as JSON lines, in the order of the data set on any layout."""
 
 from __future__ import annotations
 
@@ -22,10 +18,9 @@ if TYPE_CHECKING:
 
 
 def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> dict[str, int]:
-    """Write the predictions for evaluation sets, and return the number of examples of each file.
+    """Write predictions of sets, and return the number of examples of each file. Collective.
 
-    Collective: call on every rank. A set with a name has FILE.NAME.jsonl. A file that is not
-    complete has another name.
+    A set with a name has FILE.NAME.jsonl. A file that is not complete has another name.
 
     Raises:
         DataError: ``prediction_step`` returned no value for each example.

@@ -58,10 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _documents(row: Mapping[str, Any]) -> list[list[tuple[int, bool]]]:
-    """Return the documents of a row of ``CausalLM``: tokens, and whether each is trained on.
-
-    Position i holds token i and predicts token i + 1.
-    """
+    """Return the documents of a row of ``CausalLM``: tokens, and whether each is trained on."""
     documents: list[list[tuple[int, bool]]] = []
     is_predicted = False
     columns = zip(row["input_ids"], row["labels"], row["position_ids"], strict=True)

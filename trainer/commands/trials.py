@@ -29,10 +29,9 @@ _ERROR = re.compile(
 def train(
     name: str, launch_file: str | None, seed: int, arguments: Sequence[str], folder: Path
 ) -> Run:
-    """Train with the callback ``Weights`` of a seed, wait for the end, and read the run back.
+    """Train, wait for the end, and read the run back. A run that failed has a name and an error.
 
-    Without a launch file a single process trains. logs/NAME.txt has the command and the output. A
-    run that failed has nothing but the name and the error.
+    Without a launch file a single process trains. logs/NAME.txt has the command and the output.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]

@@ -4,17 +4,14 @@ Needs the extra ``llm``. The core of the package never imports this folder. Some
 
 How a file of rows becomes a packed batch, and the module of each step:
 
-1. ``sources``: the setting ``data`` (a file, a folder, a pattern, a data set of the Hub) becomes
-   rows, each with a file and a number for error messages. ``datasets`` reads them.
+1. ``sources``: the setting ``data`` (a file, a folder, a data set of the Hub) becomes rows.
 2. ``columns``: the columns of a row that hold the text, the conversation, or the prompt and answer.
    ``messages`` brings conversations of any data set to the same form.
 3. ``chat``: the chat template (``templates``) writes a conversation as text, and ``rendering``
    finds the message that wrote each part, so that only the assistant's words are trained on.
-4. ``tokens``: the tokenizer turns texts into a memory-mapped file of tokens, made once per
-   machine. A bit of each token says whether the token is a target, that is, has a loss.
-5. ``packing``: documents are cut and put together into rows of the same length, and rows into
-   batches of input_ids, labels and position_ids, by which transformers keeps the documents of a
-   row apart. ``separation`` proves on the model itself that they do not see each other.
+4. ``tokens``: the tokenizer turns texts into a memory-mapped file of tokens, made once per machine.
+5. ``packing``: documents become rows of the same length, and rows become batches.
+   ``separation`` proves on the model itself that documents of a row do not see each other.
 6. ``causal``, ``masked``, ``classifier``, ``dpo``, ``reward``: the tasks, on ``base``, ``decoder``
    and ``preference``. ``loss`` computes the mean over the targets, or the loss of each.
    ``pretrained`` and ``model_files`` build the model without values and find these in the files.

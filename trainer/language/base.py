@@ -83,8 +83,7 @@ class LanguageTask(Task):
         """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
 
         ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
-        data set of some of them. Raises ``ConfigError`` if the share for evaluation is all of the
-        items, or none.
+        data set of some of them. Raises ``ConfigError`` if a part would be empty.
         """
 
         def whole(key: str, value: Any) -> Any:

@@ -134,10 +134,7 @@ class ChatWriter:
         prompt: bool = False,
         arguments_as_text: bool | None = None,
     ) -> tuple[str, list[Part]]:
-        """Return a conversation as text, and the parts that messages wrote, in order.
-
-        ``prompt`` ends with the text that makes the assistant speak.
-        """
+        """Return text and parts. A ``prompt`` ends with the text that makes the assistant speak."""
         if arguments_as_text is None:
             calls = any(message.get("tool_calls") for message in given)
             arguments_as_text = calls and self._takes_text

@@ -71,10 +71,7 @@ class DecoderTask(TokenTask):
     # -- model ------------------------------------------------------------------------------------
 
     def build_decoder(self, loss: LossMemory, *, packed: bool) -> Any:
-        """Build the model with its adapters, and a last layer that computes the loss if possible.
-
-        ``packed`` says whether several documents share a row.
-        """
+        """Build the model with its adapters, and a last layer that may compute the loss."""
         is_known = self.attention in (*DENSE, "flash_attention_2")
         if torch.are_deterministic_algorithms_enabled() and not is_known:
             raise setting_error(

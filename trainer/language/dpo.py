@@ -176,10 +176,7 @@ class DPO(PreferenceTask):
         return share * self.beta * gap - logsigmoid(self.beta * gap)
 
     def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
-        """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64.
-
-        ``which`` are arguments of ``PolicyAndReference``.
-        """
+        """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64."""
         losses = token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
         return -losses.double().sum(-1).view(-1, 2)
 
@@ -196,10 +193,9 @@ class DPO(PreferenceTask):
     # -- the reference, computed once -------------------------------------------------------------
 
     def _compute_once(self, model: nn.Module) -> Tensor:
-        """Return the reference's log-probabilities of all pairs.
+        """Return the reference's log-probabilities of all pairs. Collective.
 
-        Collective: all ranks come here in the same micro-batch. Raises ``DataError`` if the model
-        has been trained, so that the reference is lost.
+        Raises ``DataError`` if the model has been trained, so that the reference is lost.
         """
         moment = now()
         if not self.adapter and moment.step > (moment.evaluation_set is None):

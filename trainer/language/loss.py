@@ -34,9 +34,8 @@ ON_CPU, ON_GPU = (1 << 26, 256, 1), (1 << 30, 1024, 128)
 class FusedHead(nn.Linear):
     """A model's last layer, which returns losses instead of the logits if ``targets`` are set.
 
-    The loss is computed in ``forward`` of the layer, so that the hooks of a strategy (which gather
-    the weight) run as always. A Linear becomes a FusedHead by a new ``__class__``: names and
-    weights stay.
+    ``forward`` computes the loss, so the hooks of a strategy run as always. A Linear becomes a
+    FusedHead by a new ``__class__``: names and weights stay.
     """
 
     targets: Tensor | None = None
@@ -80,9 +79,8 @@ def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
 class ChunkedLoss(torch.autograd.Function):
     """The mean cross entropy of a linear layer's outputs, with the logits of a chunk in memory.
 
-    The gradients are computed in the forward pass, while the logits of a chunk are in memory: three
-    matrix products as without chunks, and none of them twice. The gradient of the weight is summed
-    in float32, whatever the dtype of the products.
+    The forward pass computes the gradients as well: three matrix products as without chunks. The
+    gradient of the weight is summed in float32, whatever the dtype of the products.
     """
 
     @staticmethod
@@ -156,8 +154,7 @@ class ChunkedLoss(torch.autograd.Function):
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
     """Return why the model's last layer cannot compute the loss. Empty if the layer can.
 
-    Some models scale or bound their logits behind the last layer. A small copy of the model is
-    tried, on whose last layer a hook stays.
+    Some models scale or bound their logits behind the last layer, so a small copy is tried.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()

@@ -31,9 +31,8 @@ REPLACED_SHARE = 0.1
 class MaskedLM(TokenTask):
     """Predict tokens of a text of which some are hidden, with an encoder.
 
-    Longer texts than ``sequence_length`` tokens are cut into several rows. The tokens to predict
-    are drawn anew in each epoch, and once for evaluation. docs/fine_tuning.md describes the
-    settings.
+    The tokens to predict are drawn anew in each epoch, and once for evaluation.
+    docs/fine_tuning.md describes the settings.
     """
 
     card: ClassVar[tuple[str, str]] = ("fill-mask", "Masked language model")
@@ -81,7 +80,7 @@ class MaskedLM(TokenTask):
 
 
 class Pieces:
-    """Documents as tokens, each cut into pieces of at most ``length``.
+    """Documents as tokens, cut into pieces of at most ``length``.
 
     ``mask`` masks each piece in the same way every time, for evaluation. None: plain tokens.
     """
@@ -116,8 +115,7 @@ def hide_tokens(
 ) -> dict[str, Tensor]:
     """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
 
-    A label is the token to predict, or ``IGNORED``. At least a token is predicted, a special token
-    only if a row has no other tokens.
+    At least a token is predicted, a special token only if a row has no other tokens.
     """
     special = torch.tensor(tokenizer.all_special_ids)
     eligible = torch.isin(ids, special, invert=True).nonzero().flatten()

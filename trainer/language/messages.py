@@ -54,8 +54,7 @@ def read_chat(
 ) -> Chat:
     """Read a conversation of a row, of which the messages of ``prompt`` are not trained on.
 
-    Raises ``ConfigError`` with the setting ``key`` if the conversation or a message has another
-    form.
+    Raises ``ConfigError`` with the setting ``key`` if the conversation has another form.
     """
     if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")

@@ -1,8 +1,7 @@
 """Pretrained models of transformers on the meta device, and the files that hold their values.
 
-No process ever has the whole model in memory: the model is sharded first, and each process then
-reads some parts of the files. ``from_pretrained`` on the meta device gives the model and compares
-the names of tensors in the model and in the files, and reads no values.
+The model is sharded first, and each process then reads its parts of the files. ``from_pretrained``
+on the meta device compares names of tensors, and reads no values.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def _new_tensors(
     """Check that model and files have the same tensors, and return the names of new tensors.
 
     An encoder's pooling and last layers belong to a single task: other tasks' layers in the files
-    are left out, and a classifier's are new. Raises ``ConfigError`` for any other tensor.
+    are left out, and a classifier's are new.
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     missing: set[str] = set(info["missing_keys"])
@@ -193,9 +192,8 @@ def _converted_folder(
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 
-    Files may have other names, or a tensor for each expert, while the model has a single tensor for
-    all. They are converted once per machine, a few gigabytes at a time, but at once if there are
-    ``missing`` tensors, which no file holds.
+    Files may have a tensor for each expert, while the model has a single tensor for all. They are
+    converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``.
     """
     import transformers
 
@@ -214,10 +212,7 @@ def _converted_folder(
 
 
 def small_copy(model: Any) -> Any:
-    """Return a model of the same class with random weights, few layers and few words, to try out.
-
-    The copy has a layer of each kind that the configuration names.
-    """
+    """Return a model of this class with random weights, few words, and a layer of each kind."""
     whole = copy.deepcopy(model.config)
     config = whole.get_text_config()
     kinds = list(getattr(config, "layer_types", None) or ())

@@ -181,10 +181,7 @@ class PairCorpus(Corpus):
 
 
 class Pair(NamedTuple):
-    """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``.
-
-    ``number`` is that among the pairs of all data sets of a task.
-    """
+    """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``."""
 
     sides: list[UInt32Array]
     number: int

@@ -138,8 +138,8 @@ class PreferenceTask(DecoderTask):
 def without_dropout(model: Any) -> Any:
     """Switch dropout off, which would part a policy from its reference before the first step.
 
-    Most models keep the dropout of attention as a number, and some layers read their configuration.
-    They get a copy: that of the whole model is exported. An adapter, added later, keeps its own.
+    Most models keep the dropout of attention as a number, and some layers read their
+    configuration. They get a copy: that of the whole model is exported.
     """
     copies: dict[int, Any] = {}
     for module in model.modules():

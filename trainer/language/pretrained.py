@@ -18,10 +18,9 @@ def from_configuration(
     defaults: Mapping[str, Any],
     auto_class: str = CAUSAL,
 ) -> Any:
-    """Build a model on the meta device, without values: its task draws the first values.
+    """Build a model on the meta device, for values that its task draws.
 
-    ``defaults`` override the configuration class's own. Raises ``ConfigError`` if the class does
-    not know a key, or refuses a value.
+    Raises ``ConfigError`` if the configuration's class does not know a key, or refuses a value.
     """
     import transformers
 

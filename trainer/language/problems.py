@@ -6,10 +6,7 @@ from ..errors import ConfigError, Origin, Problem
 
 
 def setting_error(key: str, value: object, rule: str) -> ConfigError:
-    """Return the error for a setting below ``task_settings``.
-
-    ``value`` may be the place in the data. ``rule`` is the broken rule, and how to follow the rule.
-    """
+    """Return the error for a setting below ``task_settings``, or for a place in the data."""
     return ConfigError(
         Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)
     )

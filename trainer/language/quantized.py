@@ -17,7 +17,7 @@ from ..private.accelerate import is_connected
 def placement_in_4_bits(quantize: str) -> dict[str, Any]:
     """Return the arguments of ``from_pretrained`` that load a model in 4 bits.
 
-    ``quantize`` is bitsandbytes' name. Scales are quantized as well (double quantization).
+    Scales are quantized as well (double quantization).
     """
     from transformers import BitsAndBytesConfig
 

@@ -2,9 +2,8 @@
 
 A chat template goes through the messages in a loop. The parser below adds calls of ``watch_`` to
 the template: around each loop, and at each item. So a conversation is rendered as a whole, also by
-templates that drop earlier thoughts, merge messages or end a text differently, and nothing has to
-be guessed from the text. Transformers itself only finds the text between {% generation %} marks,
-which most templates lack.
+templates that drop earlier thoughts or merge messages. Transformers itself only finds the text
+between {% generation %} marks, which most templates lack.
 """
 
 from __future__ import annotations

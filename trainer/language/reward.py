@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(PreferenceTask):
-    """Learn a score of answers: that of the chosen answer is to be larger by the ``margin`` of the
-    row, which is 0 without such a column (Bradley and Terry 1952).
+    """Learn a score of answers (Bradley and Terry 1952), the only output of a new last layer.
 
-    The score is the only output of a new last layer, at the last token of a text. The end of a text
-    that is cut off is not scored. docs/fine_tuning.md describes the settings.
+    The score of the chosen answer is to be larger by the ``margin`` of the row, which is 0 without
+    such a column. The end of a text that is cut off is not scored. docs/fine_tuning.md describes
+    the settings.
     """
 
     card: ClassVar[tuple[str, str]] = ("text-classification", "Reward model")

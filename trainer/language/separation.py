@@ -1,15 +1,12 @@
 """A proof on the model itself, before the first step, that packed documents do not see each other.
 
-Several documents share a row. Whether the model keeps them apart depends on the model's class, the
-attention kernel, a cache, a mask: most models use ``position_ids``, which restart at each document,
-and some ignore them. Then tokens attend to another document, all losses are slightly wrong, and
-nothing else shows the error.
+Whether a model keeps the documents of a row apart depends on its class, the attention kernel, a
+cache, a mask. If it does not, all losses are slightly wrong, and nothing else shows the error.
 
-The proof needs no knowledge of the model. Take the outputs of a document, and compute their
-gradient in the embeddings of all tokens of the batch. A token that influences these outputs has a
-gradient. Any other token has a gradient of exactly zero, not of nearly zero. So the documents are
-separate if and only if the gradient is zero at every token of the other documents. Random weights
-are enough, so a small copy of a large model is tried instead of the model.
+Take the outputs of a document, and compute their gradient in the embeddings of all tokens of the
+batch. A token that influences these outputs has a gradient. Any other token has a gradient of
+exactly zero, not of nearly zero. So the documents are separate if and only if the gradient is zero
+at every token of the other documents. Random weights are enough, so a small copy is tried.
 """
 
 from __future__ import annotations
@@ -76,11 +73,7 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
 def _tokens_that_reach_second_document(
     model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]
 ) -> Tensor:
-    """Return which tokens of a small batch influence the second document of the first row.
-
-    (rows, positions), bool: whether the gradient of the document's logits in the token's embedding
-    is not zero.
-    """
+    """Return which tokens influence the second document of the first row, (rows, positions)."""
     batch = small_batch(model)
     shape = batch["input_ids"].shape
     embeddings: list[Tensor] = []

@@ -32,7 +32,7 @@ SHIPPED = {"chatml": CHATML, "alpaca": ALPACA}
 def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
     """Return the text of the chat template of a run, and the name of the template for people.
 
-    Given is a name, the text of a template, or a Jinja file. None: the tokenizer's. Raises
+    ``given`` is a name, the text of a template, or a Jinja file. None: the tokenizer's. Raises
     ``ConfigError`` if there is no such template.
     """
     own = tokenizer.chat_template

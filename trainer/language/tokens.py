@@ -121,10 +121,7 @@ class Encoder:
         return [self.writer.write(origin, chat) for chat in self.columns.read_chats(row, origin)]
 
     def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
-        """Append the EOS token if missing, as a target, and drop a second BOS token.
-
-        There are two BOS tokens if the row has the token that the tokenizer adds.
-        """
+        """Append the EOS token if missing, as a target, and drop a second BOS token."""
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if begin != end and ids[:2] == [begin, begin]:
             ids, targets = ids[1:], targets[1:]
@@ -144,10 +141,7 @@ def words_of(tokens: UInt32Array) -> Int64Array:
 def tokens_in_spans(
     offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> NDArray[np.bool]:
-    """Return whether each token has a character of a span, or is between such tokens.
-
-    A token across the border of a span is a target: some of the characters are the assistant's.
-    """
+    """Return whether each token has a character of a span, or is between such tokens."""
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     targets = np.zeros(len(offsets), bool)
     for start, end in spans:

@@ -1,7 +1,4 @@
-"""The private attributes of Accelerate that this package depends on, last seen in accelerate 1.15.
-
-``tests/unit/private/test_accelerate.py`` names the attribute that a new release has removed.
-"""
+"""The private attributes of Accelerate in use here. Last seen in accelerate 1.15."""
 
 from __future__ import annotations
 

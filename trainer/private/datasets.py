@@ -1,8 +1,4 @@
-"""The private attributes of Hugging Face datasets that this package depends on.
-
-Last seen in datasets 5.2. ``tests/unit/private/test_datasets.py`` names the attribute that a new
-release has removed.
-"""
+"""The private attributes of Hugging Face datasets. Last seen in datasets 5.2."""
 
 from __future__ import annotations
 

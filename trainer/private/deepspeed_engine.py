@@ -1,9 +1,8 @@
-"""The private and undocumented attributes of DeepSpeed that the strategy depends on.
+"""The private attributes of DeepSpeed that the strategy depends on, last seen in DeepSpeed 0.19.8.
 
 DeepSpeed documents ``initialize``, the engine's ``forward, backward, step`` and a few functions
 that read a parameter. A checkpoint that any layout reads needs more: which range of which flat
-tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8.
-``tests/unit/private/test_deepspeed_engine.py`` names the attribute that a new release has removed.
+tensor belongs to a parameter.
 
 ``zero`` below is the engine's ZeRO optimizer (``engine.optimizer``): ``DeepSpeedZeroOptimizer`` in
 stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
@@ -73,10 +72,7 @@ def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
 
 
 def keep_gathered(zero: Any) -> None:
-    """Keep the persistent parameters gathered until the step, not only while their layer computes.
-
-    -1 is the number of no module that uses a parameter now.
-    """
+    """Keep the persistent parameters gathered until the step. -1 is the number of no module."""
     for parameter in zero.persistent_parameters:
         parameter.ds_active_sub_modules.add(-1)
 
@@ -92,10 +88,7 @@ def gather_persistent(zero: Any) -> None:
 
 
 def copy_to_model_stage_3(zero: Any) -> None:
-    """Copy the full-precision values to the parameters, as the engine's own step does.
-
-    The persistent parameters, which are stale afterwards, are freed.
-    """
+    """Copy full-precision values to the parameters, and free persistent parameters, now stale."""
     zero._partition_all_parameters()
     for group in range(len(zero.fp32_partitioned_groups_flat)):
         zero._reassign_or_swap_out_partitioned_parameters(group)
@@ -105,9 +98,9 @@ def forget_released(zero: Any) -> None:
     """Forget which parameters each layer frees, unless the engine knows the order of the layers.
 
     Call after each backward pass. The engine records the order during a pass, and caches which
-    parameters each layer of the order frees. The cache outlives the order. After forward passes
+    parameters each layer of the order frees. The cache outlives the order: after forward passes
     alone, as in an evaluation before the first step, each layer would be freed in each forward pass
-    of the training, and gathered again alone in the backward pass.
+    and gathered again in the backward pass.
     """
     coordinator = zero.parameter_offload.get_param_coordinator()
     if not coordinator.is_complete_trace():
@@ -176,8 +169,7 @@ def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
 def complete_offloaded_gradients(zero: Any, stage: int) -> None:
     """Bring all gradients of a step to an offloaded optimizer, before the step.
 
-    The engine brings the gradients of parameters that the last micro-batch used
-    (``norm_for_param_grads``), and not those of earlier micro-batches.
+    The engine brings those of parameters that the last micro-batch used (``norm_for_param_grads``).
     """
     if not (zero.offload_optimizer if stage == 3 else zero.cpu_offload):
         return

@@ -11,11 +11,10 @@ from torch import nn
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Compute with a model as if it had no adapters.
+    """Compute with a model as if it had no adapters, by ``_disable_adapters`` (peft 0.19).
 
-    By ``_disable_adapters``, which peft's layers read. The public ``disable_adapter`` freezes the
-    parameters of the adapters as well, which may be copies of an engine at that time. Last seen in
-    peft 0.19.
+    The public ``disable_adapter`` freezes the parameters of the adapters as well, which may be
+    copies of an engine at that time.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     for layer in layers:

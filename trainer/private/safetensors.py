@@ -1,7 +1,4 @@
-"""The private name of safetensors that this package depends on. Last seen in safetensors 0.8.
-
-``tests/unit/private/test_safetensors.py`` names the attribute that a new release has removed.
-"""
+"""The private name of safetensors that this package depends on. Last seen in safetensors 0.8."""
 
 from __future__ import annotations
 

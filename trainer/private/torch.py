@@ -1,8 +1,4 @@
-"""The private attributes of torch that this package depends on.
-
-Each function says why no public name serves. All attributes were last seen in torch 2.13.
-``tests/unit/private/test_torch.py`` names the attribute that a new release has removed.
-"""
+"""The private attributes of torch that this package depends on. Last seen in torch 2.13."""
 
 from __future__ import annotations
 
@@ -54,18 +50,14 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's dictionary of buffers, without those of inner modules.
 
-    ``Module._buffers``. ``named_buffers(recurse=False)`` leaves out names whose buffer is None,
-    which a forward pass may set, and takes four times as long (3 us a module in each step).
+    ``named_buffers(recurse=False)`` leaves out names whose buffer is None, and takes four times as
+    long (3 us a module in each step).
     """
     return module._buffers
 
 
 def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
-    """Replace a buffer of a module.
-
-    ``Module._buffers``. ``register_buffer`` forgets that a buffer is not saved, and some modules
-    define ``__setattr__``.
-    """
+    """Replace a buffer of a module, for which ``register_buffer`` forgets that it is not saved."""
     module._buffers[key] = buffer
 
 
@@ -93,8 +85,7 @@ def is_compiled(module: nn.Module) -> bool:
 def not_compiled(function: F) -> F:
     """Keep a function out of compiled graphs: a graph ends at a call of the function.
 
-    ``_torchdynamo_disable``. ``torch.compiler.disable`` sets the attribute too, and imports
-    ``torch._dynamo`` for that, which takes a second.
+    ``torch.compiler.disable`` would import ``torch._dynamo``, which takes a second.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
@@ -168,8 +159,7 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
 def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
     """Return the numbers of the parameters that DDP still waits for after a backward pass.
 
-    Only ``reducer._check_reducer_finalized`` tells before the next forward pass. Seen in torch
-    2.13.
+    Publicly DDP tells only at the next forward pass.
     """
     try:
         model.reducer._check_reducer_finalized()
@@ -190,10 +180,7 @@ def reads_found_inf(optimizer: Any) -> bool:
 
 
 def mark_stepped(optimizer: Any) -> None:
-    """Note that the optimizer had a turn, after a step that was left out on purpose.
-
-    Otherwise torch warns that the schedule moves before the optimizer does.
-    """
+    """Note that a step was left out on purpose. Otherwise torch warns that the schedule moves."""
     optimizer._opt_called = True
 
 

@@ -1,8 +1,4 @@
-"""The private attributes of torch's FSDP2 that its strategy depends on.
-
-Each function says why no public name serves. All attributes were last seen in torch 2.13.
-``tests/unit/private/test_torch_fsdp.py`` names the attribute that a new release has removed.
-"""
+"""The private attributes of torch's FSDP2 that its strategy depends on. Last seen in torch 2.13."""
 
 from __future__ import annotations
 
@@ -37,10 +33,7 @@ def holds_gradients(unit: nn.Module) -> bool:
 
 
 def end_pass(unit: Any) -> None:
-    """End the pass of an FSDP2 unit. ``reshard`` passes over units within a forward pass.
-
-    The public ``reset_iter_state`` (torch 2.13) fails before the first forward pass.
-    """
+    """End the pass of an FSDP2 unit. ``reset_iter_state`` fails before the first forward pass."""
     state = unit._get_fsdp_state()
     state._state_ctx.iter_forward_root = None
     for part in (state, *_parameter_groups(unit)):
@@ -85,20 +78,15 @@ def _parameter_groups(unit: Any) -> list[Any]:
 
 
 def set_local(tensor: Any, part: Tensor) -> None:
-    """Replace this rank's part of a DTensor by another tensor of the same shape.
-
-    ``DTensor.from_local`` would move the part to the device of the mesh, also an offloaded part.
-    """
+    """Replace this rank's part of a DTensor. ``from_local`` would move an offloaded part."""
     tensor._local_tensor = part
 
 
 def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
     """Wrap a module so that the backward pass recomputes the module, with the same random numbers.
 
-    torch's FSDP documentation itself uses these wrappers.
-
-    Args:
-        offload: keep the inputs that the second pass needs in host memory.
+    torch's documentation of FSDP uses these wrappers. With ``offload`` the inputs of the second
+    pass are kept in host memory.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         checkpoint_wrapper,

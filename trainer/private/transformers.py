@@ -1,7 +1,4 @@
-"""The private names of transformers that this package depends on. Last seen in transformers 5.23.
-
-``tests/unit/private/test_transformers.py`` names the attribute that a new release has removed.
-"""
+"""The private names of transformers in use here. Last seen in transformers 5.23."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ if TYPE_CHECKING:
 def initializer_of(model: Any) -> Callable[[Any], object] | None:
     """Return the method by which a model gives a module first values. None without such a method.
 
-    ``_init_weights``, which each architecture defines. The public ``init_weights`` initializes a
-    whole model. Many models that are not of transformers have a method of this name as well.
+    The public ``init_weights`` initializes a whole model. Many models that are not of transformers
+    have a method ``_init_weights`` as well.
     """
     return getattr(model, "_init_weights", None)
 
@@ -84,10 +81,7 @@ def loader_of(model: Any) -> Callable[..., Any] | None:
 
 
 def compile_template(text: str) -> Template:
-    """Compile a chat template as ``apply_chat_template`` does: with tags, filters and sandbox.
-
-    The public ``apply_chat_template`` returns the rendered text only.
-    """
+    """Compile a chat template as ``apply_chat_template`` does, which returns rendered text only."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template: Template = _compile_jinja_template(text)
