@@ -206,7 +206,10 @@ class Read:
 
     @property
     def files(self) -> Path:
-        """Return the folder for files of your callbacks, made when asked for. Kept by a resume."""
+        """Return the folder for files of your callbacks, made when asked for.
+
+        A resume keeps the folder, and ``--overwrite`` empties it.
+        """
         folder = self.directory.path / "files"
         folder.mkdir(exist_ok=True)
         return folder
@@ -497,7 +500,11 @@ class Run(Read):
         self.agreement.stop(agreed=agreed)
 
     def fail(self, text: str) -> NoReturn:
-        """End the run because of a value that is not finite, with a TrainerError."""
+        """End the run because of a value that is not finite, after a save in flight.
+
+        Raises:
+            TrainerError: always.
+        """
         with self.meter.paused("saving"):
             self.saver.fail(text)
 

@@ -297,7 +297,10 @@ class Task:
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state that a checkpoint keeps, in the form of ``Callback.state_dict``."""
+        """Return the task's state for a checkpoint: JSON with tensors, the same on every rank.
+
+        Called once before the first step as well: a state that cannot be saved ends the run there.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -95,7 +95,10 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for a wrong name (or initials), or names that are known."""
+    """Return ``did you mean 'x'?`` for a wrong name, or the known names, or the nearest of many.
+
+    A known name may be the initials of the wrong name: ``lr`` for ``learning_rate``.
+    """
     names = sorted(known)
     initials = re.sub("([^_])[^_]*_?", r"\1", name)
     near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1)

@@ -15,7 +15,12 @@ from ..task import Pretrained, Task, new_names, sources_of
 
 @dataclass(frozen=True, kw_only=True)
 class MetaModel:
-    """The ``sources`` of a model's values, and ``initial_values`` that draws those of no file."""
+    """The sources of the values of a model on the meta device.
+
+    Args:
+        initial_values: draws the values that no file has.
+        sources: the folders of a pretrained model. Empty if all values are drawn.
+    """
 
     initial_values: InitialValues
     sources: Sequence[Pretrained]

@@ -1,6 +1,7 @@
 """The key ``push_to_hub``: the best models and the last model go to the Hugging Face Hub.
 
-Uploads run in the thread of ``HfApi.run_as_future``, so no server holds up a step or ends a run.
+Uploads run in the thread of ``HfApi.run_as_future``, so no server holds up a step or ends a run. An
+upload whose folder the next best model replaces meanwhile fails, and that model's upload follows.
 """
 
 from __future__ import annotations

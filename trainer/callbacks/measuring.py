@@ -40,7 +40,10 @@ class Evaluation(Callback):
 
 
 class SanityEvaluation(Callback):
-    """Evaluates a batch of each set before the first step, so that an error shows at once."""
+    """Evaluates a batch of each set before the first step, so that an error shows at once.
+
+    The values are shown nowhere: those of a single batch mean little, and may be NaN.
+    """
 
     def __init__(self, best_metric: str | None, origin: Origin) -> None:
         self.best_metric = best_metric

@@ -23,10 +23,7 @@ _ODD = 0x9E3779B97F4A7C1
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line ``key: before -> now`` for each difference.
-
-    Of nested values only the parts that differ are shown. Of lists, the items that came or went.
-    """
+    """Return a line ``key: before -> now`` for each difference, down to the parts that differ."""
     lines = []
     for key in sorted(before.keys() | now.keys()):
         old: Any = before.get(key)
@@ -56,10 +53,8 @@ def changed_settings(
 ) -> list[str]:
     """Return the differences between the settings of a checkpoint and those of this run.
 
-    Args:
-        before, now: as ``fingerprint`` returns them.
-        rates_before, rates_now: the base learning rate of each group of the optimizer, which code
-            may set. A change of the config's rate or schedule is reported under that key alone.
+    The base learning rate of each group, which code may set, is compared as well. A change of the
+    config's rate or schedule is reported under that key alone.
     """
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         rates_before, rates_now = (), ()
@@ -76,10 +71,7 @@ def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, A
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:
-    """Return a checksum of the weights that no checkpoint holds, equal on layouts of a precision.
-
-    Collective: call on every rank.
-    """
+    """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard, low, high in assign_writers(parts.frozen(stored=False)):

@@ -1,7 +1,6 @@
 """A checkpoint, opened: state.json, the model's tensors and all other tensors.
 
-The forms of manifest.json and state.json are checked when the files are read. Further keys may be
-there. ``docs/checkpoint_format.md`` explains the values.
+``docs/checkpoint_format.md`` explains the values. Forms are checked. Further keys may be there.
 """
 
 from __future__ import annotations

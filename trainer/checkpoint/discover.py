@@ -1,7 +1,6 @@
 """The checkpoints on a disk, whether each is as its manifest says, and which a run begins with.
 
-Each reader of a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
-files. ``verify`` reads every byte as well.
+``inspect`` trusts neither the manifest nor the files. ``verify`` reads every byte as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Files and folders on a disk: written whole, and read although others may have written them.
 
-A file or folder appears under its name when it is complete. A name that is read stays inside its
-folder, and JSON has a limited size.
+A file or folder appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ class FileFact(NamedTuple):
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
 ) -> FileFact:
-    """Write a new file, flush the file to the disk, and return the facts for the manifest.
-
-    Args:
-        name: of the file in the manifest. By default the last part of the path.
-    """
+    """Write a new file, flush the file to the disk, and return the facts for the manifest."""
     digest = xxhash.xxh3_128()
     with open(path, "xb") as file:
         for part in parts:

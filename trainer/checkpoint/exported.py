@@ -1,8 +1,7 @@
 """The exported model: a safetensors file that the main process writes, one tensor at a time.
 
 The names and shapes are those of the model that the task built, whatever the strategy. Shared
-tensors are written once. For a transformers model the folder also holds its configuration, so that
-``from_pretrained`` loads the folder. A task may save a part of the model (``Task.saved_part``).
+tensors are written once. ``from_pretrained`` loads the folder of a transformers model.
 """
 
 from __future__ import annotations

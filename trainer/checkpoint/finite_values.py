@@ -25,13 +25,9 @@ def name_not_finite(parts: Parts, gather: Callable[[Any], list[Any]]) -> str:
 def not_finite(parts: Parts) -> str:
     """Return the name of a tensor of this rank's checkpoint, or a buffer, with such values.
 
-    A parameter is called by name, another tensor by kind and name (``buffer mean``). Buffers and
-    frozen parameters may be infinite (a mask of -inf), and not NaN. A sum shows such a value at a
-    fifteenth of the cost of a test of each, and may overflow: a tensor whose sum is not finite is
-    looked at again.
-
-    Raises:
-        CheckpointError: as ``Parts.pieces``.
+    Buffers and frozen parameters may be infinite (a mask of -inf), and not NaN. A sum shows such a
+    value at a fifteenth of the cost of a test of each, and may overflow: a tensor whose sum is not
+    finite is looked at again.
     """
     # Each rank has its own buffers until they are averaged and written.
     buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]

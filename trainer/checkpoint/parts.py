@@ -166,8 +166,7 @@ class Parts:
 def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
     """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
 
-    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of this line. A
-    shard that only this rank holds is written whole.
+    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of this line.
     """
     line_length = Counter[int]()  # elements, by the number of ranks that hold them
     begins = []

@@ -1,10 +1,8 @@
 """Flat ranges of named tensors, by which any layout reads the checkpoints of any other layout.
 
 The part of a parameter that a rank owns is a range of the flattened tensor under every strategy.
-``Ranges`` reads "elements a to b of this tensor" from files, whichever ranks wrote them in
-whichever pieces: our checkpoints, and any folder of safetensors files (an exported model, or a
-model of the Hugging Face hub). So resuming, resharding and loading pretrained weights are the same
-code, and no rank ever holds a whole model.
+``Ranges`` reads ranges from files, whichever ranks wrote them: our checkpoints, and any folder of
+safetensors files. So resuming, resharding and loading pretrained weights are the same code.
 """
 
 from __future__ import annotations
@@ -128,11 +126,7 @@ def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, Entry]]:
 
 
 def of_pretrained(sources: Iterable[Pretrained]) -> tuple[Ranges, dict[str, Entry]]:
-    """Open the folders of a pretrained model, or of its parts.
-
-    Returns:
-        The tensors, all of the kind ``parameter``, and the entry of each in its file.
-    """
+    """Open the folders of a pretrained model. Return tensors, and the entry of each in its file."""
     pieces = []
     for source in sources:
         folder = Path(source.folder)

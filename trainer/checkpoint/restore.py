@@ -135,10 +135,7 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
 def load_pretrained(
     parts: Parts, sources: Sequence[Pretrained], *, only: Collection[str] = ()
 ) -> list[str]:
-    """Read parameters and buffers from the files of a pretrained model. Return notices.
-
-    Collective: call on every rank. ``only`` is as of ``_find``.
-    """
+    """Read parameters and buffers from files of a pretrained model. Return notices. Collective."""
     ranges, entries = of_pretrained(sources)
     folders = ", ".join(dict.fromkeys(str(source.folder) for source in sources))
     return _load_found(parts, ranges, entries, folders, only=only, without=new_names(sources))
@@ -180,8 +177,6 @@ def _find(
 
     Args:
         kinds: under which a tensor may be stored. The first is preferred.
-        only: the tensors that must be there. By default all.
-        without: the tensors that are not looked for.
         strict: refuse stored tensors that the model lacks, and a shared tensor under another name
             than the first, under which the optimizer's state is stored.
     """
@@ -221,7 +216,7 @@ def _find(
 def _load_tensors(
     parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool = False
 ) -> list[str]:
-    """Read parameters, buffers and the moving average, if the run keeps an average. Return notices.
+    """Read parameters, buffers and the moving average. Return notices.
 
     With the optimizer's state, parameter by parameter, which is the order of the files: in
     another order a disk takes twice the time.

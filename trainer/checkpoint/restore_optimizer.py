@@ -113,8 +113,8 @@ def _read_values(
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:
     """Set a fresh schedule to the step of a saved schedule. Return notices.
 
-    A schedule that is a function of the step takes the rates from the settings of this run. Others
-    compute each rate from the rate before: they continue with the saved rates.
+    A schedule that is a function of the step takes rates of this run. Others continue with the
+    saved rates.
     """
     groups = schedule.optimizer.param_groups
     rates = state["lr"]

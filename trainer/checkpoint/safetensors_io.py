@@ -63,8 +63,7 @@ def raw(tensor: Tensor) -> memoryview:
 def read_header(path: Path) -> dict[str, Entry]:
     """Read the names, dtypes, shapes and places of a file's tensors.
 
-    The safetensors library checks the header: the tensors follow each other without gaps from the
-    end of the header to the end of the file. ``Unreadable`` tells a file that the machine cannot
+    The safetensors library checks the header. ``Unreadable`` tells a file that the machine cannot
     read, another ``CheckpointError`` a file that is cut or of another sort.
     """
     entries = {}

@@ -49,11 +49,6 @@ def check_of(
     It raises ``CheckpointError`` if the folder gives another model. A model that takes no tokens,
     that draws random numbers in evaluation mode, or that does not fit into the free memory, is not
     compared.
-
-    Args:
-        model: prepared.
-        parameters: elements of the model.
-        rounded: whether the model computes in 16 bits.
     """
     module = unwrapped(model)
     product = module.get_submodule(exported)

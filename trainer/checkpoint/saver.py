@@ -1,12 +1,11 @@
 """Saving while training continues: a step waits only for the copy to host memory.
 
 A save goes through three stages, and all ranks change from one to the next at the same step:
-    writing      each rank's thread writes its own file
-    committing   the main process's thread writes the manifest, renames, deletes old checkpoints
-    done
-At a step boundary the ranks begin to ask whether all have finished a stage. The answer is known at
-the next boundary, so nobody waits. At most one save is in flight: the next save
-waits.
+``writing`` (each rank's thread writes its own file), ``committing`` (the main process writes the
+manifest, renames, deletes old checkpoints) and ``done``.
+
+At a step boundary the ranks ask whether all have finished a stage, and know the answer at the next,
+so nobody waits. At most one save is in flight: the next save waits.
 """
 
 from __future__ import annotations
@@ -62,11 +61,7 @@ class BackgroundTask:
 
 @dataclass(eq=False)
 class Saver:
-    """Saves checkpoints to ``folder``. Every method is collective, at the same step.
-
-    Attributes:
-        last_step: the step of the newest checkpoint, which is not saved again.
-    """
+    """Saves checkpoints to ``folder``. Every method is collective, at the same step."""
 
     folder: Path
     agreement: Agreement
@@ -91,12 +86,7 @@ class Saver:
             self.agreement.run_on_main(partial(describe, parts))
 
     def save(self, parts: Parts) -> None:
-        """Begin a checkpoint of this step. ``finish`` waits until the checkpoint is complete.
-
-        Raises:
-            TrainerError: a value is not finite (``finite_values.py``).
-            CheckpointError: this save or the one before failed, and ``on_save_error`` is ``stop``.
-        """
+        """Begin a checkpoint of this step, as ``Run.save``. ``finish`` waits for the end."""
         name = name_not_finite(parts, self.agreement.gather) if self.config.keep_last else ""
         if name:
             self.fail(
@@ -161,11 +151,7 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Move a save to the next stage, if all ranks have finished. Call at a step boundary.
-
-        Raises:
-            CheckpointError: the save failed on some rank, and ``on_save_error`` is ``stop``.
-        """
+        """Move a save to the next stage if all ranks have finished. Call at a step boundary."""
         task, snapshot = self._task, self._snapshot
         if task is None:
             return

@@ -34,7 +34,6 @@ class Snapshot:
     """A rank's part of a checkpoint, in host memory.
 
     Args:
-        facts: for the manifest. The same on every rank.
         pieces: the tensors that this rank writes, by key.
         files: other files by name. On the main process only.
         pinned: the steps whose checkpoints are kept when this one is complete.
@@ -104,11 +103,7 @@ def take(
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the text of state.json, and the tensors that the text names.
-
-    Raises:
-        CheckpointError: the state of the task or of a callback cannot be saved.
-    """
+    """Return the text of state.json, and the tensors that the text names."""
     strategy, form = parts.strategy, parts.model_file
     tensors: dict[str, Tensor] = {}
     states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}

@@ -127,10 +127,7 @@ def build_on_meta(
 
 
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], Pretrained]:
-    """Find the tensors of a model in a folder, by their names in the model.
-
-    Raises ``ConfigError`` if the files hold different values for a tensor that has two names.
-    """
+    """Find a model's tensors in a folder. ConfigError if a tensor with two names has two values."""
     ranges, entries = of_model_folder(folder)
     own = dict(canonical_state(model)).keys()
     names = own & entries.keys() - missing

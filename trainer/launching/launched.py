@@ -1,4 +1,7 @@
-"""Build the Accelerator that the plan describes, and check the result."""
+"""Build the Accelerator that the plan describes, and check the result.
+
+Without a GPU Accelerate turns an FSDP or DeepSpeed file with ``use_cpu`` into DDP.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 class Section:
     """An optimizer or a schedule that a DeepSpeed JSON asks for, by keys of the training config.
 
-    Values that the file leaves out are DeepSpeed's defaults. "auto" is absent.
+    Values that the file leaves out are DeepSpeed's defaults (``origin.is_default``). "auto" is
+    absent: the training config decides.
     """
 
     name: Sourced[str]

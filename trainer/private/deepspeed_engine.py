@@ -78,10 +78,7 @@ def keep_gathered(zero: Any) -> None:
 
 
 def gather_persistent(zero: Any) -> None:
-    """Gather the small parameters that stay whole. Collective: call on every rank.
-
-    The engine gathers each at the first use. A rank that leaves the layer out would not take part.
-    """
+    """Gather the small parameters that stay whole, for ranks that leave a layer out. Collective."""
     persistent = zero.persistent_parameters
     if persistent:
         persistent[0].all_gather(persistent)

@@ -60,7 +60,11 @@ _NO_FLAGS: Entries = {}
 
 
 def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FLAGS) -> Request:
-    """Read an accelerate YAML or JSON, or flags of ``accelerate launch``. ConfigError if wrong."""
+    """Read an accelerate YAML or JSON, or the flags of ``accelerate launch`` without a file.
+
+    Raises:
+        ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
+    """
     check = Findings()
     doc = None if path is None else read_document(path)
     entries = read_entries(doc, overrides, check)
@@ -110,7 +114,10 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
 
 
 def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
-    """Split the words after ``accelerate launch`` into its config file and the typed flags."""
+    """Split the words after ``accelerate launch`` into its config file and the typed flags.
+
+    Without ``--config_file`` the default file of ``accelerate config`` counts, as for Accelerate.
+    """
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command_parser
 

@@ -49,7 +49,10 @@ _RULE = (
 def read_fsdp(
     entries: Entries, copies: Sourced[int] | None, check: Findings, origin: Origin
 ) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the arguments of the plugin, and their origins. ``copies`` is that of HSDP."""
+    """Return the plugin's arguments, and the origins of arguments that errors name.
+
+    Each of the ``copies``, if there are some (HSDP), is the whole model on a group of processes.
+    """
     plugin = read_values(_Plugin, entries, check)
     is_old = plugin.fsdp_version in (1, "1")
     if is_old:
