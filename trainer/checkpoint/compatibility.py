@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from ..distributed.agreement import Agreement
 from ..strategies.tensors import DTYPES
+from ..text import hidden
 from .parts import Parts, assign_writers
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
@@ -58,7 +59,8 @@ def changed_settings(
     """
     if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         rates_before, rates_now = (), ()
-    return differences(_with_rates(before, rates_before), _with_rates(now, rates_now))
+    old = _with_rates(hidden(before), rates_before)  # an earlier version hid fewer secrets
+    return differences(old, _with_rates(now, rates_now))
 
 
 def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
