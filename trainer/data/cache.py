@@ -1,8 +1,7 @@
 """Data preparation (download, tokenise, pack): once per node, cached by content.
 
-The first process prepares the data behind a lock on a file. The others wait for the lock. A barrier
-would not do: long work runs into the time-out of collectives. A lock also serves processes that
-know nothing of each other, such as two jobs on the same machine.
+The first process prepares the data behind a lock on a file, which also serves two jobs on the same
+machine. A barrier would not do: long work runs into the time-out of collectives.
 """
 
 from __future__ import annotations

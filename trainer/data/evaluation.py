@@ -27,21 +27,15 @@ class EvaluationBatches:
 
     Yields ``(batch, examples)``, in the data set's order, and as many batches on every rank. A
     batch of 0 examples does not count: with such a padding batch the rank takes part in the forward
-    pass of a sharded model.
-
-    Every rank reads the whole of a stream, without workers, and keeps a part. The numbers that a
-    stream draws are the same on every rank and in each evaluation.
+    pass of a sharded model. Every rank reads the whole of a stream, without workers, and keeps a
+    part. The numbers that a stream draws are the same on every rank and in each evaluation.
 
     Args:
         layout: of the training, whose batch sizes do not count here.
         batch_size: samples of a rank in a batch.
-        collate, pin_memory: as of ``TrainData``.
         workers: loading processes of this rank. They stay until ``close``, with the data set of the
             first evaluation. Their random numbers follow from rank and batch.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
-
-    Attributes:
-        size: of the data set. None for a stream.
 
     Raises:
         DataError: the data set is empty. In an iteration: the stream is empty or can be read only
@@ -142,10 +136,7 @@ class _BatchKeys:
 
 @dataclass(eq=False, kw_only=True)
 class _SeededItems(Items):
-    """A data set whose items draw, in a loading process, from a seed of their batch.
-
-    So neither the number of loading processes nor their earlier batches make a difference.
-    """
+    """A data set whose items draw, in a loading process, from a seed of their batch alone."""
 
     rank: int
 

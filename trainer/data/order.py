@@ -1,23 +1,12 @@
 """The order in which an epoch visits the samples: a permutation that follows from (seed, epoch).
 
-The position of a training is an integer, the samples that all ranks together have consumed since
-the start. Divided by the size of the data set, the position gives the epoch and the place in the
-order of that epoch:
+Nothing in this file knows how many ranks there are: ``batches.py`` divides the samples of a step.
+So a run that is resumed on another layout trains on the same samples.
 
-    >>> epoch, place = divmod(14, 10)  # position 14 in a data set of 10 samples
-    >>> epoch, place
-    (1, 4)
     >>> epoch_order(10, seed=0, epoch=1)
     array([9, 1, 3, 8, 7, 6, 0, 4, 2, 5])
-    >>> epoch_order(10, seed=0, epoch=1)[4:8]  # the next step, at a global batch of 4
+    >>> epoch_order(10, seed=0, epoch=1)[4:8]  # at position 14, with a global batch of 4
     array([7, 6, 0, 4])
-
-Nothing in this file knows how many ranks there are. ``batches.py`` divides these four samples: 7, 6
-for rank 0 and 0, 4 for rank 1, or all of them for a single process. So a run that is resumed at
-position 14 trains on the same samples on any layout.
-
-Up to about a million samples the permutation is kept in memory. For larger data sets it is computed
-on access.
 """
 
 from __future__ import annotations

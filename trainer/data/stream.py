@@ -5,9 +5,8 @@ the same step on every layout, as with a data set that has an index. The price: 
 collates) everything. A stream that divides itself over the ranks would be divided twice. Such a
 stream is refused (``alike.py``).
 
-A resumed run continues after the last sample that was trained. If the stream has ``state_dict``,
-this state is set. Any other stream is read over from the beginning of the epoch, which is slow and
-exact. So is a stream with a shuffle buffer, because the state lacks the buffer.
+A resumed run sets the stream's ``state_dict``. A stream that has none, or that shuffles in a
+buffer, is read over from the beginning of the epoch, which is slow and exact.
 """
 
 from __future__ import annotations
@@ -55,15 +54,12 @@ class StreamData(TrainData):
     The end of the stream is the end of an epoch, whose last step may be short. The next epoch reads
     the stream anew, after ``set_epoch(epoch)`` if the stream has this method.
 
-    Args:
-        dataset: torch's or Hugging Face's IterableDataset, or any iterable.
-        settings: as of ``TrainData``. ``augment`` gets a generator of (seed, epoch, number in the
-            stream), and ``workers`` is 0, or 1 to read ahead in another process.
+    ``augment`` gets a generator of (seed, epoch, number in the stream), and ``workers`` is 0, or 1
+    to read ahead in another process.
     """
 
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
-        assert self.workers <= 1, "several workers would each read the whole stream"
         self._state = State()
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:

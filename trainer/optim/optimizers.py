@@ -43,9 +43,8 @@ def check_class(
     complete = dict(settings)
     if decay_given or "weight_decay" in inspect.signature(cls).parameters:
         complete["weight_decay"] = decay
-    arguments = _with_tuples(complete)
     try:
-        cls([nn.Parameter(torch.zeros(2))], lr=lr, **arguments)
+        cls([nn.Parameter(torch.zeros(2))], lr=lr, **_with_tuples(complete))
     except Exception as error:  # classes raise any error for settings
         raise origin_of(origins, "optimizer_settings").error(
             f"{name} does not take these: {error}", {"lr": lr, **complete}

@@ -109,7 +109,7 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     _answer(torch.cuda.amp.common, amp_definitely_not_available=False)
     _answer(fake_tensor, init_gpu_context=None)  # of a torch with CUDA
     _answer(torch._C, _cuda_getCurrentRawStream=0)  # for bitsandbytes
-    _answer(torch.Tensor, record_stream=None)
+    _answer(torch.Tensor, record_stream=None, is_pinned=False)
 
     def waits(*args: Any, **kwargs: Any) -> None:
         device.wait("waits", is_known=True)
@@ -128,5 +128,9 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     replace_in(Stream, synchronize=waits)
     replace_in(torch, Event=Event, Stream=Stream)
     replace_in(torch.version, cuda="13.0")
-    replace_in(torch.Tensor, cuda=lambda tensor, *args, **kwargs: tensor.to("cuda"))
+    replace_in(
+        torch.Tensor,
+        cuda=lambda tensor, *args, **kwargs: tensor.to("cuda"),
+        pin_memory=lambda tensor, *args, **kwargs: tensor,
+    )
     torch._C._set_only_lift_cpu_tensors(True)

@@ -115,8 +115,6 @@ class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
                 return copied
         if function is _ATEN._to_copy.default and not fakes:
             return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
-        if function in (_ATEN.is_pinned.default, _ATEN._pin_memory.default):
-            return False if function is _ATEN.is_pinned.default else args[0]
         return self._without_values(function, args, kwargs)
 
     def uploaded(self, values: Tensor) -> Any:

@@ -24,9 +24,10 @@ def memory_of(text: str) -> float:
     """Return the GiB of an accelerator by name (``H100-80``), or of a text (``24GiB``)."""
     memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
     if memory is not None:
-        if usable_bytes(float(memory[1])) < 1:
+        given = float(memory[1])
+        if usable_bytes(given) < 1:
             raise usage_error("gpu", text, "has no memory for tensors: 1 GiB and 8 % stay free")
-        return float(memory[1])
+        return given
     asked = text.lower().replace(" ", "").removesuffix("gb")
     for name, (gib, *_) in KNOWN.items():
         if gib is not None and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
