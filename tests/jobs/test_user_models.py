@@ -8,7 +8,7 @@
 | A parameter that only one rank uses is named | DDP on 2 | test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name |
 | Exports have the names and buffers of the model, and are what peft and transformers load | one process, all on 2 | test_buffers_and_names_are_exported_as_the_model_has_them, test_an_adapted_model_is_exported_as_peft_loads_it, test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has |
 | A model that is filled after it was divided is that model | one process, all on 2 | test_a_model_that_is_filled_after_it_was_divided_has_the_numbers_of_a_loaded_one |
-| Layers that a resume thaws are trained on | all on 2 | test_layers_that_are_thawed_by_a_resume_learn_on |
+| Layers that a resume thaws are trained on | all on 2 | test_layers_that_are_thawed_by_a_resume_learn_on, test_layers_that_are_thawed_have_one_curve_under_all_stages_of_zero |
 | Early stop ends at the same step | one process, all on 2 | test_early_stop_ends_at_the_same_step_on_one_process_and_on_two |
 
 "All" is ZeRO-3, which asks most of a model, in the quick tests, and the others nightly. The models
@@ -59,6 +59,7 @@ UNSAID = [
         ["fsdp"],
         "LaunchError: 0.weight: a hook on its gradient would not be called: register it in",
     ),
+    (["changed_in_forward"], ["fsdp", "zero3"], "LaunchError: teacher.0.bias, teacher"),
     (["data_in_forward"], ["fsdp", "zero3"], "LaunchError: teacher.0.bias, teacher."),
     (["data_of_callback"], ["fsdp", *ZERO], "0.weight"),
     (["filled_by_callback"], ["fsdp", "zero1", "zero2"], "0.weight"),
@@ -83,8 +84,9 @@ UNSAID = [
         ["ddp"],
         "the loss of this step does not depend on blocks.",
     ),
+    (["later_unsaid"], ["ddp"], "the loss of this step does not depend on two.weight, two.bias"),
     (["reads"], ["zero3"], "DataError: training_step computes with a parameter outside of its"),
-    (["empty_layer"], ["zero3"], "without elements: leave its layer out"),
+    (["empty", "empty_layer"], ["zero3"], "without elements: leave its layer out"),
     (["in_any_order"], ZERO, "ranks used different parameters"),
     (["on_some_ranks_unsaid"], ZERO, "only some ranks use two.bias, two.weight; set"),
 ]
@@ -98,6 +100,10 @@ MORE = (
     "reports",
     "encoder",
     "graph",
+    "empty",
+    "frozen_in_optimizer",
+    "penalty_in_blocks",
+    "later_unsaid",
 )
 # How a task computes its gradients: quick under FSDP2 too.
 GRADIENTS = (
@@ -354,6 +360,12 @@ def test_layers_that_are_thawed_by_a_resume_learn_on(strategy: str, folder: Path
     assert said == ([expected.format(name) for name in ("weight", "bias")] if divided else [])
     same = slice(1 if divided else 4)
     assert found["losses"][1][same] == pytest.approx(alone["losses"][1][same], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_layers_that_are_thawed_have_one_curve_under_all_stages_of_zero(folder: Path) -> None:
+    first, *others = (results(name, folder)["thawed"]["losses"][1] for name in ZERO)
+    assert all(losses == pytest.approx(first, rel=1e-6) for losses in others)
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])

@@ -163,7 +163,8 @@ def test_bert_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
     assert len(done.losses) == STEPS and done.losses == pytest.approx(alone.losses, rel=1e-3)
     assert sum(done.losses[-5:]) / 5 < 1.45, "it learns: a model that knows nothing has log(5)"
     ours, theirs = done.evaluation, alone.evaluation
-    assert ours.keys() == theirs.keys()
+    names = {"eval/accuracy", "eval/f1", *(f"eval/recall/{label}" for label in range(5))}
+    assert names <= ours.keys() == theirs.keys()
     assert ours["eval/loss"] == pytest.approx(theirs["eval/loss"], rel=1e-3)
     accuracy = pytest.approx(theirs["eval/accuracy"], abs=0.01)
     assert ours["eval/accuracy"] == accuracy, "one text of 136 may tip over"

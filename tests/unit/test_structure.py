@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import house
 import pytest
-from launchers import ROOT, clean_environment
+from launchers import ROOT, clean_environment, completed
 
 import trainer
 
@@ -53,7 +54,7 @@ LARGE_PACKAGES = {
     "wandb",
     "tensorboard",
 }
-STARTS_OF_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
+STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec", "socket.connect"}
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 # Files of both programs are told apart, planned and imported by commands of their own. What packages
@@ -188,11 +189,24 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert house.circle_of_files() == []
 
 
+def test_a_circle_of_files_is_seen(tmp_path: Path) -> None:
+    """For types, and inside of functions."""
+    room = tmp_path / "trainer" / "room"
+    room.mkdir(parents=True)
+    (room / "one.py").write_text("if TYPE_CHECKING:\n    from .two import Name\n")
+    (room / "two.py").write_text("def f():\n    from . import one\n")
+    shutil.copytree(
+        ROOT / "docs", tmp_path / "docs", ignore=lambda _, names: {*names} - {"house.py"}
+    )
+    done = completed([sys.executable, str(tmp_path / "docs" / "house.py")])
+    assert done.stderr.startswith("a circle of files: room/") and done.returncode == 1
+
+
 def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
     """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams
     or commands.
 
-    Nothing of the large packages beside torch either, and no process is started.
+    Nothing of the large packages beside torch either, and no process or connection is started.
     """
     words = [
         "--config",
@@ -205,7 +219,7 @@ def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
     code = f"""
 import sys
 starts = []
-sys.addaudithook(lambda event, _: starts.append(event) if event in {STARTS_OF_A_PROCESS} else None)
+sys.addaudithook(lambda event, _: starts.append(event) if event in {STARTS} else None)
 sys.path.insert(0, "examples")
 from trainer.script import train
 train({words})

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import SecretStr
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.optim import SGD, Optimizer, Rprop
+from torch.optim import SGD, AdamW, Optimizer, Rprop
 
 import trainer
 from trainer import Callback, Data, Plan, Run, StepInfo, Task
@@ -210,6 +210,16 @@ class ChangedInPlace(Plain):
         return [self.Clamp()]
 
 
+class ChangedInForward(Teacher):
+    """The same as a model with its own habits does it, inside of a forward pass."""
+
+    def callbacks(self) -> list[Callback]:
+        return []
+
+    def build_model(self) -> nn.Module:
+        return self.Model(in_forward=True)
+
+
 class DataInForward(Teacher):
     """A teacher that follows as in MoCo's code: by assignments to ``data``."""
 
@@ -328,6 +338,27 @@ class Penalty(Plain):
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         return {"loss": F.mse_loss(model(batch["x"]), batch["y"], reduction="none")}
+
+
+class PenaltyInBlocks(Plain):
+    """The same with blocks that are gathered and freed one at a time, as BERT's are."""
+
+    def build_model(self) -> nn.Module:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inside = nn.Linear(8, 8)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x + torch.tanh(self.inside(x))
+
+        class Blocks(nn.Sequential):
+            _no_split_modules = ("Block",)
+
+        return Blocks(Block(), Block(), nn.Linear(8, 1))
+
+    training_step = Penalty.training_step
+    evaluation_step = Penalty.evaluation_step
 
 
 class Caught(Plain):
@@ -518,6 +549,22 @@ class InAnyOrder(Plain):
         return self.Model()
 
 
+class Later(Plain):
+    """A layer that the loss reaches from the third forward pass on, evaluations not counted."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.passes = nn.Linear(8, 1), nn.Linear(8, 1), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += self.training
+            return self.one(x) + (self.two(x) if self.passes > 2 else 0)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
 class Scalar(Plain):
     """A learnt scalar, as CLIP's logit_scale, one that is frozen, and a layer with the name that
     wrappers give to what they wrap.
@@ -536,6 +583,15 @@ class Scalar(Plain):
 
     def build_model(self) -> nn.Module:
         return self.Model()
+
+
+class Empty(Plain):
+    """A parameter without elements."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))
+        return model
 
 
 class Narrow(Plain):
@@ -604,6 +660,20 @@ class HookedLater(Plain):
             model.get_parameter("0.weight").register_hook(lambda gradient: gradient * 0)
 
         return [At(hang)]
+
+
+class FrozenInOptimizer(Plain):
+    """A frozen layer among the optimizer's parameters, one group of them all its own."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model[0].requires_grad_(False)
+        return model
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return AdamW(
+            [{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=plan.lr
+        )  # type: ignore[index, union-attr]
 
 
 class Names(Plain):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from trainer import Data, Task
+from trainer import Data, Task, now
 
 
 class Stream(IterableDataset[Any]):
@@ -77,6 +77,7 @@ class Sign(Task):
             "label": batch[1],
             "logits": logits,
             "name": ["plus" if right else "minus" for right in logits.argmax(-1).tolist()],
+            "at": [f"{now().evaluation_set} {now().step}"] * len(logits),
         }
         if self.wrong == "one number":
             predicted["mean"] = logits.mean()

@@ -80,10 +80,10 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
 ) -> None:
     fit(tmp_path, max_steps=6)
     before = names(tmp_path)
-    real = discover.hash_file
+    real, unreadable = discover.hash_file, {store.name_of(6)}
 
     def failing(path: Path) -> str:
-        if path.parent.name == store.name_of(6):
+        if path.parent.name in unreadable:
             raise OSError(5, "Input/output error", str(path))
         return real(path)
 
@@ -96,8 +96,8 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
     capsys.readouterr()
     assert cli.main(["checkpoints", str(tmp_path), "--verify"]) == 1
     assert "damaged" not in capsys.readouterr().out
-    monkeypatch.undo()
     assert names(tmp_path) == before
+    unreadable = {store.name_of(step) for step in (2, 4)}  # nobody reads older checkpoints
     fit(tmp_path, resume="auto")
     assert steps(tmp_path) == [8, 6, 4, 2]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from judged_curves import curve
 from origins import origin, sourced
 
 from trainer import TrainConfig
 from trainer.commands import parity
+from trainer.commands.curves import EXACT
 from trainer.launching.request import Request
 
 
@@ -27,3 +32,14 @@ def test_one_process_gets_the_settings_of_launch_files() -> None:
     assert parity._one_process([plain], said) == []
     owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
     assert parity._one_process([plain, owns], config) is None
+
+
+def test_the_verdict_does_not_need_plotly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2}
+    alone = replace(curve("a", 0.0), plan=plan)
+    gaps = {"a": {"loss": {1: 0.0}, "grad_norm": {1: 0.0}, "weights": {1: 0.0}}}
+    assert parity._report([alone], gaps, {"a": ("reference", "")}, EXACT, str(tmp_path)) == 0
+    assert "compare.html': needs plotly: pip install" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from trainer import CheckpointError, ConfigError, DataError, TrainConfig, prepare_once
 from trainer.checkpoint.exported import write_model
 from trainer.commands import cli
-from trainer.config.load import load_config
+from trainer.config.load import check_settings, load_config
 from trainer.config.paths import not_local
 
 ELSEWHERE = "this machine's file system only"
@@ -71,3 +71,34 @@ def test_in_what_code_writes(here: Path) -> None:
     with pytest.raises(DataError, match="cache 's3://a/b': is an address"):
         prepare_once("s3://a/b", 1, lambda folder: None)
     assert os.listdir() == []
+
+
+def test_in_the_settings_of_a_language_task() -> None:
+    from trainer.language import CausalLM
+
+    words = ["--task", "m:T", "--epochs", "1", "--task_settings.data", "[a.txt, 's3://a/b']"]
+    loaded = load_config(
+        [*words, *(f"task_settings.{key}=s3://a" for key in ("model", "cache_dir"))]
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_settings(CausalLM, loaded.config.task_settings, loaded)
+    told = [line.split(": is an address")[0] for line in str(caught.value).splitlines()]
+    assert told == [
+        "command line: task_settings.model: 's3://a'",
+        "command line: task_settings.cache_dir: 's3://a'",
+        "command line: task_settings.data.1: 's3://a/b'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", ["check s3://a/b.yaml", "train s3://a/b.yaml", "check a.yaml --output_dir s3://a/b"]
+)
+def test_in_check_and_train(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text("task: m:T\nepochs: 1\n")
+    if words.startswith("train"):
+        with pytest.raises(ConfigError, match=r"^s3://a/b.yaml: is an address"):
+            load_config(words.split()[1:])
+    else:
+        assert cli.main(words.split()) == 2
+        assert "is an address" in capsys.readouterr().err
+    assert os.listdir() == ["a.yaml"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.distributed import exit, heartbeat
-from trainer.distributed.heartbeat import BUILDING, Heartbeat, Row
+from trainer.distributed.heartbeat import BUILDING, Heartbeat, LostRank, Row
 
 
 class Store:
@@ -171,6 +171,12 @@ def test_a_rank_that_has_left_in_order_is_not_missed(world: World) -> None:
     world.run(2, silent=(2,))
     world.states[2] = "Z"
     world.run(300, silent=(2,))
+
+
+def test_a_broken_connection_names_the_rank_that_is_gone(world: World) -> None:
+    world.states[1] = "Z"
+    with pytest.raises(LostRank, match=r"rank 1 \(process 1 on host\) is gone"):
+        world.ranks[0].explain(RuntimeError("Connection closed by peer"))
 
 
 def test_the_end_of_a_rank_after_everything_is_written_is_a_notice(

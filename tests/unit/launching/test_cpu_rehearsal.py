@@ -54,6 +54,8 @@ def test_fp16_in_a_rehearsal(strategy: str, runs: str) -> None:
     assert (made.mixed_precision, made.notices) == (runs, said)
     on_gpus = plan(asks, machine=FOUR_GPUS)
     assert (on_gpus.mixed_precision, on_gpus.notices) == ("fp16", ())
+    of_config = plan(request(strategy), mixed_precision="fp16")
+    assert (of_config.mixed_precision, len(of_config.notices)) == (runs, len(said))
 
 
 def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:

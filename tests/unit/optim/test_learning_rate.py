@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from plans import plan
 
-from trainer.config.schedule_keys import SCHEDULES
+from trainer.config.schedule_keys import SCHEDULES, TO_FINAL
 from trainer.errors import ConfigError
 from trainer.optim.learning_rate import build_schedule, lr_factor
 from trainer.run_plan import Plan
@@ -96,3 +99,22 @@ def test_what_torch_does_not_have(schedule: str, settings: dict[str, Any], messa
         rates(plan(schedule=schedule, schedule_settings=settings), 1)
     assert message in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@given(st.sampled_from(list(SCHEDULES)), st.integers(1, 60), st.integers(0, 60), st.floats(0, 1))
+def test_what_holds_for_all(name: str, total: int, warmup: int, final: float) -> None:
+    warmup = min(warmup, total)
+    factor = lr_factor(
+        name, SETTINGS.get(name), warmup_steps=warmup, total_steps=total, final_ratio=final
+    )
+    got = [factor(step) for step in range(total + 1)]
+    assert all(0 < value <= 1 + 1e-12 for value in got[:-1]), "no step trains with rate zero"
+    assert all(a < b for a, b in pairwise(got[: warmup + 1])) or name == "step"
+    assert all(a >= b for a, b in pairwise(got[warmup:]))
+    assert name not in TO_FINAL or warmup == total or got[-1] == pytest.approx(final)
+
+
+def test_decay_in_steps() -> None:
+    by_steps = lr_factor("wsd", {"decay_steps": 5}, warmup_steps=4, total_steps=20)
+    by_part = lr_factor("wsd", {"decay_fraction": 0.25}, warmup_steps=4, total_steps=20)
+    assert [by_steps(step) for step in range(21)] == [by_part(step) for step in range(21)]

@@ -14,8 +14,10 @@ from launchers import ROOT, clean_environment, json_in
 
 from trainer.commands.rehearse import first_difference
 from trainer.errors import LaunchError
+from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.fake_device import FakeDevice, Recorder
+from trainer.rehearsal.job import Job
 from trainer.rehearsal.ledger import ACTIVATIONS, OPTIMIZER, PARAMETERS, Ledger
 
 GATHER = {"kind": "all-gather", "ranks": 8, "machines": 1, "bytes": 8 << 30, "dtype": "bfloat16"}
@@ -83,3 +85,32 @@ def test_a_loop_that_waits_for_a_value_ends_with_its_line() -> None:
         told = r"test_rehearsal.py:\d+: reads a value of the device 10,000 times in a step"
         with pytest.raises(LaunchError, match=told) if is_over else nullcontext():
             device.wait("reads a value")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (FSDP, ["fsdp_config: {'fsdp_activation_checkpointing': True}", "micro_batch_size: 2"]),
+        (
+            {"deepspeed_config": {"zero_stage": 2}},
+            ["micro_batch_size: 2", "accel_configs/fsdp.yaml"],
+        ),
+        ({"zero_optimization": {"stage": 3}}, ["micro_batch_size: 2", "accel_configs/fsdp.yaml"]),
+    ],
+)
+def test_the_changes_that_cost_least_are_tried_first(
+    file: dict[str, Any], expected: list[str]
+) -> None:
+    words = ["--task=trainer.language:MaskedLM", "--max_steps=1", "--micro_batch_size=4"]
+    words += ["--task_settings.model=m", "--task_settings.data=d"]
+    job = Job(launch_file=file, words=words, gpus=8, gpu="H100")
+    plan = {"micro_batch_size": 4, "accumulation_steps": 3, "mixed_precision": "fp16"}
+    changes = dict(changes_of(job, plan))
+    assert list(changes)[:2] == expected
+    assert "offload" in list(changes)[-1]
+    smaller = changes["micro_batch_size: 2"].words
+    assert {"--micro_batch_size=2", "--accumulation_steps=6"} <= {*smaller}
+    if "accel_configs/fsdp.yaml" in changes:  # the launch file that goes may have said these
+        kept = changes["accel_configs/fsdp.yaml"].words[-3:]
+        settings = {"mixed_precision=fp16", "micro_batch_size=4", "accumulation_steps=3"}
+        assert {*kept} == {f"--{setting}" for setting in settings}

@@ -141,6 +141,7 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
         gpu.hold(200)
         gpu.hold(100)
     assert gpu.calls == ["reset", "synchronize", "reset", "reset"]
+    assert meter.spent["evaluation"] < 0.05, "steps that were queued count as training"
     gpu.hold(250)
     assert meter.read(steps_left=1)["peak_memory_bytes"] == 300, "the largest of the whole phase"
     summary = meter.summary(

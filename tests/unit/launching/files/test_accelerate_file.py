@@ -178,6 +178,10 @@ def test_a_flag_fills_the_precision_that_the_json_leaves_open(write: Write) -> N
     path = write("a.yaml", BY_FILE)
     request = read_accelerate_file(path, overrides=flag("bf16", "mixed_precision"))
     assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
+    stage = "ds.json:1 (zero_optimization.stage)"
+    assert (request.strategy, str(request.strategy_origin)) == ("zero2", stage)
+    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
+    assert request.files == ("a.yaml", "ds.json")
     write("ds.json", json.dumps({**FULL, "fp16": {"enabled": True}}))
     line = complaint(lambda: read_accelerate_file(path, overrides=flag("bf16", "mixed_precision")))
     assert line == (

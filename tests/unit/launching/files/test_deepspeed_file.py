@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.utils import DeepSpeedPlugin
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import DDP, FULL, ZERO, Write, complaint
 from origins import sourced
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
-from trainer.launching.files.deepspeed_file import read_deepspeed_file
+from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
 
 
 def test_inline_zero(write: Write) -> None:
@@ -245,3 +246,15 @@ INLINE_MISTAKES = [
 )
 def test_a_mistake_in_the_section_is_one_line(write: Write, text: str, line: str) -> None:
     assert complaint(lambda: read_accelerate_file(write("a.yaml", f"{ZERO}  {text}"))) == line
+
+
+def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
+    """Keys that stand for a key of the JSON are those that Accelerate's own check names."""
+    constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
+    names = set()
+    for constant in constants:
+        for name in constant if isinstance(constant, tuple) else (constant,):
+            if str(name).startswith("ACCELERATE_"):
+                names.add(name.removeprefix("ACCELERATE_").replace("DEEPSPEED_", "").lower())
+    others = {"config_ds_fields", "mixed_precision", "offload_optimizer_nvme_path"}
+    assert names - others == set(INLINE)
