@@ -105,6 +105,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
+def hugging_face_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let ``datasets`` keep what it reads in the folder of the test."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
+
+
+@pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
     """Trainings in this process: Accelerator and float32 switches of one test do not reach the
     next.

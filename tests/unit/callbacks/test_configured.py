@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,7 +163,7 @@ class Thaw(trainer.Callback):
 @pytest.fixture
 def config_file(module_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module of one's own beside a training config that names its callback."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(module_folder)
     (module_folder / "line.py").write_text(MODULE)
     path = module_folder / "train.yaml"
     path.write_text("task: line:Line\nmax_steps: 2\ncallbacks:\n  - line:Thaw:\n      at: 3\n")

@@ -17,37 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load_export
-from trainer.checkpoint import exported, saver
+from trainer.checkpoint import exported
 from trainer.checkpoint.exported import export_dtypes, save_config
 from trainer.commands import cli
 from trainer.task import Pretrained
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
-
-@pytest.mark.parametrize(
-    ("broken", "settings"),
-    [(8, {"save_in_background": False}), (6, {"save_every": 6, "max_steps": 7})],
-    ids=["last in front", "one before, known at the last step"],
-)
-def test_a_failed_last_save_leaves_the_model(
-    broken: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = saver.Snapshot.write
-
-    def write(self: saver.Snapshot, folder: Path) -> Any:
-        if self.step == broken:
-            raise OSError(28, "No space left on device")
-        return real(self, folder)
-
-    monkeypatch.setattr(saver.Snapshot, "write", write)
-    said = f"the checkpoint of step {broken} was not saved: OSError: .*No space left"
-    with pytest.raises(CheckpointError, match=said):
-        fit(tmp_path / "run", **settings)
-    monkeypatch.undo()
-    fit(tmp_path / "whole", **settings)
-    models = [tmp_path / name / "model" / "model.safetensors" for name in ("run", "whole")]
-    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 class Tied(nn.Module):

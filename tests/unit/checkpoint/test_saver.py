@@ -34,17 +34,20 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize("in_background", [True, False])
-def test_a_save_that_fails_stops_the_run(in_background: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_background", "last"), [(True, 8), (False, 8), (True, 6)], ids=["late", "at once", "last"]
+)
+def test_a_save_that_fails_stops_the_run(in_background: bool, last: int, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,
         match=r"step 6 was not saved: OSError: .*No space left.*on_save_error: continue",
     ):
-        fit(tmp_path, save_in_background=in_background)
+        fit(tmp_path, save_in_background=in_background, max_steps=last)
     assert steps(tmp_path) == [4, 2] and len(os.listdir(tmp_path / "checkpoints")) == 2
     assert len(rows(tmp_path)) in ((6, 7, 8) if in_background else (6,)), (
         "known at a step soon after"
     )
+    assert (tmp_path / "model").exists() == (len(rows(tmp_path)) == last)
 
 
 @pytest.mark.usefixtures("broken")

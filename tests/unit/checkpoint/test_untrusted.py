@@ -155,8 +155,8 @@ def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> N
     check_refused(forged, r"state.json: .*(unknown dtype|should be a valid string)")
 
 
-def test_json_above_the_limit_is_not_parsed(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "LARGEST_JSON", 100)
+def test_json_above_the_limit_is_not_parsed(forged: Path) -> None:
+    os.truncate(forged / store.MANIFEST, disk.LARGEST_JSON + 1)
     check_refused(forged, "manifest.json cannot be read: more than")
 
 

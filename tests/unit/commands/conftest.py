@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from trainer.commands import cli
 def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
     """``trainer check`` in this process, which has imported what it needs."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(ROOT)
 
     def run(*words: str) -> Answer:
         code = cli.main(["check", *words])

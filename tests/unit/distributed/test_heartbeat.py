@@ -26,6 +26,9 @@ class Store:
         self._answer()
         self.values[key] = value
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return str(self.values.setdefault(key, desired)).encode()
+
     def check(self, keys: list[str]) -> bool:
         self._answer()
         return all(key in self.values for key in keys)
@@ -43,14 +46,12 @@ class World:
     """Three ranks of one process, of which rank 0 judges."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
+        self.now, self.is_busy = 1000.0, False
         self.store = Store()
         self.states: dict[int, str] = {}
         self.ranks = [Heartbeat(rank, 3, self.store, timeout=600.0) for rank in range(3)]
-        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(heartbeat, "time", self)
         monkeypatch.setattr(heartbeat, "print_error", self._end)
-        monkeypatch.setattr(heartbeat, "claim_first_error", lambda store: True)
         monkeypatch.setattr(Row, "state", property(lambda row: self.states.get(row.rank, "")))
         self.moves = [0, 0, 0]
         for rank, watch in enumerate(self.ranks):
@@ -61,6 +62,15 @@ class World:
 
     def _position(self, rank: int) -> Callable[[], tuple[int, str, int]]:
         return lambda: (self.moves[rank], self.phase, self.moves[rank])
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.now if self.is_busy else 0.0
+
+    def sleep(self, seconds: float) -> None:
+        pass
 
     @staticmethod
     def _end(message: str) -> None:
@@ -142,16 +152,16 @@ def test_without_a_store_a_rank_that_does_not_move_ends(
 
 
 def test_ranks_that_do_not_move_are_told_with_their_places(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(heartbeat.time, "process_time", lambda: world.now)  # a busy core
+    world.is_busy = True
     world.run(58, still=True)
     assert not capsys.readouterr().err
     world.run(900, still=True)
     [told] = capsys.readouterr().err.splitlines()
     assert "no rank has moved for 60 s, the job goes on: rank 0, 1, 2: step 1, training, " in told
 
-    monkeypatch.setattr(heartbeat.time, "process_time", lambda: 0.0)
+    world.is_busy = False
     with pytest.raises(
         Ended,
         match=r"no rank has moved for .* \(timeout_minutes\)\. If .*: true\. .* drop_last: true",

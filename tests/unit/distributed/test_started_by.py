@@ -248,8 +248,10 @@ def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     """What the processes of a job connect by, after they looked for their launcher."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name in names:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", {**os.environ, **environment})
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(started_by, "_parents", list)
     started_by.detect()
     assert started_by.detect() == detect(environment | HEAD, []), (

@@ -129,10 +129,8 @@ def test_a_single_file_is_cut_into_pieces(tmp_path: Path) -> None:
     )
 
 
-def test_hugging_face_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
+@pytest.mark.usefixtures("hugging_face_cache")
+def test_hugging_face_data_set(tmp_path: Path) -> None:
     rows = [{"text": f"text {number}", "label": number} for number in range(20)] + [
         {"text": None, "label": 0}
     ]

@@ -20,12 +20,18 @@ from trainer.language.packing import IGNORED
 from trainer.strategies.compiled import remember_settings
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide few tokens into several chunks."""
+    monkeypatch.setattr("trainer.language.loss.ON_CPU", (1, 7, 1))
+
+
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_fused_loss_has_the_value_and_gradients_of_the_plain_one(
-    name: str, task: Callable[..., CausalLM], llama: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, task: Callable[..., CausalLM], llama: Path
 ) -> None:
     """In several chunks, also for the gradient of the head, whose factor is not 1."""
-    monkeypatch.setattr("trainer.language.loss.ON_CPU", (1, 7, 1))
     losses, found = [], []
     for loss in ("plain", "fused"):
         causal = task(model=None, config=CONFIGS[name], tokenizer=str(llama), loss=loss)
@@ -55,9 +61,7 @@ def test_auto_computes_in_chunks_where_the_logits_of_a_micro_batch_do_not_fit(
     apply = ChunkedLoss.apply
     monkeypatch.setattr(ChunkedLoss, "apply", lambda *given: taken.append(given) or apply(*given))
     whole = causal.training_step(model, batch)
-
-    monkeypatch.setattr("trainer.language.loss.FIT", 4 * tokens * VOCABULARY)
-    assert torch.equal(causal.training_step(model, batch), whole) and not taken
+    assert not taken
     monkeypatch.setattr("trainer.language.loss.FIT", 4 * tokens * VOCABULARY - 1)
     torch.testing.assert_close(causal.training_step(model, batch), whole, rtol=3e-7, atol=0)
     assert len(taken) == 1
@@ -246,11 +250,11 @@ def test_fused_head_takes_a_fifth_of_the_memory_at_32k_words_and_4096_tokens(
     assert fused_peak * 5 <= plain_peak, found
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("loss", ["plain", "fused"])
 def test_predictions_are_the_loss_and_the_tokens_of_each_row(
-    loss: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+    loss: str, task: Callable[..., CausalLM]
 ) -> None:
-    monkeypatch.setattr("trainer.language.loss.ON_CPU", (1, 7, 1))  # several chunks
     causal = task(loss=loss, packing="none")
     model, batch = build_with_batch(causal)
     model.eval()
@@ -272,12 +276,12 @@ def test_predictions_are_the_loss_and_the_tokens_of_each_row(
 # -- the loss of each position ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
 def test_the_loss_of_each_position_has_the_gradients_of_plain_logits(
-    packing: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+    packing: str, task: Callable[..., CausalLM]
 ) -> None:
     """In chunks of a few tokens, packed rows included, for any weights of the positions."""
-    monkeypatch.setattr("trainer.language.loss.ON_CPU", (1, 7, 1))
     values, found = [], []
     for loss in ("plain", "fused"):
         causal = task(loss=loss, packing=packing)

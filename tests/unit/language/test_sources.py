@@ -18,13 +18,11 @@ from trainer.language.sources import find_sources
 ROWS = [{"text": "one", "n": 1}, {"text": "two", "n": 2}, {"text": "três", "n": 3}]
 
 
-def test_rows_are_the_same_from_every_kind_of_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("hugging_face_cache")
+def test_rows_are_the_same_from_every_kind_of_file(tmp_path: Path) -> None:
     import datasets
     from pyarrow import Table, parquet
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
     datasets.disable_progress_bars()
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -151,12 +149,12 @@ def test_what_cannot_be_read_is_named(
         read_rows(str(tmp_path / name))
 
 
+@pytest.mark.usefixtures("hugging_face_cache")
 def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty': cannot be read: .* any data files"):

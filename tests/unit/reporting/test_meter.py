@@ -74,7 +74,7 @@ def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
     time.sleep(0.02)
     meter.count(1000, trained=250)
     meter.device = torch.device("cuda")  # after what asks the device: there is none
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 0)
+    RecordingGpu(monkeypatch)
     summary = meter.summary(
         lambda value: [value] * 2, operations=6e9, world_size=2, precision="bf16"
     )

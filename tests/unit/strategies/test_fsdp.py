@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from accelerate import Accelerator
 from plans import plan, request
 from torch import nn
 
 from trainer.errors import ConfigError, LaunchError
 from trainer.private.torch import RECOMPUTED
 from trainer.strategies.fsdp import FSDP2
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 class Block(nn.Module):
@@ -34,10 +35,8 @@ class Model(nn.Module):
 
 
 def fsdp(**settings: Any) -> FSDP2:
-    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
-    return FSDP2(
-        plan(request("fsdp", fsdp={"reshard_after_forward": True, **settings})), accelerator
-    )
+    made = plan(request("fsdp", fsdp={"reshard_after_forward": True, **settings}))
+    return FSDP2(made, Accelerator(cpu=True))
 
 
 def units(model: nn.Module, **settings: Any) -> list[str]:
@@ -72,10 +71,9 @@ def test_repeated_children_of_a_list_are_units() -> None:
 
 
 def test_layers_that_ranks_may_leave_out_are_no_units() -> None:
-    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
     settings = {"reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     made = plan(request("fsdp", fsdp=settings), find_unused_parameters=True)
-    assert FSDP2(made, accelerator)._units(Own()) == []
+    assert FSDP2(made, Accelerator(cpu=True))._units(Own()) == []
 
 
 def test_layers_that_the_launch_file_names_are_units() -> None:

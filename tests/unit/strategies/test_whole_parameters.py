@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
+from accelerate import Accelerator
 from plans import plan, request
 from torch import nn
 
@@ -32,9 +30,8 @@ class Copies(DDP):
 
 
 @pytest.fixture
-def strategy() -> DDP:
-    accelerator: Any = SimpleNamespace(process_index=0, num_processes=1)
-    made = Copies(plan(request("single"), world=1), accelerator)
+def strategy(fresh_accelerate: None) -> DDP:
+    made = Copies(plan(request("single"), world=1), Accelerator(cpu=True))
     made.model = Model()
     return made
 
