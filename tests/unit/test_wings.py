@@ -27,7 +27,6 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         r"wandb|W&B|trackio|GeneralTracker|init_trackers|\btrackers?\b",
         {"callbacks/tracking.py", "callbacks/wandb_run.py"},
         {
-            "hooks.py": "says that they are hooks",
             "run.py": "run.tracker(name), for a task's own pictures",
             "reporting/used_folder.py": "the files that a new run in an old folder deletes",
             "text.py": "how settings with a secret are called",

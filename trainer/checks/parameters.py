@@ -16,10 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..data.batches import Window
 from ..errors import LaunchError
@@ -47,7 +44,7 @@ class EditedParameters(Callback):
     def __init__(self) -> None:
         self._edits: tuple[int, dict[str, int]] = (0, {})  # writes of the engine, counts by name
         self._shards: defaultdict[nn.Module, list[tuple[str, Shard, int]]] = defaultdict(list)
-        self._watch: Any = None
+        self._watch: list[Any] = []
 
     def on_start(self, run: Run) -> None:
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
@@ -76,15 +73,18 @@ class EditedParameters(Callback):
             self._match(run.model)
         is_logged = (step + 1) % every == 0 or step in (0, run.last_step - 1)
         if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
-            # Global hooks run before the engine's hooks, which free the copies.
-            self._watch = register_module_forward_hook(self._match)
+            # Before the engine's hooks, which free the copies. A global hook would outlive a run
+            # that fails, and be called by the models of other runs.
+            modules = run.model.modules()
+            self._watch = [m.register_forward_hook(self._match, prepend=True) for m in modules]
             run.strategy.before_backward = partial(self._match, run.model)
 
     def before_update(self, run: Run) -> None:
         """Look for edits by ``training_step``."""
         if self._watch:
-            self._watch.remove()
-            self._watch = None
+            for hook in self._watch:
+                hook.remove()
+            self._watch = []
             run.strategy.before_backward = lambda: None
         self._compare(run)
 
