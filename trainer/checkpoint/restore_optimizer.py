@@ -55,10 +55,12 @@ def restore_optimizer(
             # A flat group keeps one value for all parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
+            stored = {key for name in names for key in _stored(form, ranges, name)}
+            # In the order of the form: that of a set differs between processes, and so would files.
             states[state_key] = {
-                key: torch.zeros_like(state_key, dtype=form.ranges[key], requires_grad=False)
-                for key in {key for name in names for key in _stored(form, ranges, name)}
-                if key in form.ranges
+                key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
+                for key, dtype in form.ranges.items()
+                if key in stored
             }
             states[state_key] |= _read_values(strategy, state_key, names, form, ranges, notices)
 
