@@ -107,13 +107,10 @@ def test_classes_are_made_with_their_settings_in_the_order_of_the_list() -> None
     ("entry", "rule"),
     [
         (f"{HERE}:Thow", "did you mean 'Thaw'?"),
-        (f"{HERE}:NoCallback", "has no Callback 'NoCallback'"),
         ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
         ({f"{HERE}:Thaw": {"at": "3"}}, "must be a valid integer"),
         ({f"{HERE}:Thaw": {"at": 1, "layers": ""}}, "layers names none"),
-        (f"{HERE}:Words", "is required"),
-        ({f"{HERE}:Silent": {"at": 1}}, "unknown key"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_the_place(entry: Any, rule: str) -> None:

@@ -97,8 +97,6 @@ def mean_by_weight(model: Any, batch: Any) -> Tensor:
     [
         (Losing(loss=lambda model, batch: errors(model, batch).mean()), 4),
         (Losing(loss=lambda model, batch: noisy(model, batch).mean()), 4),
-        (Losing(loss=lambda model, batch: noisy(model, batch, 5.0).mean()), 8),
-        (Losing(loss=contrastive), 4),
         (Losing(loss=contrastive), 8),
         (Losing(loss=lambda model, batch: errors(model, batch).sum()), 1),
         (Weighted(loss=mean_by_weight), 4),
@@ -187,7 +185,6 @@ class TwoCounts(Weighted):
         # As tokens of an untrained model, whose losses are alike.
         (Losing(loss=lambda model, batch: 20 + mean_by_weight(model, batch)), True),
         (Weighted(loss=mean_by_weight), False),
-        (Losing(loss=lambda model, batch: errors(model, batch).mean()), False),
         (Losing(loss=lambda model, batch: noisy(model, batch).mean()), False),
         (Losing(loss=by_place), False),
         (Losing(loss=advantage), False),

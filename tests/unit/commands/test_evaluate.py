@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from evaluated import Sign
@@ -216,10 +215,7 @@ def test_a_file_is_there_once_it_is_complete(tmp_path: Path) -> None:
     [
         (torch.tensor([float("nan"), float("inf")]), [None, None]),
         (torch.full((2,), 0.5, dtype=torch.bfloat16), [0.5, 0.5]),
-        (torch.arange(4.0).view(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
-        (np.arange(2, dtype=np.int16), [0, 1]),
         ([torch.arange(number) for number in range(2)], [[], [0]]),
-        ((True, "é"), [True, "é"]),
         ([{float("nan"): 1}] * 2, [{"NaN": 1}] * 2),
     ],
 )
@@ -232,7 +228,6 @@ def test_values_of_many_types(values: object, read: list[object]) -> None:
     [
         (torch.zeros(2, 2), "keys must be str"),
         ({"index": [0, 1]}, "no name 'index'"),
-        ({"mean": 0.5}, "'float' object is not iterable"),
         ({"a": [1, 2], "b": [1]}, "argument 3 is shorter than arguments 1-2"),
         *(({"a": [value] * 2}, "") for value in ({1}, 1j, b"x", {(1, 2): 3}, object())),
     ],

