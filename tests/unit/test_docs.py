@@ -33,28 +33,6 @@ def test_public_names_and_their_methods_have_docstrings() -> None:
     assert missing == []
 
 
-def test_no_page_and_no_message_installs_the_package_from_an_index() -> None:
-    """The package is on no index: a clone is installed."""
-    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.*")]
-    for path in (*texts, *ROOT.glob("trainer/**/*.py")):
-        if path.is_file():
-            text = path.read_text("utf-8", errors="replace")
-            found = re.search(r"pip install[^\n]*[\s'\"]samecurve\b", text)
-            assert found is None, f"{path}: {found}"
-
-
-def test_lists_and_tables_begin_below_an_empty_line() -> None:
-    """On the site a list or table right below a sentence is a part of the sentence."""
-    glued = []
-    for path in ROOT.glob("docs/*.md"):
-        text = re.sub(r"^```.*?^```$", "(code)", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for block in re.sub(r"^#.*$", "", text, flags=re.MULTILINE).split("\n\n"):
-            starts = [re.match(r"- |1\. |\|", line) for line in block.strip("\n").splitlines()]
-            if any(starts) and not starts[0]:
-                glued.append(f"{path.name}: {block.strip()[:60]}")
-    assert glued == []
-
-
 def test_the_api_page_names_every_public_name() -> None:
     named = re.findall(
         r"^::: trainer\.([\w.]+)\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M

@@ -41,15 +41,6 @@ def with_frozen(dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def test_the_weights_depend_on_the_seed_alone() -> None:
-    first, _ = built(lambda: nn.Linear(4, 4))
-    torch.rand(100)  # as building the data may draw
-    again, _ = built(lambda: nn.Linear(4, 4))
-    other, _ = built(lambda: nn.Linear(4, 4), seed=1)
-    assert torch.equal(first.weight, again.weight)
-    assert not torch.equal(first.weight, other.weight)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_trainable_weights_are_kept_in_float32_and_a_notice_says_so(dtype: torch.dtype) -> None:
     model, notices = built(lambda: with_frozen(dtype), mixed_precision="bf16")
@@ -77,10 +68,6 @@ def test_narrow_buffers_and_the_models_own_config_follow() -> None:
     model, _ = built(build)
     assert (model.scale.dtype, model.count.dtype) == (torch.float32, torch.int64)
     assert model.config.dtype == torch.float32
-
-
-def test_a_model_in_float32_is_taken_as_it_is() -> None:
-    assert built(lambda: with_frozen(torch.float32))[1] == []
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:

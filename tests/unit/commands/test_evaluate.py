@@ -149,12 +149,6 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
-def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
-    for folder in (tmp_path, run.parent / "sing"):
-        with pytest.raises(ConfigError, match=r"holds no model .* and no checkpoint"):
-            evaluate([str(folder)])
-
-
 def test_a_task_that_was_made_in_python_is_evaluated_with_its_settings(tmp_path: Path) -> None:
     """With the defaults the evaluation set would be another one, without any error."""
     config = TrainConfig(task="evaluated:Sign", max_steps=2, output_dir=str(tmp_path / "run"))

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import IterableDataset as HuggingFaceStream
-from hypothesis import given
-from layouts import layout, layouts
+from layouts import layout
 
 from trainer.data import batches
 from trainer.data.batches import (
     examples_in,
-    parts_of_rank,
     size_of,
 )
 from trainer.data.indexed import IndexedData
@@ -29,28 +27,6 @@ def test_the_example_of_the_module_is_true() -> None:
 
 
 # Cutting
-
-
-@given(layouts)
-def test_the_shares_of_all_ranks_are_the_samples_of_the_step(
-    shape: tuple[int, int, int, int],
-) -> None:
-    size, world, micro, accumulation = shape
-    size = min(size, world * micro * accumulation)
-    parts = [
-        list(parts_of_rank(range(size), layout(r, world, micro, accumulation)))
-        for r in range(world)
-    ]
-    assert len({len(part) for part in parts}) == 1, "every rank has as many micro-batches"
-    places = [place for micro_batches in parts for part in micro_batches for place in part]
-    assert sorted(places) == list(range(size))
-
-
-def test_all_ranks_take_part_in_a_short_step() -> None:
-    counts = [
-        [len(part) for part in parts_of_rank(range(9), layout(rank, 4, 2, 2))] for rank in range(4)
-    ]
-    assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
 
 
 # Data sets and streams

@@ -4,11 +4,9 @@ says.
 
 from __future__ import annotations
 
-import json
 import math
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -107,56 +105,3 @@ def test_llama_loss_is_the_mean_over_unmasked_targets(llama: LlamaStdlib) -> Non
     torch.testing.assert_close(total / count, loss)
     correct, count = values["accuracy"]
     assert int(count) == weight and 0 <= int(correct) <= weight
-
-
-def test_llama_extras_are_the_tokenizer(llama: LlamaStdlib, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    llama.save_extras(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = "def f(naïve):\n\treturn '→', naïve  # 日本\n"
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert (len(tokenizer), tokenizer.eos_token_id) == (512, 0)
-
-
-def test_a_single_file_is_cut_into_pieces(tmp_path: Path) -> None:
-    text = words(tmp_path / "text.txt", 20_000)
-    folder = LlamaStdlib(corpus=str(text), vocab_size=300, cache_dir=str(tmp_path)).prepare()
-    train, evaluation = decoded(folder, "train"), decoded(folder, "evaluation")
-    assert (
-        "".join((*train[:9], evaluation[0], *train[9:18], evaluation[1], *train[18:]))
-        == text.read_text()
-    )
-
-
-@pytest.mark.usefixtures("hugging_face_cache")
-def test_hugging_face_data_set(tmp_path: Path) -> None:
-    rows = [{"text": f"text {number}", "label": number} for number in range(20)] + [
-        {"text": None, "label": 0}
-    ]
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {
-        "corpus": f"hf:{tmp_path}/set",
-        "vocab_size": 300,
-        "cache_dir": str(tmp_path / "cache"),
-    }
-    folder = LlamaStdlib(**settings).prepare()
-    assert decoded(folder, "evaluation") == ["text 9", "text 19"]
-    assert decoded(folder, "train")[-1] == "text 18"
-    with pytest.raises(
-        ConfigError, match=r"task_settings\.column: 'txt': no such column; did you mean 'text'\?"
-    ):
-        LlamaStdlib(**settings, column="txt").prepare()
-    with pytest.raises(
-        ConfigError, match=r"task_settings\.corpus: 'hf:.*/set': cannot be loaded: .*nowhere"
-    ):
-        LlamaStdlib(**settings, split="nowhere").prepare()
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_llama_ties_its_embeddings_on_request(tied: bool) -> None:
-    model: Any = LlamaStdlib(
-        vocab_size=300, hidden_size=16, layers=1, tie_word_embeddings=tied
-    ).build_model()
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
