@@ -5,9 +5,8 @@
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | FSDP2 and ZeRO-3 on 2 fakes; one process, DDP and ZeRO-2 (nightly) | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
 | Kernels refuse tensors of two dtypes; attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel, test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
-| A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_what_is_offloaded_takes_no_memory_of_the_gpu |
 | The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes; a change that fits, a task that raises (nightly) | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
-| What is offloaded takes no memory of the GPU | FSDP2 on one fake; ZeRO-2 on 2 (nightly) | test_what_is_offloaded_takes_no_memory_of_the_gpu |
+| A launch file on a single GPU runs its strategy, as `accelerate launch` does, and what is offloaded takes no memory of the GPU | FSDP2 on one fake; ZeRO-2 on 2 (nightly) | test_what_is_offloaded_takes_no_memory_of_the_gpu |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | FSDP2 and ZeRO-3 on 2; one process, the others on 2, HSDP on 4 (nightly) | test_a_rehearsal_is_like_a_real_run |
 """
 
@@ -17,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -28,6 +28,7 @@ from doc_pages import places_that_wait
 from launchers import ROOT, completed, json_in, launch_file, options, worked
 from tiny_language import language_settings
 
+from trainer import LaunchError
 from trainer.commands import cli
 from trainer.commands.rehearse import first_difference
 from trainer.config.documents import read_document
@@ -371,25 +372,24 @@ def test_what_is_offloaded_takes_no_memory_of_the_gpu(
         ("ids", r"workers/observed.py:\d+: aten.nonzero.default depends on values of the device"),
         pytest.param(
             "other",
-            r"rank 0 .*\(rehearsal.log\): workers/observed.py:\d+: KeyError: 'other'\n",
+            r"rank 0 .*\(rehearsal.log\): workers/observed.py:\d+: KeyError: 'other'",
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
-    key: str, told: str, command: Callable[..., tuple[int, str, str]]
+    key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"task": "observed:Unrehearsable", "task_settings.key": key}
-    code, out, err = command(committed("fsdp"), "--gpus", 2, *options({**SETTINGS, **own}))
-    assert code == 2 and re.search(told, err), out + err
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    words = options({**SETTINGS, "task": "observed:Unrehearsable", "task_settings.key": key})
+    with pytest.raises(LaunchError, match=told):
+        list(job(committed("fsdp"), words, 2).rehearse())
 
 
-def test_an_error_of_the_launch_file_names_the_file(
-    command: Callable[..., tuple[int, str, str]],
-) -> None:
-    file = committed("hsdp")
-    code, _, err = command(file, "--gpus", 6, *options(SETTINGS))
-    assert code == 2 and f"{file}: parallelism_config." in err, err
+def test_an_error_of_the_launch_file_names_the_file() -> None:
+    with pytest.raises(LaunchError, match=r"^hsdp.yaml: parallelism_config\."):
+        list(replace(job(committed("hsdp"), options(SETTINGS), 6), file="hsdp.yaml").rehearse())
 
 
 def test_ranks_that_take_different_branches_are_named(

@@ -267,6 +267,14 @@ def ranks(
         )
 
 
+def command_script(folder: Path) -> Path:
+    """Write a script for ``ranks`` that is the command ``trainer`` in a folder."""
+    path = folder / "trainer_command.py"
+    code = "import os, sys\nfrom trainer.commands import cli\n"
+    path.write_text(f"{code}os.chdir(sys.path[0])\nsys.exit(cli.main())\n")
+    return path
+
+
 @cache
 def connection(thread: int = 0) -> tuple[TextIO, int]:
     """Connect a thread to the process that is forked for each rank.

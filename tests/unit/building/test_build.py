@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from brought_tasks import Numbers, Plain
 from evaluated import Sign
-from launchers import json_in
 from one_process import fit, losses
 from resuming import Odd
 from torch import nn
@@ -154,17 +153,6 @@ def test_a_data_set_that_waits_for_its_epoch_is_told_of(tmp_path: Path) -> None:
     run = build(Curriculum(), config_in(tmp_path / "run"))
     [note] = [line for line in run.facts["notices"] if "set_epoch" in line]
     assert note.endswith("is never called: trainer.now().epoch tells the epoch")
-
-
-def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(Plain(), config_in(tmp_path / "one", eval_every=3))
-    plan = json_in(tmp_path / "one" / "plan.json")
-    assert plan["evaluation_samples"] == 10
-
-    build(Several(), config_in(tmp_path / "two", eval_every="1/4 epoch"))
-    plan = json_in(tmp_path / "two" / "plan.json")
-    assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
-    assert "to evaluate clean 10, noisy 3; " in " ".join(capsys.readouterr().out.split())
 
 
 # -- a run that is evaluated and never trained -----------------------------------------------------

@@ -95,15 +95,6 @@ def test_what_code_changes_in_a_group_is_a_changed_setting(
     assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
 
 
-def test_a_changed_schedule_is_reported_without_the_rates_of_code(tmp_path: Path) -> None:
-    fit(tmp_path / "run", Rated(), max_steps=4)
-    resume = str(checkpoint(tmp_path / "run", 4))
-    settings = {"schedule": "linear", "allow_config_change": True}
-    fit(tmp_path / "new", Rated(rate=2e-2), resume=resume, **settings)
-    lines = [line for line in log_of(tmp_path / "new").splitlines() if "changed since" in line]
-    assert len(lines) == 3 and not any("optimizer_groups" in line for line in lines)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part(Odd):
     """Learns with some of its layers only."""

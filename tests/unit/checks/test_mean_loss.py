@@ -240,11 +240,6 @@ def test_all_parts_of_a_batch_are_cut() -> None:
     assert second.rest["name"] == "all"
 
 
-def test_inputs_and_targets_as_many_as_the_samples_are_no_rows() -> None:
-    [_, _, first, *_] = rows_of([torch.arange(4)] * 4)
-    assert [part.tolist() for part in first] == [[0, 1]] * 4
-
-
 @pytest.mark.parametrize(
     "batch",
     [

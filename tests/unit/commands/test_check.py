@@ -73,18 +73,3 @@ def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path
         "strategy   zero1, 8 x cpu by accelerate" in done.stdout
         and "4 x 1 x 8 = 32 " in done.stdout
     )
-
-
-def test_settings_alone_and_the_options_of_a_training(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = check("--accel_config", "accel_configs/fsdp.yaml", "--config", DIGITS)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["run_name", "DigitsCNN-fsdp-2"] in lines
-    assert ["output_dir", "runs/digits_cnn"] in lines
-
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    done = check("task=digits_cnn:DigitsCNN", "max_steps=5")
-    assert "command line under 1 processes:\n" in done.stdout
-    assert "strategy    single, 1 x cpu by accelerate" in done.stdout

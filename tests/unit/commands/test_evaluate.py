@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from evaluated import Sign
-from launchers import clean_environment, json_in, json_lines
+from launchers import command_script, json_in, json_lines, worked
 from one_process import rows
 from run_folders import another_run, everything
 from torch import nn
@@ -158,27 +157,19 @@ def test_a_task_that_was_made_in_python_is_evaluated_with_its_settings(tmp_path:
     assert values == evaluated_at(tmp_path / "run", 2) and len(lines_of(predictions)) == 9
 
 
-def test_the_command_finds_a_task_beside_the_script_that_trained_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_finds_a_task_beside_the_script_that_trained_it(tmp_path: Path) -> None:
     """As a user types it: in another process, from another folder."""
-    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "scripts"
     folder.mkdir()
     source = Path(str(sys.modules["evaluated"].__file__)).read_text()
     (folder / "my_sign.py").write_text(source)
     (folder / "train.py").write_text("import trainer\ntrainer.main()\n")
-    words = ["task=my_sign:Sign", "max_steps=2", "output_dir=runs/a"]
-    for command in (
-        [sys.executable, "scripts/train.py", *words],
-        [sys.executable, "-m", "trainer", "evaluate", "runs/a"],
-    ):
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=clean_environment(), check=False
-        )
-        assert done.returncode == 0, done.stderr
-    assert re.search(r"eval/loss +0\.\d+", done.stdout)
-    first = done.stdout.splitlines()[0]
+    output_dir = tmp_path / "runs" / "a"
+    settings = ["task=my_sign:Sign", "max_steps=2", f"output_dir={output_dir}"]
+    worked([folder / "train.py", *settings], 0)
+    said = worked([command_script(tmp_path), "evaluate", "runs/a"], 0)
+    assert re.search(r"eval/loss +0\.\d+", said)
+    first = said.splitlines()[0]
     assert first == f"note: plan.json of the run names {folder}: code is imported from it"
 
 

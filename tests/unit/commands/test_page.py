@@ -69,17 +69,6 @@ def test_each_run_that_logged_a_step_has_a_curve_and_its_difference(tmp_path: Pa
     assert page.layout["yaxis2"]["type"] == "log"
 
 
-def test_panels_are_those_of_values_that_people_look_at(tmp_path: Path) -> None:
-    """An element of a metric and a count have none."""
-    run = made("a")
-    for row in run.rows[:5]:
-        row |= {"lr": 0.1, "epoch": 0.5, "recall/0": 0.5, "eval/f1": 0.1, "a<b>": row["step"]}
-    titles = [note["text"] for note in page_of([run], tmp_path).layout["annotations"]]
-    difference = "loss: relative difference to the first run"
-    others = ["a&lt;b&gt;", "eval/f1", "eval/loss", "lr", "samples_per_second"]
-    assert titles == ["loss", difference, *others]
-
-
 def test_names_are_text_and_nothing_is_sent(tmp_path: Path) -> None:
     wicked = "</script><script>alert(1)</script>"
     page = page_of([made(wicked), made("\udcff")], tmp_path, f"a table with {wicked}")

@@ -31,19 +31,3 @@ class Random(Numbers):
         return torch.tensor(
             [random.random(), float(np.random.random()), float(torch.rand(()))], dtype=torch.float64
         )
-
-
-def test_workers_draw_differently_on_each_rank_and_repeat_from_run_to_run() -> None:
-    def drawn(rank: int, seed: int) -> list[list[float]]:
-        data = IndexedData(Random(8), layout(rank, 2, 4), seed=seed, workers=2)
-        return [
-            row
-            for window in data.windows(0, 2)
-            for micro in window.micros
-            for row in micro.batch.T.tolist()
-        ]
-
-    first = drawn(0, seed=5)
-    assert drawn(0, seed=5) == first
-    for other in (drawn(1, seed=5), drawn(0, seed=6)):
-        assert all(not set(ours) & set(theirs) for ours, theirs in zip(first, other, strict=True))

@@ -5,7 +5,6 @@ says.
 from __future__ import annotations
 
 import math
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -38,21 +37,6 @@ def decoded(folder: Path, part: str) -> list[str]:
 
 
 # --- text
-
-
-def test_stdlib_is_its_source_with_nothing_in_both_parts(llama: LlamaStdlib) -> None:
-    folder = llama.prepare()
-    train, evaluation = decoded(folder, "train"), decoded(folder, "evaluation")
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    first = sorted(
-        path for path in stdlib.glob("*.py") if not path.name.startswith("_sysconfigdata")
-    )
-    assert train[:3] == [path.read_text() for path in first[:3]], (
-        "real text, and the tokenizer gives it back"
-    )
-    assert evaluation[0] == first[9].read_text(), "the tenth file is held out"
-    assert sum(len(text.encode()) for text in train + evaluation) == 200_000
-    assert not set(train) & set(evaluation)
 
 
 def test_wrong_corpora_are_named(tmp_path: Path) -> None:
