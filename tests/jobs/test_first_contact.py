@@ -118,7 +118,8 @@ def test_the_task_of_the_readme_trains(launcher: str, tmp_path: Path) -> None:
     else:
         option, file, module, name, *words = rest
         assert (option, module, name) == ("--config_file", "-m", "trainer")
-        done = ranks([command_script(tmp_path), *words, "--accel_config", file])
+        words += ["--accel_config", file, "--epochs", "4"]
+        done = ranks([command_script(tmp_path), *words])
     assert done.returncode == 0, done.stderr[-4000:]
     folder = tmp_path / "runs" / "default"
     plan = json_in(folder / "plan.json")

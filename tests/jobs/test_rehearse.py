@@ -211,7 +211,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
 
 def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
-    done = completed([sys.executable, "tests/workers/fake_gpu.py", str(tmp_path)])
+    done = ranks(["tests/workers/fake_gpu.py", tmp_path], 0, starter=start_ranks("fake")[0])
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json_in(tmp_path / "run" / "summary.json")
     assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2

@@ -152,10 +152,6 @@ def printed_by(code: str) -> str:
     ("modules", "absent"),
     [
         ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
-        (
-            "trainer.loop, trainer.launching, trainer.strategies",
-            "deepspeed transformers datasets wandb pandas scipy sklearn",
-        ),
         ("trainer.language", "transformers tokenizers datasets peft pyarrow"),
     ],
 )

@@ -15,7 +15,6 @@ from torch import nn
 from trainer import (
     Callback,
     Data,
-    EvaluationSet,
     LaunchError,
     Run,
     StepInfo,
@@ -127,14 +126,6 @@ def test_without_checks_a_run_has_the_same_bits(tmp_path: Path) -> None:
         found.append((bits.seen, losses(folder), model))
     assert found[0] == found[1]
     assert len(found[0][0]) == 8
-
-
-class Several(Plain):
-    """Two sets of 10 and 3 samples; the second has an interval of its own."""
-
-    def build_data(self) -> Data:
-        noisy = EvaluationSet(Numbers(3, seed=2), every=3)
-        return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
 
 
 class Counted(Numbers):

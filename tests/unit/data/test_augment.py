@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import torch
-from layouts import Numbers, layout
+from layouts import layout
 
 from trainer.data.indexed import IndexedData
 
@@ -22,12 +19,3 @@ def test_an_augmentation_that_changes_its_item_leaves_the_data_set_as_it_was() -
     first, second = (window.micros[0].batch for window in data.windows(0, 2))
     assert first.any() and second.any()
     assert not any(row.any() for row in rows)
-
-
-class Random(Numbers):
-    """Items that draw from the generators of the process."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(
-            [random.random(), float(np.random.random()), float(torch.rand(()))], dtype=torch.float64
-        )

@@ -24,18 +24,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LlamaStdlib:
     )
 
 
-def decoded(folder: Path, part: str) -> list[str]:
-    """The documents of one part as text again."""
-    from tokenizers import Tokenizer
-
-    tokens = np.load(folder / f"{part}.npy")
-    documents = np.split(tokens, np.flatnonzero(tokens == 0) + 1)
-    assert len(documents.pop()) == 0, "the last document is ended as well"
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).decode_batch(
-        [text[:-1].tolist() for text in documents]
-    )
-
-
 # --- text
 
 
