@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,23 +135,6 @@ def test_every_field_of_training_arguments_is_there() -> None:
         if first <= installed:
             here.update(found)
     assert here == {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-
-
-def test_defaults_are_as_the_page_says() -> None:
-    import transformers
-
-    theirs = {
-        field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)
-    }
-    ours = {field.name: field.default for field in dataclasses.fields(trainer.TrainConfig)}
-    _, below = COMING_FROM.split("### Defaults that differ\n")
-    table = re.findall(
-        r"^\| `(\w+)`: `(.+?)` \| `(\w+)`: `(.+?)`", below.partition("\n#")[0], re.MULTILINE
-    )
-    assert len(table) == 9
-    for name, value, key, our_value in table:
-        assert json.loads(value) == theirs[name], name
-        assert json.loads(our_value) == ours[key], key
 
 
 def test_trainer_callbacks_and_schedules_of_transformers_are_there() -> None:

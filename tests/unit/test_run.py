@@ -139,11 +139,3 @@ def test_a_window_knows_the_steps_of_the_run_where_stop_at_ends_it_before(tmp_pa
         run.optimizer.step()
         run.advance(window)
     assert totals == [4, 4]
-
-
-def test_of_two_runs_each_window_has_its_own_moment(tmp_path: Path) -> None:
-    first = run_in(tmp_path / "first", keep_last=0, seed=1)
-    second = run_in(tmp_path / "second", keep_last=0, seed=2)
-    for mine, yours in zip(first.windows(), second.windows(), strict=True):
-        assert (mine.now.seed, yours.now.seed) == (1, 2)
-        assert now() is yours.now

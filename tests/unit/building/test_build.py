@@ -154,21 +154,6 @@ def evaluating(folder: Path, weights: Path | None, **settings: Any) -> Run:
     return build_for_evaluation(Sign(), config, weights)
 
 
-def test_no_gradient_and_no_state_is_kept_and_no_weight_moves(tmp_path: Path) -> None:
-    run = evaluating(tmp_path / "run", None)
-    trainable = [p.numel() for p in run.model.parameters() if p.requires_grad]
-    assert trainable == [2], "the bias of the last layer, for engines that need one"
-
-    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    run.evaluate()
-    assert not run.optimizer.state
-    assert [p for p in run.model.parameters() if p.grad is not None] == []
-    for name, tensor in run.model.state_dict().items():
-        assert tensor.equal(before[name]), name
-    run.close()
-    assert not (tmp_path / "run").exists(), "nothing is written"
-
-
 class Mixed(Plain):
     """Leaves one of two layers in evaluation mode."""
 

@@ -101,15 +101,6 @@ def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_the_moving_average_begins_with_the_values(tmp_path: Path) -> None:
-    run = built(tmp_path, OnMeta(), keep_last=0, ema_decay=0.5)
-    averages = list(run.parts.averages)
-    assert len(averages) == 4
-    for shard, average in averages:
-        assert torch.equal(shard.tensor, average)
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_pretrained_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "model", "0.bias", "0.kept", "0.weight", "1.bias")
     with pytest.raises(CheckpointError, match=r"1\.weight"):

@@ -7,11 +7,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from corpora import words
-from llama_stdlib import IGNORED, Blocks, LlamaStdlib
+from llama_stdlib import IGNORED, LlamaStdlib
 from torch.utils.data import default_collate
 
 from trainer import ConfigError, DataError
@@ -38,20 +37,6 @@ def test_wrong_corpora_are_named(tmp_path: Path) -> None:
         match=r"corpus '.*short.txt': 1 pieces of 8192 characters are too few to hold one in 10 out",
     ):
         LlamaStdlib(corpus=str(short), cache_dir=str(tmp_path)).prepare()
-
-
-def test_blocks_hold_each_token_once_and_mask_what_fills_the_last(tmp_path: Path) -> None:
-    for size, blocks in ((8, 2), (9, 2), (10, 3)):
-        np.save(tmp_path / "tokens.npy", np.arange(1, size + 1, dtype=np.uint16))
-        data = Blocks(tmp_path / "tokens.npy", 4)
-        assert len(data) == blocks
-        labels = torch.cat([data[index]["labels"] for index in range(blocks)])
-        kept = labels[labels != IGNORED].tolist()
-        assert kept == list(range(1, (size if size != 9 else 8) + 1)), (
-            "a single last token has no target"
-        )
-    assert data[2]["input_ids"].tolist() == [9, 10, 0, 0]
-    assert data[2]["labels"].tolist() == [9, 10, IGNORED, IGNORED]
 
 
 # --- the language model

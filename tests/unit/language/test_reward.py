@@ -139,17 +139,6 @@ def test_padding_that_ends_a_text_is_refused(
         texts.build_data()
 
 
-def test_a_side_that_is_too_long_is_refused(
-    task: Callable[..., RewardModel], tmp_path: Path
-) -> None:
-    """A text that is cut off has no score of its end."""
-    with pytest.raises(ConfigError, match=r"row \d+'?: a side has \d+ tokens, and sequence_length"):
-        task(sequence_length=30).build_data()
-    few = task(sequence_length=60, bad_rows="leave_out").build_data()
-    assert 0 < len(few.train) < 8
-    assert few.collate([few.train[0]])["input_ids"].shape[1] <= 60
-
-
 def test_dropout_of_the_model_is_off(task: Callable[..., RewardModel], tmp_path: Path) -> None:
     from whole_model import build_whole
 
