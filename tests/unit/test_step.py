@@ -17,9 +17,9 @@ from brought_tasks import Plain
 from from_launcher import configured
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from trainer import Trainer
+from trainer import Data, Trainer
 from trainer.strategies.tensors import clip, local_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -110,3 +110,22 @@ def test_the_norm_takes_gradients_in_any_layout() -> None:
     drawn = torch.randn(64, 32, 5, 5, generator=torch.Generator().manual_seed(0))
     norm = local_norm([drawn.to(memory_format=torch.channels_last), torch.tensor(3.0)])
     assert norm.item() == pytest.approx(math.hypot(float(drawn.double().norm()), 3.0), rel=1e-7)
+
+
+def test_a_task_may_take_labels_out_of_a_batch_that_the_data_keep(tmp_path: Path) -> None:
+    """As tasks of transformers do; on a GPU the batch is another one anyway."""
+
+    class Popped(Plain):
+        def build_data(self) -> Data:
+            data = super().build_data()
+            batches = [default_collate([data.train[at], data.train[at + 1]]) for at in range(2)]
+            return Data(train=batches, evaluation=batches, collate=lambda items: items[0])
+
+        def training_step(self, model: Any, batch: Any) -> Any:
+            labels = batch.pop("y")
+            return (model(batch["x"]) - labels).square().mean()
+
+    config = replace(
+        configured(tmp_path), max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1
+    )
+    assert Trainer(Popped(), config).fit()["eval/loss"] > 0

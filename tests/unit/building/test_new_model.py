@@ -14,7 +14,6 @@ from torch import nn
 from trainer import LaunchError, Task, TrainConfig
 from trainer.building.new_model import (
     build_model,
-    count_parameters,
     enter_training_mode,
     operations_per_token,
 )
@@ -139,14 +138,6 @@ def test_a_memory_of_two_is_refused_before_the_cast_cuts_it(
 def test_batch_norms_are_made_synchronous_where_the_config_asks(asked: bool) -> None:
     model, _ = built(lambda: nn.Sequential(nn.BatchNorm1d(2)), sync_batchnorm=asked)
     assert isinstance(model[0], nn.SyncBatchNorm) == asked
-
-
-def test_packed_parameters_count_for_the_elements_that_they_stand_for() -> None:
-    model = nn.Linear(4, 2, bias=False)
-    assert count_parameters(model) == 8
-    model.weight = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
-    model.weight.quant_state = SimpleNamespace(shape=torch.Size([2, 4]))  # type: ignore[attr-defined]
-    assert count_parameters(model) == 8
 
 
 class Holds(Builds):

@@ -104,18 +104,3 @@ def test_a_batch_weighs_as_many_examples_as_its_collate_has_left() -> None:
     data.choose_padding_item(iter([2, 4, 5, 6]))
     padding = data.micro_batch(2, odd([5])[:0])
     assert padding.weight == 0 and padding.batch.tolist() == [5.0, 5.0]
-
-
-def test_padding_batches_have_the_parts_of_the_loss_and_a_part_is_never_left_out() -> None:
-    def boxes(batch: torch.Tensor) -> dict[str, int]:
-        return {"images": len(batch), "boxes": int(batch.sum())}
-
-    data = IndexedData([0, 1, 0, 0], layout(world=2), seed=0, weight_of=boxes)
-    padding = data.micro_batch(0, None, iter([0, 1]))
-    assert padding.weights == {"boxes": 0.0, "images": 0.0} and not padding.weight
-    [window] = data.windows(0, 1)
-    assert [*window.micros[0].weights] == ["boxes", "images"]
-
-    data.weight_of = len
-    with pytest.raises(DataError, match=r"Task.weight returns .* return all parts of the loss"):
-        data.micro_batch(1, torch.zeros(1))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import trained_texts
-from tiny_language import conversation
+from tiny_language import conversation, save_rows
 
 from trainer import ConfigError
 from trainer.language import CausalLM
@@ -72,6 +73,18 @@ def test_columns_are_found_by_their_usual_names_with_a_notice(
     [found] = trained_texts(causal)
     assert found.strip().startswith("ood day" if "text" in row else "Good day")
     assert any(said in line for line in causal.notices()) if said else causal.notices() == []
+
+
+def test_each_source_has_its_own_columns(
+    task: Callable[..., CausalLM], chats: str, tmp_path: Path
+) -> None:
+    """The rows are those of the sources alone, and the conversations decide the end of a text."""
+    texts = str(save_rows(tmp_path / "texts.jsonl", [{"text": "Some words."}]))
+    alpaca = str(save_rows(tmp_path / "b.jsonl", [{"instruction": "Add", "output": "Done"}]))
+    alone = [trained_texts(task(data=name, packing="none")) for name in (texts, chats, alpaca)]
+    mixed = task(data=[texts, chats, alpaca], packing="none")
+    assert trained_texts(mixed) == [text for part in alone for text in part]
+    assert mixed.memory["ends"] == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
 
 
 @pytest.mark.parametrize(

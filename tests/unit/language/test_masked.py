@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_language import BERT, VOCABULARY, save_masked
+from tiny_language import BERT, VOCABULARY, paragraphs, save_masked
 from whole_model import build_whole
 
 from trainer import ConfigError
@@ -85,6 +86,24 @@ def test_of_15_in_100_tokens_80_are_hidden_10_are_others_and_10_are_left(
     # Nothing but special tokens: one of them is predicted.
     short = mask(torch.tensor([0, 2]), generator_of(0))
     assert int((short["labels"] != IGNORED).sum()) == 1
+
+
+def test_texts_are_cut_without_losing_a_token_and_evaluated_with_the_same_mask(
+    bert: Path, texts: Path
+) -> None:
+    masked_lm = task(bert, texts, evaluation=0.1)
+    data = masked_lm.build_data()
+    evaluated = list(data.evaluation)
+    whole = [
+        torch.maximum(row["labels"], row["input_ids"] * (row["labels"] < 0)) for row in evaluated
+    ]
+    pieces = [*map(data.train.__getitem__, range(len(data.train))), *whole]
+    assert all(0 < len(ids) <= 32 for ids in pieces)
+    ids = [masked_lm.load_tokenizer()(text)["input_ids"] for text in paragraphs(120)]
+    expected = torch.tensor([*chain(*ids), *[0] * 120])
+    assert torch.equal(torch.cat(pieces).bincount(), expected.bincount())
+    for number, row in enumerate(evaluated):
+        assert torch.equal(row["input_ids"], data.evaluation[number]["input_ids"])
 
 
 def test_masked_model_from_scratch_and_wrong_settings_are_refused(

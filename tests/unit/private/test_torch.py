@@ -7,12 +7,10 @@ what the attribute is needed for.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainer.private import torch as private_torch
@@ -88,24 +86,6 @@ def test_torch_compile_leaves_a_marked_function_alone() -> None:
     assert model(torch.ones(())) == 4
     assert len(compiled) == 2, "a graph of its own, where what it calls is compiled"
     assert not any(" + 1" in code and " * 2" in code for code in compiled)
-
-
-def test_dynamo_is_a_module_of_torch() -> None:
-    try:
-        private_torch.import_dynamo()
-    except ImportError:
-        pytest.fail(f"{TORCH} has no torch._dynamo")
-
-
-def test_process_groups_their_time_outs_and_store(process_group: None) -> None:
-    c10d = dist.distributed_c10d
-    for name in ("_world", "_get_default_store", "_set_pg_timeout"):
-        assert hasattr(c10d, name), f"{TORCH} has no torch.distributed.distributed_c10d.{name}"
-
-    [group] = private_torch.process_groups()
-    private_torch.set_timeout(group, timedelta(seconds=7))
-    private_torch.default_store().set("key", "value")
-    assert private_torch.default_store().get("key") == b"value"
 
 
 def test_hooks_on_the_step_of_an_optimizer_are_seen_and_dropped() -> None:
