@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| DPO and reward models have the curve of one process over twelve steps, and its metrics, with uneven lengths and accumulation | reward models under DDP on 3; all on 2 and 3, HSDP on 4 (nightly) | test_every_layout_has_the_curve_of_one_process |
+| DPO and reward models have the curve of one process over twenty steps, and its metrics, with uneven lengths and accumulation | reward models under DDP on 3; all on 2 and 3, HSDP on 4 (nightly) | test_every_layout_has_the_curve_of_one_process |
 | A run goes on under another strategy in the middle of an epoch, twice | FSDP2 on 2, ZeRO-3 on 3, DDP on 2 | test_a_run_goes_on_under_other_strategies |
 | Log-probabilities that were computed once are in the checkpoint of a run that resumes | FSDP2, ZeRO-3 on 2 | test_log_probabilities_are_computed_once |
 """
@@ -20,7 +20,7 @@ from launchers import STRATEGIES, Job, command, launch_file, run
 from preferences import save_preferences
 from tiny_language import change_tensors, save_model
 
-STEPS = 12
+STEPS = 20
 CONFIG = {
     "micro_batch_size": 2,
     "global_batch_size": 12,
