@@ -91,7 +91,7 @@ UNSAID = [
 ]
 # ZeRO-3 asks most of what is brought; the others are slow tests.
 QUICK = some_quick("zero3")
-# Slow tests: what strategies hardly touch.
+# Slow tests: what strategies hardly touch, and cases beside another of their kind.
 MORE = (
     "blank_head",
     "bert_masked",
