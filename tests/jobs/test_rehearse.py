@@ -45,7 +45,8 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(words: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
         path, _ = start_ranks("fake")
-        done = ranks(["tests/workers/rehearsed.py", words[-1]], 0, environment=env, starter=path)
+        script = [ROOT / "tests" / "workers" / "rehearsed.py", words[-1]]
+        done = ranks(script, 0, environment=env, work_dir=Path.cwd(), starter=path)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout + done.stderr)
 
     fake = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)

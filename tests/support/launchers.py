@@ -243,6 +243,7 @@ def ranks(
     *,
     timeout: float = 300,
     environment: Mapping[str, str] | None = None,
+    work_dir: Path = ROOT,
     starter: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a script with its arguments as ``world`` connected processes; 0 for a single one without
@@ -255,7 +256,7 @@ def ranks(
             "world": world,
             "timeout": timeout,
             "environment": clean_environment(environment),
-            "folder": str(ROOT),
+            "folder": str(work_dir),
             "out": str(out),
             "err": str(err),
         }
