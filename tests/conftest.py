@@ -52,14 +52,16 @@ def left_behind() -> dict[str, Any]:
     """What of this process others can see, and no test may change: signal handlers, environment,
     processes.
     """
-    starter = launchers.starter_id()
+    starters = launchers.STARTED
     return {
         "signal handlers": {
             number.name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
         },
         "environment": {k: v for k, v in os.environ.items() if not k.startswith(_FREE_TO_CHANGE)},
         # A process of Python's own that cleans up shared memory lives as long as this one.
-        "processes": {pid for pid in _children() if pid != starter and not _is_pythons_own(pid)},
+        "processes": {
+            pid for pid in _children() if pid not in starters and not _is_pythons_own(pid)
+        },
     }
 
 

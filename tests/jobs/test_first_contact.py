@@ -2,9 +2,9 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| make train starts as many processes as the machine takes | DDP with 0, 1 and 8 emulated GPUs | test_make_train_starts_as_many_processes_as_the_machine_takes |
+| make train starts as many processes as the machine takes | DDP with 8 emulated GPUs; 0 and 1 (nightly) | test_make_train_starts_as_many_processes_as_the_machine_takes |
 | Tests and the deepspeed launcher rehearse on the CPU beside GPUs | one process, ZeRO-2 on 2 (nightly) | test_tests_rehearse_beside_gpus, test_deepspeeds_launcher_rehearses_beside_gpus |
-| The task of the README trains by the line below it | FSDP2 on 2 | test_the_task_of_the_readme_trains |
+| The task of the README trains by the line below it | FSDP2 on 2; under accelerate launch (nightly) | test_the_task_of_the_readme_trains |
 | A wheel without a checkout trains what trainer new writes, and the test that it writes passes | DDP on 2 (nightly) | test_wheel_trains_and_tests_a_new_folder |
 """
 
@@ -21,7 +21,18 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 import torch
-from launchers import BIN, HIDE_GPUS, ROOT, clean_environment, command, completed, json_in, run
+from launchers import (
+    BIN,
+    HIDE_GPUS,
+    ROOT,
+    clean_environment,
+    command,
+    command_script,
+    completed,
+    json_in,
+    ranks,
+    run,
+)
 
 from trainer.commands import cli
 
@@ -47,7 +58,14 @@ def ask(words: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("gpus", "processes"), [(0, 2), (1, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("gpus", "processes"),
+    [
+        pytest.param(0, 2, marks=pytest.mark.slow),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        (8, 2),
+    ],
+)
 def test_make_train_starts_as_many_processes_as_the_machine_takes(
     gpus: int, processes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,8 +101,9 @@ def test_deepspeeds_launcher_rehearses_beside_gpus(tmp_path: Path) -> None:
 # What README, trainer new have people paste
 
 
-def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
-    """Pasted whole, and started by the line below it."""
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_the_task_of_the_readme_trains(launcher: str, tmp_path: Path) -> None:
+    """Pasted whole, and started by the line below it, or by its words behind the launcher."""
     readme = (ROOT / "README.md").read_text()
     found = re.search(
         r"```python\n(# mytask\.py\n.*?)```\n```\n(accelerate launch .*?)\n```", readme, re.DOTALL
@@ -93,9 +112,14 @@ def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
     (tmp_path / "mytask.py").write_text(found[1])
     (tmp_path / "accel_configs").symlink_to(ROOT / "accel_configs")
     program, launch, *rest = shlex.split(found[2])
-    done = completed(
-        [str(BIN / program), launch, "--main_process_port", "0", *rest], folder=tmp_path
-    )
+    if launcher == "accelerate":
+        port = ["--main_process_port", "0"]
+        done = completed([str(BIN / program), launch, *port, *rest], folder=tmp_path)
+    else:
+        option, file, module, name, *words = rest
+        assert (option, module, name) == ("--config_file", "-m", "trainer")
+        words += ["--accel_config", file, "--epochs", "4"]
+        done = ranks([command_script(tmp_path), *words])
     assert done.returncode == 0, done.stderr[-4000:]
     folder = tmp_path / "runs" / "default"
     plan = json_in(folder / "plan.json")

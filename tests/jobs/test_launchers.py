@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| python, torchrun and accelerate launch are told apart | one process, 2 | test_real_launchers |
+| python, torchrun, deepspeed and accelerate launch are told apart | one process, 2 | test_real_launchers |
 | Ranks that mpirun starts train together | DDP and ZeRO-2 on 2 (nightly) | test_ranks_of_mpirun_train_together |
 | So do those of Accelerate's notebook_launcher: the cells of a notebook have the same curve on two processes | one process, DDP on 2 (nightly) | test_a_notebook_learns_the_same_on_two_processes |
 
@@ -16,9 +16,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, completed, free_port, json_in, json_lines
+from launchers import (
+    ROOT,
+    clean_environment,
+    completed,
+    deepspeed_launcher,
+    free_port,
+    json_in,
+    json_lines,
+)
 
-ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
 WHO = """
 import dataclasses, json, os, sys
@@ -43,7 +50,7 @@ open(sys.argv[-1] + os.environ.get("RANK", ""), "w").write(json.dumps(dataclasse
             "torchrun",
             2,
         ),
-        ([str(BIN / "accelerate"), "launch", *ONE], "accelerate", 1),
+        ([*deepspeed_launcher()[:-1], "PORT"], "deepspeed", 2),
         ([sys.executable, "-m", "accelerate.commands.launch", *TWO], "accelerate", 2),
     ],
 )

@@ -2,13 +2,12 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | one process, FSDP2 and ZeRO-3 on 2 fakes; DDP and ZeRO-2 (nightly) | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
+| Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | FSDP2 and ZeRO-3 on 2 fakes; one process, DDP and ZeRO-2 (nightly) | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
 | Kernels refuse tensors of two dtypes; attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel, test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
-| A launch file on a single GPU runs its strategy, as `accelerate launch` does | FSDP2 on one fake | test_a_single_gpu_has_the_strategy_of_the_launch_file |
-| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes; a change that fits (nightly) | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
-| What is offloaded takes no memory of the GPU | FSDP2 on 2 fakes; ZeRO-2 (nightly) | test_what_is_offloaded_takes_no_memory_of_the_gpu |
-| Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | one process; all on 2; HSDP on 4 | test_a_rehearsal_is_like_a_real_run |
+| The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes; a change that fits, a task that raises (nightly) | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
+| A launch file on a single GPU runs its strategy, as `accelerate launch` does, and what is offloaded takes no memory of the GPU | FSDP2 on one fake; ZeRO-2 on 2 (nightly) | test_what_is_offloaded_takes_no_memory_of_the_gpu |
+| Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | FSDP2 and ZeRO-3 on 2; one process, the others on 2, HSDP on 4 (nightly) | test_a_rehearsal_is_like_a_real_run |
 """
 
 from __future__ import annotations
@@ -16,16 +15,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
-from launchers import ROOT, completed, json_in, launch_file, options, worked
+from launchers import ROOT, completed, json_in, launch_file, options, ranks, start_ranks, worked
 from tiny_language import language_settings
 
+from trainer import LaunchError
+from trainer.commands import cli
 from trainer.commands.rehearse import first_difference
 from trainer.config.documents import read_document
 from trainer.rehearsal.changes import changes_of
@@ -33,7 +38,21 @@ from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.job import Job
 from trainer.rehearsal.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 
-WORKERS = ROOT / "tests" / "workers"
+
+@pytest.fixture(autouse=True)
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork each rank from a process that has imported the packages, which saves seconds."""
+
+    def run(words: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        path, _ = start_ranks("fake")
+        script = [ROOT / "tests" / "workers" / "rehearsed.py", words[-1]]
+        done = ranks(script, 0, environment=env, work_dir=Path.cwd(), starter=path)
+        return subprocess.CompletedProcess(words, done.returncode, done.stdout + done.stderr)
+
+    fake = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr("trainer.rehearsal.job.subprocess", fake)
+
+
 WORLDS = {"single": 1, "ddp": 2, "fsdp": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}
 SETTINGS = {
     "task": "observed:Llama",
@@ -105,7 +124,7 @@ def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
     assert expected == sent
 
 
-QUICK = {("ddp", "frozen"), ("fsdp", "recomputed"), ("zero3", "accumulated")}
+QUICK = {("fsdp", "recomputed"), ("zero3", "accumulated")}
 
 
 @pytest.mark.parametrize(
@@ -115,10 +134,7 @@ QUICK = {("ddp", "frozen"), ("fsdp", "recomputed"), ("zero3", "accumulated")}
         for pair in product(WORLDS, CASES)
     ],
 )
-def test_a_rehearsal_is_like_a_real_run(
-    strategy: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+def test_a_rehearsal_is_like_a_real_run(strategy: str, case: str, tmp_path: Path) -> None:
     compared(*real_and_rehearsed(strategy, WORLDS[strategy], case, tmp_path))
 
 
@@ -149,7 +165,7 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
     },
     "unclipped": {"mixed_precision": "bf16", "checks": "none", "max_grad_norm": "null"},
 }
-QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}
+QUICK_ON_GPU = {("zero3", "packed"), ("fsdp", "padded")}
 
 
 @pytest.mark.parametrize(
@@ -160,15 +176,14 @@ QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}
     ],
 )
 def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
-    strategy: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, case: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
     settings = {**SETTINGS, "task": "gpu_cases:Words", "log_every": "1000", **CASES_ON_GPU[case]}
     if "CausalLM" in settings["task"]:
         settings |= settings_of_language(tmp_path)
-    ranks = (0,) if strategy == "single" else (0, 1)
-    results = list(job(committed(strategy), options(settings), len(ranks)).rehearse(ranks))
-    assert first_difference(results, ranks) == ""
+    world = 1 if strategy == "single" else 2
+    results = list(job(committed(strategy), options(settings), world).rehearse(range(world)))
+    assert first_difference(results, range(world)) == ""
     found = results[0]
     assert found["plan"]["device"] == "cuda" and found["plan"]["strategy"] == strategy
 
@@ -195,7 +210,7 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
 
 def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
-    done = completed([sys.executable, "tests/workers/fake_gpu.py", str(tmp_path)])
+    done = ranks(["tests/workers/fake_gpu.py", tmp_path], 0, starter=start_ranks("fake")[0])
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json_in(tmp_path / "run" / "summary.json")
     assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2
@@ -204,12 +219,6 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     assert found["restored"] == 1, "the resumed run sets the GPU's random numbers"
     assert found["autocast"] == ["torch.bfloat16", True]
     assert {"reporting/meter.py: paused", "checkpoint/snapshot.py: take"} <= {*found["waits"]}
-
-
-def on_fake_gpu(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process with the fake GPU."""
-    fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
-    return completed([sys.executable, "-c", code], environment={**fake, "FAKE_GPUS": "1"})
 
 
 KERNELS = """
@@ -230,12 +239,6 @@ print(kernel(wide, 12, 12), kernel(wide, 6, 6))
 query, key = (torch.empty(1, heads, 8, 16, dtype=narrow, device="cuda") for heads in (4, 1))
 print(torch._fused_sdp_choice(query, key, key), torch._fused_sdp_choice(query, key, key, enable_gqa=True))
 """
-
-
-def test_attention_takes_the_kernel_of_a_gpu() -> None:
-    """1 is flash attention, 2 the memory-efficient kernel, 0 plain products of matrices."""
-    done = on_fake_gpu(KERNELS)
-    assert done.stdout.split() == ["1", "2", "2", "2", "0", "0", "1"], done.stderr
 
 
 DTYPES = """
@@ -277,8 +280,22 @@ for name, call in CALLS.items():
 """
 
 
+@cache
+def on_fake_gpu() -> subprocess.CompletedProcess[str]:
+    """Run both texts in one process with the fake GPU."""
+    fake = {"PYTHONPATH": f"{ROOT}/benchmarks/fake_gpu", "CUDA_VISIBLE_DEVICES": "0"}
+    words = [sys.executable, "-c", KERNELS + DTYPES]
+    return completed(words, environment={**fake, "FAKE_GPUS": "1"})
+
+
+def test_attention_takes_the_kernel_of_a_gpu() -> None:
+    """1 is flash attention, 2 the memory-efficient kernel, 0 plain products of matrices."""
+    done = on_fake_gpu()
+    assert done.stdout.split() == ["1", "2", "2", "2", "0", "0", "1"], done.stderr
+
+
 def test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel() -> None:
-    done = on_fake_gpu(DTYPES)
+    done = on_fake_gpu()
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -296,25 +313,38 @@ def test_a_family_is_rehearsed_from_its_configuration(family: str, tmp_path: Pat
     assert parameters == pytest.approx(held, rel=0.05)  # the file has a head
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder of its own, with this test's tasks."""
-    full = [sys.executable, "-m", "trainer", "rehearse", *map(str, words)]
-    return completed(full, folder=Path.cwd(), environment={"PYTHONPATH": f"{ROOT}:{WORKERS}"})
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in a folder of its own, with this test's tasks, and return its exit code and
+    what it printed.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = cli.main(["rehearse", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.mark.slow  # it rehearses each change until one fits
-def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
-    config, report = tmp_path / "train.yaml", tmp_path / "report.json"
+def test_the_command_finds_a_change_that_fits(
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    config, report = Path("train.yaml"), Path("report.json")
     # Two steps are rehearsed, and a save only if the training saves.
     settings = {**SETTINGS, "max_steps": "1", "compile": "true", "keep_last": "0"}
     config.write_text("\n".join(f"{key}: {value}" for key, value in settings.items()))
-    done = command(committed("ddp"), config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
-    assert "all-reduce float32" in done.stdout and "nothing is compiled" in done.stdout
-    assert "DOES NOT FIT" in done.stdout
+    words = [committed("ddp"), config, "--gpus", 4, "--gpu", "1.119GiB", "--to", report]
+    code, out, err = command(*words)
+    assert code == 1, out + err
+    assert all(len(line) <= 80 for line in out.splitlines()), out
+    assert "all-reduce float32" in out and "nothing is compiled" in out
+    assert "DOES NOT FIT" in out
     told = json_in(report)
-    assert told["change"] == "accel_configs/fsdp.yaml", done.stdout
+    assert told["change"] == "accel_configs/fsdp.yaml", out
     assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
     assert "save" not in told["phases"]
 
@@ -322,15 +352,15 @@ def test_the_command_finds_a_change_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "section", ["fsdp_config", pytest.param("zero_optimization", marks=pytest.mark.slow)]
 )
-def test_what_is_offloaded_takes_no_memory_of_the_gpu(
-    section: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+def test_what_is_offloaded_takes_no_memory_of_the_gpu(section: str) -> None:
     files = {"fsdp_config": "accel_configs/fsdp.yaml", "zero_optimization": "ds_configs/zero2.json"}
     data = dict(read_document(str(ROOT / files[section])).data)
     words = [f"--{key}={value}" for key, value in SETTINGS.items()]
-    job = Job(launch_file=data, words=words, gpus=2, gpu="H100")
+    gpus = 1 if section == "fsdp_config" else 2
+    job = Job(launch_file=data, words=words, gpus=gpus, gpu="H100")
     (held,) = job.rehearse()
+    assert held["plan"]["strategy"] == Path(files[section]).stem
+    assert held["plan"]["world_size"] == gpus
     plan = {**held["plan"], "micro_batch_size": 1}
     [changed] = [other for name, other in changes_of(job, plan) if "offload" in name]
     (offloaded,) = changed.rehearse()
@@ -341,41 +371,39 @@ def test_what_is_offloaded_takes_no_memory_of_the_gpu(
     assert not any(is_guessed for *_, is_guessed, _ in offloaded["reads"])
 
 
-def test_a_single_gpu_has_the_strategy_of_the_launch_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
-    (found,) = job(committed("fsdp"), options(SETTINGS), 1).rehearse()
-    assert found["plan"]["strategy"] == "fsdp" and found["plan"]["world_size"] == 1
-
-
 @pytest.mark.parametrize(
     ("key", "told"),
     [
         ("ids", r"workers/observed.py:\d+: aten.nonzero.default depends on values of the device"),
-        ("other", r"rank 0 .*\(rehearsal.log\): workers/observed.py:\d+: KeyError: 'other'\n"),
+        pytest.param(
+            "other",
+            r"rank 0 .*\(rehearsal.log\): workers/observed.py:\d+: KeyError: 'other'",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
     key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = {"task": "observed:Unrehearsable", "task_settings.key": key}
-    words = options({**SETTINGS, **own})
-    done = command(committed("fsdp"), "--gpus", 2, "--to", tmp_path / "report.json", *words)
-    assert done.returncode == 2 and re.search(told, done.stderr), done.stdout + done.stderr
+    words = options({**SETTINGS, "task": "observed:Unrehearsable", "task_settings.key": key})
+    with pytest.raises(LaunchError, match=told):
+        list(job(committed("fsdp"), words, 2).rehearse())
 
 
-def test_an_error_of_the_launch_file_names_the_file(tmp_path: Path) -> None:
-    file, report = committed("hsdp"), tmp_path / "report.json"
-    done = command(file, "--gpus", 6, "--to", report, *options(SETTINGS))
-    assert done.returncode == 2 and f"{file}: parallelism_config." in done.stderr, done.stderr
+def test_an_error_of_the_launch_file_names_the_file() -> None:
+    with pytest.raises(LaunchError, match=r"^hsdp.yaml: parallelism_config\."):
+        list(replace(job(committed("hsdp"), options(SETTINGS), 6), file="hsdp.yaml").rehearse())
 
 
-def test_ranks_that_take_different_branches_are_named(tmp_path: Path) -> None:
+def test_ranks_that_take_different_branches_are_named(
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
     words = ["--ranks", "all", *options({**SETTINGS, "task": "observed:Uneven"})]
-    done = command(committed("ddp"), "--gpus", 2, "--to", tmp_path / "r.json", *words)
-    assert done.returncode == 1, done.stdout + done.stderr
+    code, out, err = command(committed("ddp"), "--gpus", 2, *words)
+    assert code == 1, out + err
     assert re.search(
         r"RANKS DIFFER at collective \d+.*\n  rank 0 has .*\n"
         r"  rank 1 has all-reduce of 256 B over 2 ranks at workers/observed.py:\d+",
-        done.stdout,
-    ), done.stdout
+        out,
+    ), out

@@ -3,7 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | 50 steps are those of one process, at every accumulation | all of benchmarks/results/curves.md (nightly) | test_the_curve_is_that_of_one_process |
-| What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one) | test_runs_as_asked |
+| What was asked for runs, and its loss falls | all on 2; under every launcher (nightly) | test_runs_as_asked |
 | The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
 | Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
 
@@ -69,23 +69,15 @@ def test_the_curve_is_that_of_one_process(strategy: str, world: int, folder: Pat
 # Every strategy under every launcher
 
 
-# The deepspeed launcher has its quick test here, accelerate launch and torchrun have theirs in
-# test_first_contact.py and test_faults.py: a job by a launcher costs 15 seconds, a forked one two.
-# All others are slow tests. ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
+# A job by a launcher costs 15 seconds, a forked one two: launchers have their quick tests in
+# test_launchers.py and test_exits.py. ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
 NAMED = {"ranks": "environment"}
-USUAL = {
-    "ddp": "ranks",
-    "fsdp": "ranks",
-    "zero1": "torchrun",
-    "zero2": "accelerate",
-    "zero3": "deepspeed",
-}
 QUICK = ("ddp", "fsdp", "zero3")
 CASES = [
     pytest.param(
         strategy,
         launcher,
-        marks=() if strategy in QUICK and launcher == USUAL[strategy] else pytest.mark.slow,
+        marks=() if strategy in QUICK and launcher == "ranks" else pytest.mark.slow,
     )
     for strategy in STRATEGIES
     for launcher in ("accelerate", "torchrun", "deepspeed", "ranks")
@@ -153,7 +145,7 @@ def test_export_is_the_model_that_was_trained(strategy: str, launcher: str, fold
 @pytest.mark.parametrize("strategy", some_quick(*QUICK))
 def test_files_and_curves_equal_one_process(strategy: str, folder: Path) -> None:
     alone = job("single", "ranks", folder)
-    done = job(strategy, USUAL[strategy], folder)
+    done = job(strategy, "ranks", folder)
     ours, theirs = (
         load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done)
     )

@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Gradient, loss, norm and clipping are autograd's in float64, of one process | DDP, FSDP2, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_step_follows_the_global_mean |
+| Gradient, loss, norm and clipping are autograd's in float64, of one process | DDP, FSDP2, ZeRO-1, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_step_follows_the_global_mean |
 | So they are under fp16 and its scaling | DDP on 2; DDP, FSDP2 on 1 to 4 (nightly) | test_the_same_under_fp16_scaling |
 | Tensors have the dtypes that the plan names | all on 2, accumulating 1 and 16 | test_the_dtypes_of_the_plan_are_those_of_the_tensors |
 | Gradients add up in float32 under bf16 | all on 2 | test_accumulated_gradients_keep_the_digits_of_a_single_one |
@@ -42,7 +42,7 @@ HALVES = [
     layout for layout in EVERY if not layout[0].startswith("zero")
 ]  # DeepSpeed has no fp16 on a CPU
 # Strategies differ in what they do between the micro-batches of a step.
-WORLD_TWO = [("ddp", 2, "4"), ("fsdp", 2, "4"), ("zero3", 2, "4")]
+WORLD_TWO = [("ddp", 2, "4"), ("fsdp", 2, "4"), ("zero1", 2, "4"), ("zero3", 2, "4")]
 WHOLE = [pytest.param(*layout, "1,2,4", marks=pytest.mark.slow) for layout in EVERY]
 WHOLE_HALF = [pytest.param(*layout, "1,2,4", marks=pytest.mark.slow) for layout in HALVES]
 

@@ -243,9 +243,11 @@ def ranks(
     *,
     timeout: float = 300,
     environment: Mapping[str, str] | None = None,
+    work_dir: Path = ROOT,
+    starter: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a script with its arguments as ``world`` connected processes; 0 for a single one without
-    a rank.
+    a rank. ``starter`` is the socket of another process to fork.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder) / name for name in ("out", "err"))
@@ -254,27 +256,35 @@ def ranks(
             "world": world,
             "timeout": timeout,
             "environment": clean_environment(environment),
-            "folder": str(ROOT),
+            "folder": str(work_dir),
             "out": str(out),
             "err": str(err),
         }
-        starter, _ = connection(threading.get_ident())
-        starter.write(json.dumps(job) + "\n")
-        starter.flush()
-        code = json.loads(starter.readline())
+        forks, _ = connection(threading.get_ident(), starter)
+        forks.write(json.dumps(job) + "\n")
+        forks.flush()
+        code = json.loads(forks.readline())
         return subprocess.CompletedProcess(
             words, code, *(p.read_text() if p.exists() else "" for p in (out, err))
         )
 
 
+def command_script(folder: Path) -> Path:
+    """Write a script for ``ranks`` that is the command ``trainer`` in a folder."""
+    path = folder / "trainer_command.py"
+    code = "import os, sys\nfrom trainer.commands import cli\n"
+    path.write_text(f"{code}os.chdir(sys.path[0])\nsys.exit(cli.main())\n")
+    return path
+
+
 @cache
-def connection(thread: int = 0) -> tuple[TextIO, int]:
+def connection(thread: int = 0, starter: str = "") -> tuple[TextIO, int]:
     """Connect a thread to the process that is forked for each rank.
 
     Returns:
         Where jobs are written and exit codes are read, and the id of the ranks' parent.
     """
-    path = os.environ.get(STARTER) or start_ranks()[0]
+    path = starter or os.environ.get(STARTER) or start_ranks()[0]
     while not Path(path).exists():  # packages are imported
         time.sleep(0.1)
     with socket.socket(socket.AF_UNIX) as connected:
@@ -284,17 +294,25 @@ def connection(thread: int = 0) -> tuple[TextIO, int]:
     return file, int(file.readline())
 
 
+STARTED: set[int] = set()  # processes of ``start_ranks``
+
+
 @cache
-def start_ranks() -> tuple[str, int]:
+def start_ranks(*kind: str) -> tuple[str, int]:
     """Start the process that is forked for each rank, which ends with this process.
+
+    ``fake`` as the kind is the process of rehearsals.
 
     Returns:
         The path of its socket, which is there when packages are imported, and its id.
     """
     folder = tempfile.TemporaryDirectory()
     path = str(Path(folder.name) / "ranks")
-    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py"), path]
-    starter = subprocess.Popen(words, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE)
+    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py"), path, *kind]
+    shown = {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cuda", "PYTHONPATH": str(ROOT)}
+    environment = clean_environment(shown if kind else {})
+    starter = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.PIPE)
+    STARTED.add(starter.pid)
 
     def end() -> None:
         starter.communicate()
@@ -302,8 +320,3 @@ def start_ranks() -> tuple[str, int]:
 
     atexit.register(end)
     return path, starter.pid
-
-
-def starter_id() -> int | None:
-    """Return the id of the process of ``start_ranks``. None if this process has not started it."""
-    return start_ranks()[1] if start_ranks.cache_info().currsize else None

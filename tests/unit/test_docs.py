@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,28 +30,6 @@ def test_public_names_and_their_methods_have_docstrings() -> None:
             if not key.startswith("_") and not inspect.getdoc(value):
                 missing.append(f"{name}.{key}")
     assert missing == []
-
-
-def test_no_page_and_no_message_installs_the_package_from_an_index() -> None:
-    """The package is on no index: a clone is installed."""
-    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.*")]
-    for path in (*texts, *ROOT.glob("trainer/**/*.py")):
-        if path.is_file():
-            text = path.read_text("utf-8", errors="replace")
-            found = re.search(r"pip install[^\n]*[\s'\"]samecurve\b", text)
-            assert found is None, f"{path}: {found}"
-
-
-def test_lists_and_tables_begin_below_an_empty_line() -> None:
-    """On the site a list or table right below a sentence is a part of the sentence."""
-    glued = []
-    for path in ROOT.glob("docs/*.md"):
-        text = re.sub(r"^```.*?^```$", "(code)", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for block in re.sub(r"^#.*$", "", text, flags=re.MULTILINE).split("\n\n"):
-            starts = [re.match(r"- |1\. |\|", line) for line in block.strip("\n").splitlines()]
-            if any(starts) and not starts[0]:
-                glued.append(f"{path.name}: {block.strip()[:60]}")
-    assert glued == []
 
 
 def test_the_api_page_names_every_public_name() -> None:
@@ -158,23 +135,6 @@ def test_every_field_of_training_arguments_is_there() -> None:
         if first <= installed:
             here.update(found)
     assert here == {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-
-
-def test_defaults_are_as_the_page_says() -> None:
-    import transformers
-
-    theirs = {
-        field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)
-    }
-    ours = {field.name: field.default for field in dataclasses.fields(trainer.TrainConfig)}
-    _, below = COMING_FROM.split("### Defaults that differ\n")
-    table = re.findall(
-        r"^\| `(\w+)`: `(.+?)` \| `(\w+)`: `(.+?)`", below.partition("\n#")[0], re.MULTILINE
-    )
-    assert len(table) == 9
-    for name, value, key, our_value in table:
-        assert json.loads(value) == theirs[name], name
-        assert json.loads(our_value) == ours[key], key
 
 
 def test_trainer_callbacks_and_schedules_of_transformers_are_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ import pytest
 import torch
 from brought_tasks import Numbers, Plain
 from from_launcher import configured
-from layouts import DrawingStream, layout
+from layouts import layout
 from one_process import log_of, rows
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from trainer import (
     ConfigError,
@@ -38,7 +37,6 @@ from trainer.evaluator import (
     measured_sets,
     set_of_metric,
     sets_of,
-    sizes_of,
 )
 
 fresh = pytest.mark.usefixtures("fresh_accelerate")
@@ -78,9 +76,7 @@ def test_a_single_set_has_no_name_and_several_have_theirs() -> None:
     ("evaluation", "told"),
     [
         ({"a/b": [1]}, "Data.evaluation: ['a/b']: the names of sets must be text without a slash"),
-        ({" ": [1]}, "Data.evaluation: [' ']: the names of sets must be text without a slash"),
         ({1: [1]}, "Data.evaluation: [1]: the names of sets must be text"),
-        ({"a": None}, "Data.evaluation['a'] is a NoneType, without length and indexing"),
         ({"a": [1], "b": []}, "Data.evaluation['b'] is empty"),
         ({"a": object()}, "Data.evaluation['a'] is a object, without length and indexing"),
         (
@@ -93,13 +89,6 @@ def test_values_that_are_no_evaluation_set(evaluation: Any, told: str) -> None:
     with pytest.raises(DataError) as caught:
         sets(evaluation)
     assert str(caught.value).startswith(told)
-
-
-def test_sizes_are_a_number_or_a_number_for_each_name() -> None:
-    assert sizes_of(sets(None)) == 0
-    assert sizes_of(sets(Numbers(3))) == 3
-    assert sizes_of(sets(DrawingStream())) is None
-    assert sizes_of(sets({"a": Numbers(3), "b": DrawingStream()})) == {"a": 3, "b": None}
 
 
 def step(model: Any, batch: Any) -> Any:
@@ -171,25 +160,6 @@ def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path)
         run.model(torch.rand(2, 3))
     assert [module.training for module in run.model.modules()] == [True, True, False]
     assert torch.equal(torch.get_rng_state(), before), "a callback that catches the error trains on"
-
-
-@fresh
-def test_the_default_evaluation_is_the_mean_loss_over_all_examples(tmp_path: Path) -> None:
-    def with_table(items: Sequence[Any]) -> Any:
-        return {"table": torch.ones(3, 1), **default_collate(items)}
-
-    class Tables(Plain):
-        """Its batches begin with a tensor that has no row for each example."""
-
-        def build_data(self) -> Data:
-            return replace(super().build_data(), collate=with_table)
-
-    run = run_of(tmp_path, Tables())
-    items = run.data.evaluation
-    whole = {name: torch.stack([item[name] for item in items]) for name in ("x", "y")}
-    with torch.no_grad():
-        expected = float(run.task.training_step(run.model, whole))
-    assert run.evaluate()["eval/loss"] == pytest.approx(expected, rel=1e-6)
 
 
 class Several(Plain):

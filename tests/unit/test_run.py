@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from brought_tasks import Plain
 from launchers import json_in
 from one_process import log_of, steps
-from torch import nn
 
 from trainer import (
     Callback,
     CheckpointError,
     ConfigError,
-    Data,
     Run,
     Task,
     TrainConfig,
@@ -44,24 +40,6 @@ def train(run: Run) -> None:
         run.optimizer.step()
         run.optimizer.zero_grad()
         run.advance(window)
-
-
-def test_windows_begin_at_the_position_and_advance_moves_it(tmp_path: Path) -> None:
-    run = run_in(tmp_path, keep_last=0, schedule="linear", lr=0.1)
-    seen = []
-    for window in run.windows():
-        seen.append(window.micros[0].batch["at"].tolist())
-        run.optimizer.step()
-        run.advance(window)
-        if run.step == 2:
-            break
-    assert (run.step, run.position.step_began, run.samples) == (2, 8, 16)
-    assert run.rates == pytest.approx([0.075, 0.075]), "of the step before, not of the next one"
-
-    rest = [window.micros[0].batch["at"].tolist() for window in run.windows()]
-    assert len(rest) == 2, "the steps that are left"
-    indices = [index for batch in seen + rest for index in batch]
-    assert len(set(indices)) == 32, "no sample comes twice"
 
 
 def test_a_skipped_step_moves_the_data_but_not_the_schedule(tmp_path: Path) -> None:
@@ -153,36 +131,6 @@ def test_a_stop_is_said_with_its_reason_and_agreed_on_at_a_boundary(tmp_path: Pa
     assert run.agreement.poll() == 0
 
 
-def test_now_is_the_moment_of_the_window_until_the_last_one(tmp_path: Path) -> None:
-    run = run_in(tmp_path, keep_last=0, seed=5)
-    seen = []
-    for window in run.windows():
-        assert now() is window.now
-        run.optimizer.step()
-        run.advance(window)
-        seen.append((now().step, now().samples, now().total_steps, now().seed))
-    assert seen == [(1, 0, 4, 5), (2, 8, 4, 5), (3, 16, 4, 5), (4, 24, 4, 5)]
-    with pytest.raises(TrainerError, match="nothing is trained"):
-        now()
-
-
-class Moments(Plain):
-    """Keeps the moments of its evaluations."""
-
-    def build_data(self) -> Data:
-        data = super().build_data()
-        return replace(data, augment=self._augment)
-
-    @staticmethod
-    def _augment(item: Any, generator: torch.Generator) -> Any:
-        assert now().generator is generator, "also for the samples that are read while building"
-        assert now().total_steps == 4
-        return item
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"step": (float(now().step), 1), "epoch": (now().epoch, 1)}
-
-
 def test_a_window_knows_the_steps_of_the_run_where_stop_at_ends_it_before(tmp_path: Path) -> None:
     run = run_in(tmp_path, keep_last=0, stop_at=2)
     totals = []
@@ -191,25 +139,3 @@ def test_a_window_knows_the_steps_of_the_run_where_stop_at_ends_it_before(tmp_pa
         run.optimizer.step()
         run.advance(window)
     assert totals == [4, 4]
-
-
-def test_an_evaluation_has_the_steps_that_are_done_and_gives_the_window_back(
-    tmp_path: Path,
-) -> None:
-    run = run_in(tmp_path, Moments(), keep_last=1)
-    assert run.evaluate() == {"eval/step": 0, "eval/epoch": 0}
-    windows = run.windows()
-    window = next(windows)
-    run.optimizer.step()
-    run.advance(window)
-    assert run.evaluate() == {"eval/step": 1, "eval/epoch": 8 / 64}
-    assert now() is window.now, "the step's hooks go on with it"
-    windows.close()
-
-
-def test_of_two_runs_each_window_has_its_own_moment(tmp_path: Path) -> None:
-    first = run_in(tmp_path / "first", keep_last=0, seed=1)
-    second = run_in(tmp_path / "second", keep_last=0, seed=2)
-    for mine, yours in zip(first.windows(), second.windows(), strict=True):
-        assert (mine.now.seed, yours.now.seed) == (1, 2)
-        assert now() is yours.now

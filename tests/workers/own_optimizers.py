@@ -75,18 +75,6 @@ class Clipping(torch.optim.AdamW):
         return super().step(closure)
 
 
-class GlobalNorm(torch.optim.SGD):
-    """As Prodigy, D-Adaptation and DoG: the step depends on a norm over all parameters."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        for gradient in gradients:
-            gradient.div_(norm)
-        return super().step(closure)
-
-
 class Estimating(torch.optim.SGD):
     """As Prodigy in its first steps: an estimate over all parameters hardly moves a weight yet."""
 

@@ -2,12 +2,12 @@
 
 That saves seconds for each rank.
 
-    python rank_starter.py SOCKET
+    python rank_starter.py SOCKET [fake]
 
 Listens on a Unix socket until standard input ends. Each connection has a process, whose id comes
 first. The process reads jobs as lines of JSON and answers each with the exit code. The ranks are processes of their own, connected over gloo by
 the variables that srun or mpirun users set (RANK, WORLD_SIZE, MASTER_ADDR). What a launcher itself
-does is tested with the launchers.
+does is tested with the launchers. With ``fake`` the ranks are those of rehearsals, on a fake GPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ from typing import Any, NoReturn
 GRACE = 30.0  # seconds between SIGTERM and SIGKILL, as torchrun has it
 # has torch count GPUs without the driver, which no fork outlives
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+# Of a rehearsal, which replaces names of torch before DeepSpeed is imported.
+FAKE_PACKAGES = (
+    "accelerate",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "transformers.models.llama.modeling_llama",
+)
 PACKAGES = (
     "accelerate",
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -47,11 +54,14 @@ PACKAGES = (
 def main() -> None:
     os.dup2(2, 1)  # packages print while they are imported
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    is_fake = sys.argv[2:] == ["fake"]
+    if is_fake:
+        load_fake_gpu()
     os.environ[NVML] = "1"
-    import_packages(hidden)
+    import_packages(FAKE_PACKAGES if is_fake else PACKAGES, hidden)
     del os.environ[NVML]
 
-    forks = hidden or can_compute_in_a_fork()
+    forks = hidden or is_fake or can_compute_in_a_fork()
     if not forks:
         print(
             "CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr
@@ -83,13 +93,21 @@ def answer(connection: socket.socket, forks: bool) -> NoReturn:
     os._exit(0)
 
 
-def import_packages(hidden: bool) -> None:
+def load_fake_gpu() -> None:
+    """Load the fake GPU, which must be there before torch is imported."""
+    from trainer.rehearsal.device_guard import load_guard
+
+    load_guard()
+
+
+def import_packages(packages: tuple[str, ...], hidden: bool) -> None:
     """Import what is slow, installed, and starts no threads; nothing of the package under test.
 
     Args:
+        packages: their names.
         hidden: whether this process sees no GPU.
     """
-    for name in PACKAGES:
+    for name in packages:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
     if hidden and "deepspeed" in sys.modules:
@@ -188,6 +206,8 @@ def be_rank(job: dict[str, Any], rank: int, port: int, forks: bool) -> NoReturn:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1

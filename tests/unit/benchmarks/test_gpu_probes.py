@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from benchmarks.gpu_probes import PROBES, TINY, borders, dense_mask
-
-
-def test_the_dense_mask_is_causal_attention_within_each_document() -> None:
-    starts = borders(TINY)
-    values = torch.randn(TINY.rows, 1, TINY.length, 4)
-    masked = F.scaled_dot_product_attention(
-        values, values, values, attn_mask=dense_mask(TINY, starts)
-    )
-    flat = values.reshape(1, 1, -1, 4)
-    alone = []
-    for start, stop in pairwise(starts):
-        document = flat[:, :, start:stop]
-        alone.append(F.scaled_dot_product_attention(document, document, document, is_causal=True))
-    torch.testing.assert_close(masked.reshape(1, 1, -1, 4), torch.cat(alone, dim=2))
+from benchmarks.gpu_probes import PROBES
 
 
 @pytest.mark.slow

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from benchmarks.gpu_speed import (
-    CONTESTANTS,
-    MODELS,
     Clock,
     Llama,
     by_hand,
-    forget,
     ours,
 )
 
@@ -27,49 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 TASK = Llama(name="tiny")
-# Of scaled_dot_product_attention: whether it is given a mask, and ``is_causal``.
-Attention = tuple[bool, bool]
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Attention]]:
-    """Let torch.compile leave the attention of each graph, and run the graph as it is."""
-    seen: set[Attention] = set()
-    compile_with = torch.compile
-
-    def backend(graph: Any, _: Any) -> Callable[..., Any]:
-        for node in graph.graph.nodes:
-            if "scaled_dot_product" in str(node.target):
-                has_mask = node.kwargs.get("attn_mask") is not None
-                seen.add((has_mask, bool(node.kwargs.get("is_causal"))))
-        return graph.forward  # type: ignore[no-any-return]
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        return compile_with(*args, **{**kwargs, "backend": backend})
-
-    monkeypatch.setattr(torch, "compile", recorded)
-    torch._dynamo.reset()
-    yield seen
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("contestant", list(CONTESTANTS))
-def test_each_contestant_compiles_causal_attention_without_a_mask(
-    contestant: str, graphs: set[Attention]
-) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-        CONTESTANTS[contestant](TASK, True, Clock(warm=1, timed=1))
-    forget()
-    assert graphs == {(False, True)}
-
-
-def test_a_model_that_is_compiled_as_a_whole_has_a_dense_mask(graphs: set[Attention]) -> None:
-    """What the pages say of ``use_regional_compilation: false``, and why no contestant does it."""
-    model: nn.Module = TASK.build_model()
-    model.forward = torch.compile(model.forward)
-    ids = torch.zeros(2, MODELS["tiny"].length, dtype=torch.long)
-    model(input_ids=ids).logits.sum().backward()
-    assert graphs == {(True, False)}
 
 
 def test_the_loop_by_hand_and_samecurve_have_the_same_losses() -> None:

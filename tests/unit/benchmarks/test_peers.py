@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from launchers import ROOT, clean_environment, json_in
 
 from benchmarks.peers import page
-from benchmarks.peers.judge import apart, control_problem, ratio, weight_problem
+from benchmarks.peers.judge import control_problem, ratio
 from benchmarks.peers.work import Work
 from trainer.optim.learning_rate import lr_factor
-
-START = {"weight": torch.zeros(2), "bias": torch.zeros(1)}
-END = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.ones(1)}
 
 
 def work(**settings: Any) -> Work:
@@ -46,19 +42,6 @@ def test_reference_far_from_itself_makes_the_run_invalid() -> None:
     assert control_problem("by hand", 1.029) == control_problem("by hand", 0.971) == ""
     assert "by hand is at 0.960 of itself" in control_problem("by hand", 0.96)
     assert control_problem("by hand", 1.04)
-
-
-def test_contender_with_other_weights_is_named_with_the_tensor() -> None:
-    near = {"weight": END["weight"] + 1e-5, "bias": END["bias"]}
-    assert apart(END, END, START) == {"weight": 0.0, "bias": 0.0}
-    assert weight_problem("Fabric", apart(near, END, START)) == ""
-    far = {"weight": END["weight"], "bias": END["bias"] + 0.01}
-    assert "Fabric did other work: bias is 1.0e-02 of its way" in weight_problem(
-        "Fabric", apart(far, END, START)
-    )
-    assert "bias" in weight_problem("Fabric", apart({"weight": END["weight"]}, END, START))
-    lost = {"weight": END["weight"], "bias": torch.tensor([float("nan")])}
-    assert "bias" in weight_problem("Fabric", apart(lost, END, START))
 
 
 def test_schedule_of_the_work_is_the_one_of_the_config() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from brought_tasks import Numbers, Plain
 from evaluated import Sign
-from launchers import json_in
 from one_process import fit, losses
 from resuming import Odd
 from torch import nn
@@ -16,7 +15,6 @@ from torch import nn
 from trainer import (
     Callback,
     Data,
-    EvaluationSet,
     LaunchError,
     Run,
     StepInfo,
@@ -130,14 +128,6 @@ def test_without_checks_a_run_has_the_same_bits(tmp_path: Path) -> None:
     assert len(found[0][0]) == 8
 
 
-class Several(Plain):
-    """Two sets of 10 and 3 samples; the second has an interval of its own."""
-
-    def build_data(self) -> Data:
-        noisy = EvaluationSet(Numbers(3, seed=2), every=3)
-        return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
-
-
 class Counted(Numbers):
     """Is told the epoch by other trainers."""
 
@@ -156,38 +146,12 @@ def test_a_data_set_that_waits_for_its_epoch_is_told_of(tmp_path: Path) -> None:
     assert note.endswith("is never called: trainer.now().epoch tells the epoch")
 
 
-def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(Plain(), config_in(tmp_path / "one", eval_every=3))
-    plan = json_in(tmp_path / "one" / "plan.json")
-    assert plan["evaluation_samples"] == 10
-
-    build(Several(), config_in(tmp_path / "two", eval_every="1/4 epoch"))
-    plan = json_in(tmp_path / "two" / "plan.json")
-    assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
-    assert "to evaluate clean 10, noisy 3; " in " ".join(capsys.readouterr().out.split())
-
-
 # -- a run that is evaluated and never trained -----------------------------------------------------
 
 
 def evaluating(folder: Path, weights: Path | None, **settings: Any) -> Run:
     config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(folder), **settings)
     return build_for_evaluation(Sign(), config, weights)
-
-
-def test_no_gradient_and_no_state_is_kept_and_no_weight_moves(tmp_path: Path) -> None:
-    run = evaluating(tmp_path / "run", None)
-    trainable = [p.numel() for p in run.model.parameters() if p.requires_grad]
-    assert trainable == [2], "the bias of the last layer, for engines that need one"
-
-    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    run.evaluate()
-    assert not run.optimizer.state
-    assert [p for p in run.model.parameters() if p.grad is not None] == []
-    for name, tensor in run.model.state_dict().items():
-        assert tensor.equal(before[name]), name
-    run.close()
-    assert not (tmp_path / "run").exists(), "nothing is written"
 
 
 class Mixed(Plain):

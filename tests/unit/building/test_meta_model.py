@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
-from one_process import checkpoint, fit
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
@@ -102,41 +101,10 @@ def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_the_moving_average_begins_with_the_values(tmp_path: Path) -> None:
-    run = built(tmp_path, OnMeta(), keep_last=0, ema_decay=0.5)
-    averages = list(run.parts.averages)
-    assert len(averages) == 4
-    for shard, average in averages:
-        assert torch.equal(shard.tensor, average)
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_pretrained_folder_gives_what_is_not_new(tmp_path: Path) -> None:
-    drawn = values(built(tmp_path / "drawn", OnMeta(), keep_last=0))
-    files = written(tmp_path / "model", "0.bias", "0.kept", "0.weight")
-    task = OnMeta(folder=str(tmp_path / "model"), new=("1.bias", "1.weight"))
-    found = values(built(tmp_path / "run", task, keep_last=0))
-    for name, value in found.items():
-        assert torch.equal(value, files.get(name, drawn[name]))
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_pretrained_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "model", "0.bias", "0.kept", "0.weight", "1.bias")
     with pytest.raises(CheckpointError, match=r"1\.weight"):
         built(tmp_path / "run", OnMeta(folder=str(tmp_path / "model")), keep_last=0)
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_resumed_model_has_the_values_of_its_checkpoint(tmp_path: Path) -> None:
-    run = fit(tmp_path / "run", OnMeta(), max_steps=2, save_every=1)
-    trained = values(run)
-    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    resume = str(checkpoint(tmp_path / "run", 2))
-    branch = fit(tmp_path / "branch", OnMeta(), max_steps=2, save_every=1, resume=resume)
-    assert branch.step == 2
-    for name, value in values(branch).items():
-        assert torch.equal(value, trained[name]) and torch.equal(value, exported[name])
 
 
 def test_a_buffer_that_nothing_initializes_is_left_to_files_or_named() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import json_in
 from one_process import checkpoint, fit, log_of, lose, steps
 from resuming import Odd
 from torch import Tensor, nn
@@ -43,20 +42,6 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **BEST)
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [3]
     assert "starts anew" not in log_of(tmp_path / "run")
-
-
-def test_patience_and_mode_may_change_on_resume(tmp_path: Path) -> None:
-    fit(tmp_path, Evaluated(), **BEST)
-    lose(tmp_path, 8, 7, 6)
-    run = fit(tmp_path, Evaluated(), resume="auto", early_stop_patience=2, **BEST)
-    assert run.step == 7, "no best since step 3: patience ends at step 6"
-
-    lose(tmp_path, 7, 6)
-    fit(tmp_path, Evaluated(), resume="auto", best_mode="max", **BEST)
-    said = "note: best/, of step 3, is of another best_mode or output_dir: eval/loss starts anew"
-    assert said in log_of(tmp_path)
-    best_json = json_in(tmp_path / "best" / "best.json")
-    assert best_json["mode"] == "max" and best_json["step"] > 3
 
 
 def test_a_best_metric_of_no_set_ends_the_run_at_its_first_evaluation(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
-from fake_run import fake_run, step_info
 from one_process import fit, rows
-from torch import Tensor, nn
+from torch import nn
 
-from trainer.callbacks.log import Log
 from trainer.errors import DataError
-from trainer.metrics import Layout, WeightedSums, agreed
+from trainer.metrics import WeightedSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,54 +46,3 @@ def sums(**values: tuple[float, float]) -> WeightedSums:
     found = WeightedSums()
     found.add({name: (torch.tensor(total), weight) for name, (total, weight) in values.items()})
     return found
-
-
-class OtherRank:
-    """Rank 1 of two, as seen by rank 0: its loss is 2, and it reports ``reported``."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, reported: WeightedSums) -> None:
-        self.reported = reported
-        self.known: Layout = {}
-        self.gathers = 0
-
-    def gather(self, mine: Layout) -> list[Layout]:
-        self.gathers += 1
-        both = [mine, self.reported.layout()]
-        self.known = agreed(both)
-        return both
-
-    def reduce(self, packed: Tensor, how: str) -> Tensor:
-        assert how == "sum"
-        if packed.ndim == 1:
-            changed = self.reported.layout() != self.known
-            return packed + torch.tensor([2.0, float(changed)])
-        columns = [self.reported._sums.get(key, torch.zeros(2)) for key in self.known]
-        return packed + torch.stack(columns, dim=1)
-
-    def read(self, steps_left: int) -> dict[str, float]:
-        return {}
-
-
-def test_names_that_one_rank_reports_are_shown_and_exchanged_only_if_they_have_changed() -> None:
-    other = OtherRank(sums(accuracy=(1.0, 4.0)))
-    run = fake_run(
-        agreement=other,
-        accelerator=other,
-        meter=other,
-        rates=[0.1],
-        facts={"optimizer_groups": [{}]},
-        skipped_steps=0,
-        last_step=10,
-        step=4,
-    )
-    log = Log(1)
-    assert log.measure(run, step_info())["accuracy"] == 0.25, "of a rank that reports nothing too"
-    for _ in range(3):
-        metrics = log.measure(run, step_info(reported=sums(accuracy=(3.0, 4.0))))
-        assert (metrics["accuracy"], metrics["loss"]) == (0.5, 3.0), "over all ranks"
-    assert other.gathers == 1
-    more = sums(accuracy=(3.0, 4.0), more=(1.0, 1.0))
-    assert log.measure(run, step_info(reported=more))["more"] == 1.0
-    assert other.gathers == 2

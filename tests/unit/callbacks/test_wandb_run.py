@@ -65,6 +65,7 @@ def test_three_attempts_are_one_run_and_no_secret_is_in_its_files(tmp_path: Path
     assert leaks(tmp_path / "out") == []
 
 
+@pytest.mark.slow
 def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
     """wandb writes in blocks, and leaving a failed job does not wait for anybody."""
     words = [sys.executable, "-c", SCRIPT.format("fail"), str(tmp_path / "out"), "1", "4"]
@@ -86,7 +87,7 @@ def leaks(folder: Path) -> list[str]:
     return [path.name for path in files if SECRET.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("refuses", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_dead_server_costs_seconds(refuses: bool, tmp_path: Path) -> None:
     """The dead one takes the connection and never answers: wandb itself would wait 90 seconds.
     The other one answers every request with 401.

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launchers import json_in
 from one_process import checkpoint, fit, rows, steps
 from refusing import refused
 from resuming import Odd
 
 from trainer import Callback, CheckpointError, Run, StepInfo
+from trainer.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -76,6 +78,8 @@ def test_numbers_of_numpy_tuples_and_tensors_come_back(tmp_path: Path) -> None:
     value = (np.int64(3), [np.float32(0.5), np.bool_(True)], (1, (2.0, "x"), ()))
     more = {"inf": (np.float64("inf"),), "total": torch.arange(3)}
     fit(tmp_path / "run", Odd(), Holds([value, more]), Holds(7), max_steps=2)
+    kept = json_in(checkpoint(tmp_path / "run", 2) / store.STATE)["callbacks"]
+    assert list(kept) == ["Holds", "Holds#2"]
     again, second = Holds(None), Holds(None)
     resume = str(checkpoint(tmp_path / "run", 2))
     fit(tmp_path / "new", Odd(), again, second, max_steps=4, resume=resume)

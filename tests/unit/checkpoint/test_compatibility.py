@@ -14,7 +14,7 @@ from resuming import Odd
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer import CheckpointError, ConfigError, Data, Plan
+from trainer import CheckpointError, ConfigError, Plan
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -93,50 +93,6 @@ def test_what_code_changes_in_a_group_is_a_changed_setting(
         fit(tmp_path / "no", task, resume=resume)
     fit(tmp_path / "new", task, resume=resume, allow_config_change=True)
     assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
-
-
-def test_a_changed_schedule_is_reported_without_the_rates_of_code(tmp_path: Path) -> None:
-    fit(tmp_path / "run", Rated(), max_steps=4)
-    resume = str(checkpoint(tmp_path / "run", 4))
-    settings = {"schedule": "linear", "allow_config_change": True}
-    fit(tmp_path / "new", Rated(rate=2e-2), resume=resume, **settings)
-    lines = [line for line in log_of(tmp_path / "new").splitlines() if "changed since" in line]
-    assert len(lines) == 3 and not any("optimizer_groups" in line for line in lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherRows(Odd):
-    """Has other data of the same size."""
-
-    swapped: tuple[int, int] = field(default=(0, 0), compare=False)
-    version: str = field(default="", compare=False)
-
-    def build_data(self) -> Data:
-        data = super().build_data()
-        rows = [data.train[number] for number in range(len(data.train))]
-        one, other = self.swapped
-        rows[one], rows[other] = rows[other], rows[one]
-        return Data(train=rows, evaluation=data.evaluation, version=self.version)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        ({}, {"swapped": (0, 3)}, r"the content of sample 0 of Data\.train changed"),
-        ({"version": "one"}, {"version": "two"}, r"the version of Data\.train changed"),
-    ],
-)
-def test_other_data_of_the_same_size_is_a_changed_setting(
-    before: dict[str, Any], now: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    fit(tmp_path / "run", OtherRows(**before), max_steps=4)
-    resume = str(checkpoint(tmp_path / "run", 4))
-    fit(tmp_path / "same", OtherRows(**before), resume=resume)
-    said = f"the data is another one: {said}"
-    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*: {said}"):
-        fit(tmp_path / "no", OtherRows(**now), resume=resume)
-    fit(tmp_path / "new", OtherRows(**now), resume=resume, allow_config_change=True)
-    assert re.search(said, log_of(tmp_path / "new"))
 
 
 @dataclass(frozen=True, kw_only=True)

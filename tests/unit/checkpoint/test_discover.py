@@ -62,13 +62,3 @@ def test_damage_is_found_and_named(
     found = discover.verify(discover.inspect(bad))
     assert name in found.problem
     assert loaded(good) is not None
-
-
-def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
-    save(tmp_path, 8)
-    path = tmp_path / store.name_of(8) / store.MANIFEST
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        for bit in range(8):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            assert discover.inspect(path.parent).problem, (at, bit)

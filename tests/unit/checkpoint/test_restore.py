@@ -16,7 +16,6 @@ from resuming import Odd
 from torch import Tensor, nn
 
 from trainer import CheckpointError, ConfigError, Run
-from trainer.data import order
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -129,21 +128,6 @@ def test_data_of_another_sort_is_refused(tasks: tuple[Odd, Odd], tmp_path: Path)
     told = r"holds a value that no run writes: .*the training data was a (data set|stream), and is"
     with pytest.raises(CheckpointError, match=told):
         fit(tmp_path / "new", second, resume=resume, allow_config_change=True)
-
-
-@pytest.mark.parametrize("limits", [(0, 50), (50, 0)], ids=["computed", "permuted"])
-def test_a_run_keeps_its_order_of_the_data_whatever_a_new_one_takes(
-    limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, limit in zip(("run", "new"), limits, strict=True):
-        monkeypatch.setattr(order, "PERMUTED_UP_TO", limit)
-        fit(
-            tmp_path / name,
-            resume=str(checkpoint(tmp_path / "run", 4)) if name == "new" else "none",
-        )
-    assert losses(tmp_path / "new") == {
-        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
-    }
 
 
 # -- weights alone ---------------------------------------------------------------------------------

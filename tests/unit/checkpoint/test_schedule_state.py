@@ -13,11 +13,8 @@ from refusing import refused
 from resuming import Odd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
-    ChainedScheduler,
     CosineAnnealingLR,
-    ExponentialLR,
     LambdaLR,
-    LinearLR,
     LRScheduler,
 )
 
@@ -47,21 +44,6 @@ def test_schedules_resume_at_their_step(
     schedule: dict[str, Any], goes_on: Callable[..., tuple[Run, Run]]
 ) -> None:
     goes_on(**schedule)
-
-
-class Chained(Odd):
-    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-        rising = LinearLR(optimizer, 0.1, total_iters=5)
-        return ChainedScheduler([rising, ExponentialLR(optimizer, 0.9)])
-
-
-def test_a_chained_schedule_resumes_at_its_step(
-    goes_on: Callable[..., tuple[Run, Run]], tmp_path: Path
-) -> None:
-    """ChainedScheduler counts no steps of its own."""
-    goes_on(Chained())
-    rates = [0.05 * (0.1 + 0.9 * min(step, 5) / 5) * 0.9**step for step in range(8)]
-    assert [row["lr"] for row in rows(tmp_path / "run")] == pytest.approx(rates)
 
 
 class Falling(LRScheduler):
@@ -154,24 +136,3 @@ def test_a_schedule_that_counts_is_refused_if_checkpoints_are_kept(
 ) -> None:
     refused(tmp_path / "refused", told, OfCalls(kind=kind))
     fit(tmp_path / "run", OfCalls(kind=kind), keep_last=0, max_steps=2)
-
-
-class Halving(LambdaLR):
-    """A schedule with a counter of its own."""
-
-    left = 1.0
-
-    def get_lr(self) -> list[float | Any]:
-        self.left *= 0.9
-        return [rate * self.left for rate in super().get_lr()]
-
-
-class Halved(Odd):
-    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-        return Halving(optimizer, lambda step: 1.0)
-
-
-def test_a_schedule_with_a_number_of_its_own_resumes_with_it(
-    goes_on: Callable[..., tuple[Run, Run]],
-) -> None:
-    goes_on(Halved())

@@ -52,17 +52,10 @@ def test_errors_of_all_files_are_told_once(
         ([DIGITS, "--processes", "0"], 2, "processes: 0: must be greater than or equal to 1"),
         (["missing.yaml"], 2, "missing.yaml: the file cannot be read"),
         (["mkdocs.yml"], 2, "'mkdocs.yml': has no key of a training config, nor of a"),
-        (["accel_configs"], 2, "accel_configs: the file cannot be read: Is a directory"),
         (["/dev/zero"], 2, "/dev/zero: the file cannot be read: is a pipe, a device, or larger"),
-        (
-            ["ds_configs/zero2.json", DIGITS, "--processes", "3"],
-            2,
-            "64: must be a multiple of 3 ",
-        ),
         ([DIGITS, "--optimizer", "os.system"], 2, "has no Optimizer 'system'"),
         ([DIGITS, "--run_name={task_settings.widht}"], 2, "did you mean 'task_settings.width'?"),
         ([DIGITS, "--seed"], 2, "seed: needs a value"),
-        ([DIGITS, "--proceses", "8"], 2, "proceses: 8: unknown key; did you mean 'processes'?"),
     ],
 )
 def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -> None:
@@ -80,18 +73,3 @@ def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path
         "strategy   zero1, 8 x cpu by accelerate" in done.stdout
         and "4 x 1 x 8 = 32 " in done.stdout
     )
-
-
-def test_settings_alone_and_the_options_of_a_training(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = check("--accel_config", "accel_configs/fsdp.yaml", "--config", DIGITS)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["run_name", "DigitsCNN-fsdp-2"] in lines
-    assert ["output_dir", "runs/digits_cnn"] in lines
-
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    done = check("task=digits_cnn:DigitsCNN", "max_steps=5")
-    assert "command line under 1 processes:\n" in done.stdout
-    assert "strategy    single, 1 x cpu by accelerate" in done.stdout

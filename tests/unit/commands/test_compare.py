@@ -57,11 +57,3 @@ def test_a_terminal_gets_no_escape_sequence_of_a_name() -> None:
     table = as_table(make_report([made("a\x1b[31mred\x07 ü\u202e"), made("b")]))
     assert "a\\x1b[31mred\\x07 ü\\u202e" in table
     assert not {"\x1b", "\x07", "\u202e"} & set(table)
-
-
-def test_lines_below_the_table_fit_80_columns() -> None:
-    evaluation = {f"eval/set{number}/accuracy": 0.5 for number in range(9)}
-    run = {"run": "a", "strategy": "ddp", "world": 2, "samples/s": 1.0, "memory": 1, "loss": 1.0}
-    note = "beside DigitsCNN-ddp-2, DigitsCNN-fsdp-2: differs: loss 1.0e-01 apart at step 5, loss at most 2"
-    report = {"runs": [{**run, "state": "", "evaluation": evaluation}], "notes": [note]}
-    assert max(map(len, as_table(report).splitlines())) <= 80

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from evaluated import Sign
-from launchers import clean_environment, json_in, json_lines
+from launchers import command_script, json_in, json_lines, worked
 from one_process import rows
 from run_folders import another_run, everything
 from torch import nn
@@ -150,12 +148,6 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
-def test_folders_without_a_model(run: Path, tmp_path: Path) -> None:
-    for folder in (tmp_path, run.parent / "sing"):
-        with pytest.raises(ConfigError, match=r"holds no model .* and no checkpoint"):
-            evaluate([str(folder)])
-
-
 def test_a_task_that_was_made_in_python_is_evaluated_with_its_settings(tmp_path: Path) -> None:
     """With the defaults the evaluation set would be another one, without any error."""
     config = TrainConfig(task="evaluated:Sign", max_steps=2, output_dir=str(tmp_path / "run"))
@@ -165,27 +157,19 @@ def test_a_task_that_was_made_in_python_is_evaluated_with_its_settings(tmp_path:
     assert values == evaluated_at(tmp_path / "run", 2) and len(lines_of(predictions)) == 9
 
 
-def test_the_command_finds_a_task_beside_the_script_that_trained_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_finds_a_task_beside_the_script_that_trained_it(tmp_path: Path) -> None:
     """As a user types it: in another process, from another folder."""
-    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "scripts"
     folder.mkdir()
     source = Path(str(sys.modules["evaluated"].__file__)).read_text()
     (folder / "my_sign.py").write_text(source)
     (folder / "train.py").write_text("import trainer\ntrainer.main()\n")
-    words = ["task=my_sign:Sign", "max_steps=2", "output_dir=runs/a"]
-    for command in (
-        [sys.executable, "scripts/train.py", *words],
-        [sys.executable, "-m", "trainer", "evaluate", "runs/a"],
-    ):
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=clean_environment(), check=False
-        )
-        assert done.returncode == 0, done.stderr
-    assert re.search(r"eval/loss +0\.\d+", done.stdout)
-    first = done.stdout.splitlines()[0]
+    output_dir = tmp_path / "runs" / "a"
+    settings = ["task=my_sign:Sign", "max_steps=2", f"output_dir={output_dir}"]
+    worked([folder / "train.py", *settings], 0)
+    said = worked([command_script(tmp_path), "evaluate", "runs/a"], 0)
+    assert re.search(r"eval/loss +0\.\d+", said)
+    first = said.splitlines()[0]
     assert first == f"note: plan.json of the run names {folder}: code is imported from it"
 
 
@@ -216,10 +200,7 @@ def test_a_file_is_there_once_it_is_complete(tmp_path: Path) -> None:
     [
         (torch.tensor([float("nan"), float("inf")]), [None, None]),
         (torch.full((2,), 0.5, dtype=torch.bfloat16), [0.5, 0.5]),
-        (torch.arange(4.0).view(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
-        (np.arange(2, dtype=np.int16), [0, 1]),
         ([torch.arange(number) for number in range(2)], [[], [0]]),
-        ((True, "é"), [True, "é"]),
         ([{float("nan"): 1}] * 2, [{"NaN": 1}] * 2),
     ],
 )
@@ -232,7 +213,6 @@ def test_values_of_many_types(values: object, read: list[object]) -> None:
     [
         (torch.zeros(2, 2), "keys must be str"),
         ({"index": [0, 1]}, "no name 'index'"),
-        ({"mean": 0.5}, "'float' object is not iterable"),
         ({"a": [1, 2], "b": [1]}, "argument 3 is shorter than arguments 1-2"),
         *(({"a": [value] * 2}, "") for value in ({1}, 1j, b"x", {(1, 2): 3}, object())),
     ],

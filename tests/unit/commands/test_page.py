@@ -69,25 +69,6 @@ def test_each_run_that_logged_a_step_has_a_curve_and_its_difference(tmp_path: Pa
     assert page.layout["yaxis2"]["type"] == "log"
 
 
-def test_panels_are_those_of_values_that_people_look_at(tmp_path: Path) -> None:
-    """An element of a metric and a count have none."""
-    run = made("a")
-    for row in run.rows[:5]:
-        row |= {"lr": 0.1, "epoch": 0.5, "recall/0": 0.5, "eval/f1": 0.1, "a<b>": row["step"]}
-    titles = [note["text"] for note in page_of([run], tmp_path).layout["annotations"]]
-    difference = "loss: relative difference to the first run"
-    others = ["a&lt;b&gt;", "eval/f1", "eval/loss", "lr", "samples_per_second"]
-    assert titles == ["loss", difference, *others]
-
-
-def test_runs_that_coincide_are_told_apart_by_color_and_dashes(tmp_path: Path) -> None:
-    page = page_of([made("a"), made("b", off=1e-7), made("c", off=0.5)], tmp_path)
-    traces = [trace for trace in page.traces if trace["yaxis"] == "y"]
-    assert [trace["line"]["dash"] for trace in traces] == ["9px,0px", "9px,4px", "9px,8px"]
-    assert len({trace["line"]["color"] for trace in traces}) == 3
-    assert len({trace["legendgroup"] for trace in traces}) == 3
-
-
 def test_names_are_text_and_nothing_is_sent(tmp_path: Path) -> None:
     wicked = "</script><script>alert(1)</script>"
     page = page_of([made(wicked), made("\udcff")], tmp_path, f"a table with {wicked}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judged_curves import curve
+from judged_curves import KINK, REFERENCE, curve
+from launchers import ROOT
 from origins import origin, sourced
 
 from trainer import TrainConfig
@@ -43,3 +45,18 @@ def test_the_verdict_does_not_need_plotly(
     gaps = {"a": {"loss": {1: 0.0}, "grad_norm": {1: 0.0}, "weights": {1: 0.0}}}
     assert parity._report([alone], gaps, {"a": ("reference", "")}, EXACT, str(tmp_path)) == 0
     assert "compare.html': needs plotly: pip install" in capsys.readouterr().out
+
+
+def test_without_nudged_runs_a_run_beyond_the_bounds_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2, "precision": {}}
+    trained = iter([replace(run, plan=plan) for run in (REFERENCE, KINK)])
+    monkeypatch.setattr(parity, "train", lambda *_: next(trained))
+    monkeypatch.setattr(parity, "_weights_gap", lambda *_: 0.0)
+    monkeypatch.chdir(ROOT)
+    words = ["accel_configs/ddp.yaml", "examples/configs/digits_cnn.yaml", "--nudges", "0"]
+    assert parity.run(words) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"^ddp .* unknown$", said, re.MULTILINE) and "NOT the same within" in said
+    assert "ddp: unknown: grad_norm 2.0e-04 apart at step 4" in said

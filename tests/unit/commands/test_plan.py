@@ -69,8 +69,3 @@ def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"gpu: '{memory}': " in capsys.readouterr().err
     assert main(["rehearse", "--gpus", "100000000"]) == 2
     assert "gpus: 100000000: must be less than or equal to 16384" in capsys.readouterr().err
-
-
-def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "7B", "--gpus", "8"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

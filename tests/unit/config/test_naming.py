@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from origins import origin
 from plans import plan
 
-from trainer.config.documents import to_yaml
-from trainer.config.load import load_config
-from trainer.config.naming import Names, as_literal, file_name_part, resolve_names
+from trainer.config.naming import Names, file_name_part, resolve_names
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
@@ -88,19 +84,3 @@ def test_what_cannot_be_filled_in_names_its_line(template: str, rule: str) -> No
 def test_the_rate_is_the_configured_one_and_not_the_scaled() -> None:
     found = names(run_name="{lr}", lr=0.5, lr_scaling="linear", reference_batch_size=4)
     assert found.run_name == "0.5"
-
-
-@pytest.mark.parametrize("text", ["a", "{", "a{b}c", "{{}}", "}{"])
-def test_literal_braces_come_back(text: str) -> None:
-    assert names(output_dir=as_literal(text)).output_dir == text
-
-
-def test_the_config_that_is_written_names_the_same_folder_again(here: Path) -> None:
-    config = config_of(output_dir="runs/{{x}}-{seed}", run_name="{seed}-{strategy}", seed=7)
-    named = resolve_names(config, plan(), {})
-    written = replace(config, output_dir=as_literal(named.output_dir))
-    Path("config.yaml").write_text(to_yaml(vars(written)))
-    again = load_config(["--config", "config.yaml"]).config
-    found = resolve_names(again, plan(), {})
-    assert (found.output_dir, found.run_name) == ("runs/{x}-7", "7-ddp")
-    assert resolve_names(again, plan(world=1), {}).run_name == "7-single"

@@ -9,7 +9,6 @@ import pytest
 
 from trainer import CheckpointError, ConfigError, DataError, TrainConfig, prepare_once
 from trainer.checkpoint.exported import write_model
-from trainer.commands import cli
 from trainer.config.load import check_settings, load_config
 from trainer.config.paths import not_local
 
@@ -45,26 +44,6 @@ def test_in_the_training_config(key: str, here: Path) -> None:
     assert os.listdir() == ["a.yaml"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "export s3://a/b --to x",
-        "export a --to s3://a/b",
-        "compare s3://a/b",
-        "compare a --json s3://a/b",
-        "checkpoints s3://a/b",
-        "new s3://a/b",
-        "plan s3://a/b",
-        "parity a.yaml --to s3://a/b",
-    ],
-)
-def test_in_commands(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words.split()) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "'s3://a/b': is an address: " in last and ELSEWHERE in last
-    assert os.listdir() == []
-
-
 def test_in_what_code_writes(here: Path) -> None:
     with pytest.raises(CheckpointError, match="is an address"):
         write_model(Path("s3://a/b"), "model.safetensors", [], [], lambda folder: None)
@@ -88,17 +67,3 @@ def test_in_the_settings_of_a_language_task() -> None:
         "command line: task_settings.cache_dir: 's3://a'",
         "command line: task_settings.data.1: 's3://a/b'",
     ]
-
-
-@pytest.mark.parametrize(
-    "words", ["check s3://a/b.yaml", "train s3://a/b.yaml", "check a.yaml --output_dir s3://a/b"]
-)
-def test_in_check_and_train(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.yaml").write_text("task: m:T\nepochs: 1\n")
-    if words.startswith("train"):
-        with pytest.raises(ConfigError, match=r"^s3://a/b.yaml: is an address"):
-            load_config(words.split()[1:])
-    else:
-        assert cli.main(words.split()) == 2
-        assert "is an address" in capsys.readouterr().err
-    assert os.listdir() == ["a.yaml"]

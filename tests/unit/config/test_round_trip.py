@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config.documents import to_yaml
@@ -43,6 +43,7 @@ configs = st.fixed_dictionaries(
 ).map(lambda values: TrainConfig(**values))
 
 
+@settings(max_examples=40)
 @given(configs)
 def test_what_is_written_reads_back_equal(
     tmp_path_factory: pytest.TempPathFactory, config: TrainConfig

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import torch
-from layouts import Numbers, layout
+from layouts import layout
 
 from trainer.data.indexed import IndexedData
 
@@ -22,28 +19,3 @@ def test_an_augmentation_that_changes_its_item_leaves_the_data_set_as_it_was() -
     first, second = (window.micros[0].batch for window in data.windows(0, 2))
     assert first.any() and second.any()
     assert not any(row.any() for row in rows)
-
-
-class Random(Numbers):
-    """Items that draw from the generators of the process."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(
-            [random.random(), float(np.random.random()), float(torch.rand(()))], dtype=torch.float64
-        )
-
-
-def test_workers_draw_differently_on_each_rank_and_repeat_from_run_to_run() -> None:
-    def drawn(rank: int, seed: int) -> list[list[float]]:
-        data = IndexedData(Random(8), layout(rank, 2, 4), seed=seed, workers=2)
-        return [
-            row
-            for window in data.windows(0, 2)
-            for micro in window.micros
-            for row in micro.batch.T.tolist()
-        ]
-
-    first = drawn(0, seed=5)
-    assert drawn(0, seed=5) == first
-    for other in (drawn(1, seed=5), drawn(0, seed=6)):
-        assert all(not set(ours) & set(theirs) for ours, theirs in zip(first, other, strict=True))

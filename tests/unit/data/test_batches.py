@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import IterableDataset as HuggingFaceStream
-from hypothesis import given
-from layouts import layout, layouts
+from layouts import layout
 
 from trainer.data import batches
 from trainer.data.batches import (
     examples_in,
-    parts_of_rank,
     size_of,
 )
 from trainer.data.indexed import IndexedData
@@ -29,28 +27,6 @@ def test_the_example_of_the_module_is_true() -> None:
 
 
 # Cutting
-
-
-@given(layouts)
-def test_the_shares_of_all_ranks_are_the_samples_of_the_step(
-    shape: tuple[int, int, int, int],
-) -> None:
-    size, world, micro, accumulation = shape
-    size = min(size, world * micro * accumulation)
-    parts = [
-        list(parts_of_rank(range(size), layout(r, world, micro, accumulation)))
-        for r in range(world)
-    ]
-    assert len({len(part) for part in parts}) == 1, "every rank has as many micro-batches"
-    places = [place for micro_batches in parts for part in micro_batches for place in part]
-    assert sorted(places) == list(range(size))
-
-
-def test_all_ranks_take_part_in_a_short_step() -> None:
-    counts = [
-        [len(part) for part in parts_of_rank(range(9), layout(rank, 4, 2, 2))] for rank in range(4)
-    ]
-    assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
 
 
 # Data sets and streams
@@ -102,17 +78,15 @@ def of(*shape: int) -> torch.Tensor:
     ("batch", "examples"),
     [
         ({"x": of(3, 8), "y": of(3)}, 3),
-        ([of(3, 8), of(3)], 3),
         ({"x": of(0, 8)}, 0),
         ({"x": of(4, 8), "edges": of(2, 5)}, 4),  # a tensor of another length beside the examples
         ({"nodes": of(3, 8), "edges": of(2, 5)}, 4),  # not to be told
         ({"views": of(8, 8)}, 4),  # two views of each sample
-        ([of(3, 4, 8), of(3, 4)], 4),  # time first, as pad_sequence gives
+        # time first, as pad_sequence gives
         ([of(3, 4), of(3)], 3),  # four features
         ({"tokens": of(3), "text": ["a", "b", "c", "d"]}, 4),
-        ([of(3, 8, 8)] * 4, 4),  # a list of images
+        # a list of images
         ({"images": [of(3, 8, 8)] * 4, "n": 3}, 4),
-        ([{"image": of(3, 8, 8)}] * 4, 4),
         ("no tensor", 4),
     ],
 )
@@ -130,18 +104,3 @@ def test_a_batch_weighs_as_many_examples_as_its_collate_has_left() -> None:
     data.choose_padding_item(iter([2, 4, 5, 6]))
     padding = data.micro_batch(2, odd([5])[:0])
     assert padding.weight == 0 and padding.batch.tolist() == [5.0, 5.0]
-
-
-def test_padding_batches_have_the_parts_of_the_loss_and_a_part_is_never_left_out() -> None:
-    def boxes(batch: torch.Tensor) -> dict[str, int]:
-        return {"images": len(batch), "boxes": int(batch.sum())}
-
-    data = IndexedData([0, 1, 0, 0], layout(world=2), seed=0, weight_of=boxes)
-    padding = data.micro_batch(0, None, iter([0, 1]))
-    assert padding.weights == {"boxes": 0.0, "images": 0.0} and not padding.weight
-    [window] = data.windows(0, 1)
-    assert [*window.micros[0].weights] == ["boxes", "images"]
-
-    data.weight_of = len
-    with pytest.raises(DataError, match=r"Task.weight returns .* return all parts of the loss"):
-        data.micro_batch(1, torch.zeros(1))

@@ -16,12 +16,9 @@ from trainer.data.digest import digest
     [
         (torch.zeros(3), torch.ones(3)),
         (torch.zeros(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16)),
-        ({"x": [np.arange(3)]}, {"x": [np.arange(1, 4)]}),
         ({"x": 1}, {"y": 1}),
         ("café", "cafe"),
         ((1, "a"), ("a", 1)),
-        (b"\xff", b"\x00"),
-        (1.5, 2.5),
         (torch.tensor(1j).conj(), torch.tensor(2j).conj()),
         (np.array(["a", 1], dtype=object), np.array(["a", 2], dtype=object)),
     ],

@@ -11,8 +11,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from layouts import DrawingStream, Numbers, layout
 
 from trainer.data.evaluation import EvaluationBatches
@@ -27,20 +25,6 @@ class Count(torch.utils.data.IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from map(torch.tensor, range(self.size))
-
-
-@given(st.sampled_from([Numbers, Count]), st.integers(1, 40), st.integers(1, 4), st.integers(1, 6))
-def test_evaluation_sees_each_sample_once(
-    kind: type[Numbers | Count], size: int, world: int, batch: int
-) -> None:
-    parts = [
-        list(EvaluationBatches(kind(size), layout(r, world), batch_size=batch))
-        for r in range(world)
-    ]
-    assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
-    assert sorted(int(i) for part in parts for ids, counts in part if counts for i in ids) == list(
-        range(size)
-    )
 
 
 @pytest.mark.parametrize("stream", [Count(0), iter([{"x": 1}, {"x": 2}])])

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import Numbers, consumed, heavy, layout, layouts
@@ -29,25 +28,6 @@ BILLION = 1_000_000_007
 def test_a_set_smaller_than_a_global_batch_is_refused_with_drop_last() -> None:
     with pytest.raises(DataError, match=r"drop_last: 3 samples do not fill a global batch of 4"):
         IndexedData(Numbers(3), layout(), seed=0, drop_last=True)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_batch_without_weight_is_replaced_by_a_sample_that_has_some(world: int) -> None:
-    ranks = [
-        IndexedData(Numbers(9), layout(r, world, micro=1), seed=0, weight_of=heavy)
-        for r in range(world)
-    ]
-    micros = [
-        micro
-        for rank in ranks
-        for window in rank.windows(0, 2 * rank.steps_per_epoch)
-        for micro in window.micros
-    ]
-    assert sum(micro.weight for micro in micros) == 2 * 3
-    assert all(heavy(micro.batch) for micro in micros), (
-        "no batch without weight goes through the model"
-    )
-    assert {int(micro.batch) for micro in micros if not micro.weight} == {6}
 
 
 def held(items: Sequence[dict[str, Any]]) -> Tensor:
@@ -199,19 +179,3 @@ def test_a_run_keeps_the_order_that_it_began_with() -> None:
 
 
 # Hugging Face data sets
-
-
-def test_a_hugging_face_data_set_is_map_style() -> None:
-    rows = Dataset.from_dict({"x": [float(i) for i in range(11)], "y": list(range(11))})
-    for workers in (0, 2):
-        data = IndexedData(rows, layout(1, 2, 2), seed=0, workers=workers)
-        batches = [
-            micro.batch for window in data.windows(0, 3) for micro in window.micros if micro.weight
-        ]
-        order = epoch_order(11, 0, 0)
-        assert [int(y) for batch in batches for y in batch["y"]] == [
-            *order[2:4],
-            *order[6:8],
-            *order[9:11],
-        ]
-        assert all(torch.equal(batch["x"].long(), batch["y"]) for batch in batches)

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, default_collate
 from trainer.data.batches import TrainData
 from trainer.data.evaluation import EvaluationBatches
 from trainer.data.indexed import IndexedData
-from trainer.data.now import Now, at, current, now, set_now
+from trainer.data.now import Now, at, now, set_now
 from trainer.data.stream import StreamData
 from trainer.errors import TrainerError
 
@@ -77,37 +77,6 @@ def rows_of(ranks: list[TrainData], position: int, steps: int, done: int) -> lis
     drawn = [row[5] for rows in of_steps for row in rows]
     assert len(set(drawn)) == len(drawn), "each sample of each epoch draws its own"
     return of_steps
-
-
-def indexed(
-    world: int, micro: int, accumulation: int, workers: int, **more: Any
-) -> list[TrainData]:
-    return [
-        IndexedData(
-            Numbers(17),
-            layout(rank, world, micro, accumulation),
-            seed=3,
-            augment=told,
-            collate=told_together,
-            workers=workers,
-            **more,
-        )
-        for rank in range(world)
-    ]
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_moment_is_the_same_on_every_layout_and_with_loading_processes(drop_last: bool) -> None:
-    steps = 4 if drop_last else 6
-    alone = rows_of(indexed(1, 6, 1, 0, drop_last=drop_last), 0, steps, 0)
-    assert rows_of(indexed(2, 3, 1, 0, drop_last=drop_last), 0, steps, 0) == alone
-    assert rows_of(indexed(2, 1, 3, 2, drop_last=drop_last), 0, steps, 0) == alone
-    assert rows_of(indexed(3, 2, 1, 1, drop_last=drop_last), 0, steps, 0) == alone
-
-    epochs = [rows[0][2] for rows in alone]
-    first_epoch = [0, 6 / 17] if drop_last else [0, 6 / 17, 12 / 17]
-    assert epochs == pytest.approx([*first_epoch, *(1 + epoch for epoch in first_epoch)])
-    assert all(epochs[number] == row[2] for number, rows in enumerate(alone) for row in rows)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -189,21 +158,6 @@ def test_an_evaluation_is_known_where_its_items_are_read_each_time_anew() -> Non
 def test_outside_of_a_run_a_sentence_says_where_to_call_it() -> None:
     with pytest.raises(TrainerError, match=r"^trainer.now\(\): nothing is trained or evaluated"):
         now()
-
-
-class Careless:
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> bool:
-        return current() is None
-
-
-def test_a_loading_process_has_no_moment_of_its_start() -> None:
-    with at(FIRST):
-        loader = torch.utils.data.DataLoader(Careless(), batch_size=2, num_workers=1)  # type: ignore[arg-type]
-        [batch] = loader
-    assert batch.tolist() == [True, True]
 
 
 def test_threads_of_autograd_know_the_moment() -> None:

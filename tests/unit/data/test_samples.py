@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,27 +104,9 @@ def test_augmentation_and_collate_count_and_change_nothing() -> None:
     assert all(not row.any() for row in rows), "copies were augmented"
 
 
-def test_a_collate_may_leave_a_sample_out() -> None:
-    def filtered(items: Sequence[Any]) -> Any:
-        return torch.stack([item for item in items if item.any()])  # fails without any item
-
-    rows = [torch.full((2,), float(number)) for number in range(20)]
-    batches = [name for name in read(rows, collate=filtered) if name.startswith(BATCH)]
-    assert batches == [f"{BATCH}sample {index} of Data.train" for index in (10, 19)]
-
-
 def test_a_stream_is_not_read() -> None:
     stream = iter([1, 2, 3])
     assert read(stream) == {"the kind of Data.train": "a stream"} and next(stream) == 1
-
-
-def test_without_sets_nothing_is_read_or_compared() -> None:
-    nothing = Sampled([], lambda value: [value])
-    assert (
-        nothing.facts == {}
-        and nothing.state() == {}
-        and nothing.changes({"the number of samples of Data.train": "1"}) == []
-    )
 
 
 class Counting:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from trainer.distributed import votes
 from trainer.distributed.votes import Votes
-from trainer.errors import LaunchError
 
 
 class Clock:
@@ -48,17 +47,6 @@ class Ranks:
     def pass_boundary(self, name: str = "step", *fingerprints: int) -> set[int]:
         given = fingerprints or (0,) * len(self.votes)
         return {one.pass_boundary(name, mine) for one, mine in zip(self.votes, given, strict=True)}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "most"), [(0.0003, 0.003), (0.01, 0.06), (0.1, 0.55), (1.0, 1.0)]
-)
-def test_reductions_a_step_follow_the_step_time(clock: Clock, seconds: float, most: float) -> None:
-    ranks = Ranks(2)
-    for _ in range(10_000):
-        clock.now += seconds
-        assert ranks.pass_boundary() == {0}
-    assert 0 < ranks.count <= most * 10_000
 
 
 @pytest.mark.parametrize("seconds", [0.0003, 0.01, 0.1, 0.2, 1.0])
@@ -100,20 +88,3 @@ def test_an_evaluation_has_a_pace_of_its_own(clock: Clock) -> None:
         clock.now += 0.2
     assert clock.now - begun <= 0.5
     assert ranks.pass_boundary() == {10}, "the steps know as well"
-
-
-def test_ranks_that_did_different_things_are_told_apart_until_the_next_vote(clock: Clock) -> None:
-    ranks = Ranks(2)
-    for _ in range(200):
-        clock.now += 0.01
-        ranks.pass_boundary("step", 7, 7)
-
-    def go_on() -> None:
-        for _ in range(51):
-            clock.now += 0.01
-            ranks.pass_boundary("step", 7, 8)
-
-    with pytest.raises(
-        LaunchError, match="ranks used different parameters in one of the last steps"
-    ):
-        go_on()

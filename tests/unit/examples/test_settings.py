@@ -15,10 +15,8 @@ from llama_stdlib import LlamaStdlib
     ("task", "settings", "message"),
     [
         (DigitsCNN, {"width": 12}, "width: 12: must be a positive multiple of 8"),
-        (DigitsCNN, {"width": 0}, "width: 0: must be a positive multiple of 8"),
         (LlamaStdlib, {"vocab_size": 256}, "vocab_size: 256: must be at least 257"),
         (LlamaStdlib, {"held_out": 1}, "held_out: 1: must be at least 2"),
-        (LlamaStdlib, {"heads": 0}, "heads: 0: must be at least 1"),
         (
             LlamaStdlib,
             {"hidden_size": 100, "heads": 8},

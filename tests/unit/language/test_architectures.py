@@ -22,7 +22,7 @@ NOT_PACKED = ("gpt_oss", "opt", "jamba", "qwen3_next", "minimax", "mamba2", "blo
 TARGETS = {"llama4_text": ["q_proj", "down_proj"], "phimoe": ["q_proj"], "mamba2": ["in_proj"]}
 
 
-QUICK = (*[name for name in EXPERTS if name not in ("granitemoe", "jamba")], *FAMILIES, *SEEING)
+QUICK = (*[*EXPERTS][:3], *[*FAMILIES][:3], *[*SEEING][:1])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts

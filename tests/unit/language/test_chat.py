@@ -15,7 +15,6 @@ from chats import (
     ENDS_TEXT,
     ENDS_TURNS,
     FILTERED,
-    PARTS,
     THOUGHTFUL,
     encoder,
     trained_spans,
@@ -25,7 +24,7 @@ from tiny_language import MARKED, UNMARKED, conversation
 
 from trainer import ConfigError
 from trainer.language import CausalLM
-from trainer.language.templates import ALPACA, CHATML
+from trainer.language.templates import CHATML
 
 
 @pytest.mark.parametrize(
@@ -34,17 +33,11 @@ from trainer.language.templates import ALPACA, CHATML
         (MARKED, ["Good<|im_end|>", "Fine<|im_end|>"]),
         (UNMARKED, ["Good<|im_end|>\n", "Fine<|im_end|>\n"]),
         (CHATML, ["Good<|im_end|>\n", "Fine<|im_end|>\n"]),
-        (ALPACA, ["Good<|end|>\n\n", "Fine<|end|>\n\n"]),
         (DROPS_THOUGHTS, ["Good<|im_end|>\n", "<think>\n\n</think>\n\nFine<|im_end|>\n"]),
         (BEGINS_THOUGHTS, ["Good<|im_end|>\n", "\n</think>\n\nFine<|im_end|>\n"]),
         (ENDS_TEXT, ["Good<|im_end|>\n", "Fine<|im_end|>\n<|end|>"]),
         (ENDS_TURNS, ["|Good<|im_end|>", "|Fine<|end|>"]),
-        (PARTS, ["Good<|im_end|>", "Fine<|im_end|>"]),
         # It never asks, so it is the assistant's to say that it speaks, and always ends the text.
-        (
-            "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}{{ eos_token }}",
-            ["assistant: Good", "assistant: Fine<|end|>"],
-        ),
     ],
 )
 def test_what_the_assistant_says_is_trained_on_without_the_generation_prompt(
@@ -135,17 +128,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (TOOL_IN_CALL, {"messages": CALLING}, LEAVES_OUT.format(3, "tool")),
     (FILTERED, TALK, LEAVES_OUT.format(2, "assistant, or does not show")),
     (
-        CHATML.replace("+ message.content", ""),
-        conversation("why", ""),
-        LEAVES_OUT.format(1, "user"),
-    ),
-    (
         UNMARKED.replace("{{ m.content }}<|im_end|>{% else %}", "<|im_end|>{% else %}"),
-        TALK,
-        LEAVES_OUT.format(2, "assistant"),
-    ),
-    (
-        MARKED.replace("{% generation %}{{ m.content }}", "{% generation %}"),
         TALK,
         LEAVES_OUT.format(2, "assistant"),
     ),

@@ -29,11 +29,6 @@ from trainer.language import CausalLM
             r"completion_column: 'None': is a NoneType in .* row 1, which has q, a",
         ),
         (
-            {"completion_column": "a"},
-            [{"q": "a", "a": "b"}],
-            r"prompt_column: 'None': is a NoneType in .* row 1, which has q, a",
-        ),
-        (
             {"messages_column": "text"},
             [{"text": "hello"}],
             r"messages_column: '.* row 1': must hold a list of \{role",

@@ -43,8 +43,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("reference", ["frozen", "computed_once", "other"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "reference"),
+    [
+        ("sigmoid", "frozen"),
+        ("smooth", "other"),
+        ("robust", "computed_once"),
+        ("ipo", "computed_once"),
+        ("sft", "frozen"),
+    ],
+)
 def test_two_steps_are_those_of_the_formula_in_float64(
     objective: str, reference: str, given: Path, task: Callable[..., DPO], tmp_path: Path
 ) -> None:

@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_language import (
-    conversation,
-    save_rows,
-)
 
 from trainer import ConfigError
 from trainer.language import CausalLM
@@ -118,18 +114,3 @@ def test_rows_are_cached_and_made_again_for_other_settings(
     task(sequence_length=32).build_data()
     assert len(list(cache.rglob("tokens.bin"))) == 1, "tokens do not depend on the length of rows"
     assert len(list(cache.rglob("rows.npy"))) == 2
-
-
-def test_the_version_of_the_data_changes_with_tokens_and_targets(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    """The path of the file does not matter; two rows that change places do: a resume sees it."""
-    rows = [conversation("a", "b"), conversation("c", "d")]
-
-    def version(*given: Any, name: str = "a.jsonl") -> str:
-        data = str(save_rows(tmp_path / name, list(given)))
-        return str(task(data=data, packing="none").build_data().version)
-
-    first = version(*rows)
-    assert first == version(*rows, name="b.jsonl") != version(*rows[::-1])
-    assert first != version(rows[0], conversation("c", "e"))

@@ -51,12 +51,6 @@ def sides(dpo: DPO, number: int = 0) -> list[tuple[str, str]]:
 CHATS: dict[str, dict[str, Any]] = {
     "messages": preference("Why?", "Because.", "No."),
     "whole conversations": {"chosen": [Q, GOOD], "rejected": [Q, BAD]},
-    "whole conversations and the prompt as text": {
-        **{"prompt": "Why?", "chosen": [Q, GOOD], "rejected": [Q, BAD]}
-    },
-    "whole conversations and the prompt as messages": {
-        **{"prompt": [Q], "chosen": [Q, GOOD], "rejected": [Q, BAD]}
-    },
     "a prompt as text": {"prompt": "Why?", "chosen": [GOOD], "rejected": [BAD]},
     "ShareGPT": {
         "conversations": [{"from": "human", "value": "Why?"}],
@@ -181,10 +175,6 @@ EMPTY = "the side has no answer of its own; the answer is empty, or the same on 
 BEGIN = "the prompt is not the beginning of both sides"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty side": (preference("Why?", " ", "No."), rf"chosen_column.*{EMPTY}"),
-    "an empty text": (
-        {"prompt": "Why?", "chosen": "Yes", "rejected": ""},
-        rf"rejected_column.*{EMPTY}",
-    ),
     "equal sides": (preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
     "equal up to the length": (
         preference("Why?", "No. " * 60, "No. " * 61),
@@ -202,9 +192,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt": "Who?", "chosen": [Q, GOOD], "rejected": [Q, BAD]},
         BEGIN,
     ),
-    "an empty prompt": ({"prompt": "", "chosen": "Why? Yes", "rejected": "No"}, BEGIN),
     "texts without a beginning": ({"chosen": "Yes", "rejected": "No"}, BEGIN),
-    "no answer": ({"prompt": [Q], "chosen": [GOOD], "rejected": [Q]}, rf"rejected_column.*{EMPTY}"),
     "a number": ({"prompt": "Why?", "chosen": "Yes", "rejected": 3}, "is a int in"),
     "a system beside texts": (
         {"prompt": "Why?", "chosen": "Yes", "rejected": "No", "system": "Brief."},

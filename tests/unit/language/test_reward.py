@@ -148,13 +148,3 @@ def test_a_side_that_is_too_long_is_refused(
     few = task(sequence_length=60, bad_rows="leave_out").build_data()
     assert 0 < len(few.train) < 8
     assert few.collate([few.train[0]])["input_ids"].shape[1] <= 60
-
-
-def test_dropout_of_the_model_is_off(task: Callable[..., RewardModel], tmp_path: Path) -> None:
-    from whole_model import build_whole
-
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
-    save_model(tmp_path / "gpt2", "gpt2", **dropout)
-    model: Any = build_whole(task(model=str(tmp_path / "gpt2"))).train()
-    ids = torch.arange(12)[None]
-    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)

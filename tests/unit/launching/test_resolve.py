@@ -209,9 +209,7 @@ def test_where_gradients_cannot_travel_in_bf16() -> None:
     ("asks", "world", "settings", "batch"),
     [
         (None, 2, {"micro_batch_size": 8}, (8, 1, 16)),
-        (None, 4, {"micro_batch_size": 8, "accumulation_steps": 3}, (8, 3, 96)),
         (None, 1, {"micro_batch_size": 8, "global_batch_size": 64}, (8, 8, 64)),
-        (None, 8, {"micro_batch_size": 8, "global_batch_size": 64}, (8, 1, 64)),
         (
             request(
                 micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4)
@@ -264,17 +262,3 @@ def test_a_global_batch_without_equal_shares() -> None:
         settings = {"global_batch_size": batch, "micro_batch_size": None}
         line = refusal(lambda settings=settings: plan(None, world=3, **settings))  # type: ignore[misc]
         assert line == f"{SAID}: global_batch_size: {'' if batch is None else '64: '}{rule}"
-
-
-def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:
-    made = plan(None, warmup_steps=11)
-    rule = "the warm-up of 11 steps is longer than the run: the rate never reaches its full value"
-    assert made.notices == (f"{SAID}: warmup_steps: {rule}",)
-    assert made.with_length(7).notices == made.notices, (
-        "not again where the run turns out even shorter"
-    )
-    assert plan(None, warmup_steps=10).notices == ()
-    by_epochs = plan(None, epochs=1, max_steps=None, warmup_samples=90, micro_batch_size=8)
-    assert by_epochs.notices == ()
-    rule = "the warm-up of 6 steps is longer than the run: the rate never reaches its full value"
-    assert by_epochs.with_length(5).notices == (f"{SAID}: warmup_samples: {rule}",)

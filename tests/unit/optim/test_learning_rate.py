@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from plans import plan
 
 from trainer.config.schedule_keys import SCHEDULES, TO_FINAL
-from trainer.errors import ConfigError
 from trainer.optim.learning_rate import build_schedule, lr_factor
 from trainer.run_plan import Plan
 
@@ -71,34 +70,6 @@ def test_a_schedule_of_torch_with_and_without_warm_up() -> None:
     settings = {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.5}}
     assert rates(plan(**settings), 4, lr=8.0) == [8.0, 4.0, 2.0, 1.0]
     assert rates(plan(**settings, warmup_steps=3), 6, lr=8.0) == [2.0, 4.0, 6.0, 8.0, 4.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "settings", "message"),
-    [
-        (
-            "torch:ExponentailLR",
-            {},
-            "ExponentailLR does not take schedule_settings {}: there is no such schedule; "
-            "did you mean 'ExponentialLR'?",
-        ),
-        (
-            "torch:LRScheduler",
-            {},
-            "LRScheduler does not take schedule_settings {}: there is no such schedule; ",
-        ),
-        (
-            "torch:ExponentialLR",
-            {"gama": 1},
-            "ExponentialLR does not take schedule_settings {'gama': 1}: ",
-        ),
-    ],
-)
-def test_what_torch_does_not_have(schedule: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        rates(plan(schedule=schedule, schedule_settings=settings), 1)
-    assert message in str(caught.value)
-    assert caught.value.__cause__ is None
 
 
 @given(st.sampled_from(list(SCHEDULES)), st.integers(1, 60), st.integers(0, 60), st.floats(0, 1))

@@ -73,11 +73,6 @@ def test_a_recomputed_module_draws_the_random_numbers_of_before(offload: bool) -
     assert torch.equal(value.grad, output.detach()), "the second pass dropped other elements"
 
 
-def test_a_distributed_tensor_has_its_part(process_group: None) -> None:
-    tensor = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (1,)), [Shard(0)])
-    assert hasattr(tensor, "_local_tensor"), f"{TORCH} has no DTensor._local_tensor"
-
-
 def test_a_number_of_a_distributed_tensor_is_read_whole(process_group: None) -> None:
     """Jobs on two processes hold the values. torch may give the table another name."""
     private_fsdp.read_whole_numbers()

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from launchers import ROOT, clean_environment, json_in
 
 from trainer.commands.rehearse import first_difference
 from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
-from trainer.rehearsal.fake_device import FakeDevice, Recorder
+from trainer.rehearsal.fake_device import FakeDevice
 from trainer.rehearsal.job import Job
-from trainer.rehearsal.ledger import ACTIVATIONS, OPTIMIZER, PARAMETERS, Ledger
+from trainer.rehearsal.ledger import Ledger
 
 GATHER = {"kind": "all-gather", "ranks": 8, "machines": 1, "bytes": 8 << 30, "dtype": "bfloat16"}
 
@@ -44,26 +43,6 @@ def test_the_first_collective_that_differs_is_named() -> None:
     told = first_difference([same, same, more], [0, 1, 2])
     assert "at collective 2" in told
     assert "rank 0 has ended\n  rank 2 has all-gather of 1.0 KiB over 8 ranks at task.py:7" in told
-
-
-def test_the_ledger_knows_kinds_and_the_moment_of_the_most() -> None:
-    ledger = Ledger("cpu")
-    with Recorder(ledger):
-        weight = torch.zeros(1000)
-        ledger.claim(PARAMETERS, [weight])
-        ledger.enter("forward")
-        square = weight * weight
-        cube = square * weight
-        del square
-        ledger.enter("step")
-        moments = torch.zeros(500)
-        ledger.claim(OPTIMIZER, [moments])
-    forward, step = ledger.phases()["forward"], ledger.phases()["step"]
-    assert (forward.most, step.most) == (12_000, 10_000)
-    assert forward.at_most == {PARAMETERS: 4000, ACTIVATIONS: 8000}
-    assert forward.at_end == {PARAMETERS: 4000, ACTIVATIONS: 4000}
-    assert step.at_most == {PARAMETERS: 4000, ACTIVATIONS: 4000, OPTIMIZER: 2000}
-    assert forward.line.startswith("rehearsal/test_rehearsal.py:") and cube.numel() == 1000
 
 
 def test_without_a_compiler_a_line_says_what_to_install(tmp_path: Path) -> None:

@@ -3,77 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from one_process import fit, log_of
-
-from trainer.reporting.banner import plan_rows
-
-PLAN: dict[str, Any] = {
-    "strategy": "ddp",
-    "launcher": "torchrun",
-    "world_size": 4,
-    "device": "cpu",
-    "rehearsal": False,
-    "precision": {"parameters": "fp32", "compute": "bf16"},
-    "micro_batch_size": 8,
-    "accumulation_steps": 2,
-    "global_batch_size": 64,
-    "optimizer": "adamw",
-    "lr": 0.1,
-    "lr_scaling": "none",
-    "lr_reference": 0.05,
-    "reference_batch_size": 32,
-    "schedule": "cosine",
-    "schedule_settings": {"final": 0.1},
-    "warmup_samples": None,
-    "warmup_fraction": None,
-    "warmup_steps": 0,
-    "max_grad_norm": 1.0,
-    "fsdp": {
-        "fsdp_version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "min_num_params": 100_000_000,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "reshard_after_forward": True,
-        "backward_prefetch": "NO_PREFETCH",
-    },
-    "deepspeed": {},
-    "dynamo": {"backend": "no"},
-}
-
-
-@pytest.mark.parametrize(
-    ("values", "name", "text"),
-    [
-        ({}, "batch", "8 x 2 x 4 = 64 (micro x accumulation x world = global)"),
-        ({}, "precision", "parameters fp32, compute bf16"),
-        ({}, "strategy", "ddp, 4 x cpu by torchrun"),
-        ({"rehearsal": True}, "strategy", "ddp, 4 x cpu by torchrun (rehearsal over gloo)"),
-        ({}, "optimizer", "adamw, lr 0.1, cosine final=0.1, clipped at global norm 1"),
-        ({"max_grad_norm": None}, "optimizer", "adamw, lr 0.1, cosine final=0.1"),
-        (
-            {"lr_scaling": "linear"},
-            "optimizer",
-            "adamw, lr 0.05 at batch 32 -> 0.1 at batch 64 (linear), cosine final=0.1, "
-            "clipped at global norm 1",
-        ),
-        (
-            {"warmup_steps": 100, "max_grad_norm": None},
-            "optimizer",
-            "adamw, lr 0.1, cosine final=0.1, 100 warm-up steps",
-        ),
-        (
-            {"warmup_fraction": 0.1, "max_grad_norm": None},
-            "optimizer",
-            "adamw, lr 0.1, cosine final=0.1, warm-up in 0.1 of the run",
-        ),
-        ({}, "fsdp", "auto_wrap_policy TRANSFORMER_BASED_WRAP, reshard_after_forward True"),
-    ],
-)
-def test_rows_of_a_plan(values: dict[str, Any], name: str, text: str) -> None:
-    assert dict(plan_rows(PLAN | values))[name] == text
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

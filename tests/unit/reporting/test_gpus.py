@@ -11,20 +11,15 @@ from trainer.reporting.gpus import memory_of, peak_of
     ("device", "bf16", "tf32", "fp32"),
     [
         ("NVIDIA H100 80GB HBM3", 989, 495, 67),
-        ("NVIDIA H100 PCIe", 756, 378, 51),
         ("NVIDIA H100 NVL", 835, 418, 60),
-        ("NVIDIA H200 NVL", 835, 418, 60),
         ("NVIDIA GB200", 2500, 1250, 80),
         ("NVIDIA A100-SXM4-40GB", 312, 156, 19.5),
         ("NVIDIA A10", 125, 62.5, 31.2),
         ("NVIDIA A10G", 70, 35, 35),
         ("NVIDIA L40", 181, 90.5, 90.5),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 504, 252, 126),
         ("NVIDIA L40S", 362, 183, 91.6),
-        ("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6),
         ("Tesla T4", 65, 8.1, 8.1),
         ("Tesla V100-SXM2-32GB", 125, 15.7, 15.7),
-        ("Tesla V100-PCIE-16GB", 112, 14, 14),
     ],
 )
 def test_a_peak_depends_on_the_variant_of_the_chip_and_the_precision(

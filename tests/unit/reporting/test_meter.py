@@ -83,17 +83,6 @@ def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
     assert summary["mfu"] > 0.001, "or the assertion above shows nothing"
 
 
-@pytest.mark.parametrize("stop", [{}, {"total_steps": 90, "stopped_by": "SIGTERM" * 9}])
-def test_the_last_lines_fit_80_columns(stop: dict[str, Any]) -> None:
-    evaluation = {f"eval/set{number}/accuracy": 0.5 for number in range(9)}
-    summary = {"steps": 50, "total_steps": 50, "evaluation": evaluation, "mfu": 0.4, **stop}
-    summary |= {"seconds": {"wall": 86400.0}, "peak_memory_bytes": [2**34]}
-    summary |= {f"{unit}_per_second": 1e6 for unit in ("samples", "tokens", "trained_tokens")}
-    lines = summary_text(summary, "runs/x/model").splitlines()
-    assert len(lines) == 3 and lines[0].endswith(" ...")
-    assert (not stop and max(map(len, lines)) <= 80) or "accuracy" not in lines[0]
-
-
 class RecordingGpu:
     """A substitute for ``torch.cuda``, whose allocator keeps blocks reserved; it records calls."""
 

@@ -67,19 +67,3 @@ def test_loading_processes_say_nothing(workers: int, tmp_path: Path) -> None:
     settings = {"max_steps": 16, "micro_batch_size": 4, "keep_last": 0}
     fit(tmp_path, Talks(), workers=workers, **settings)
     assert log_of(tmp_path).splitlines().count("item 3") == (1 if workers == 0 else 0)
-
-
-def test_of_two_runs_the_one_that_was_built_last_has_the_line(tmp_path: Path) -> None:
-    config = trainer.TrainConfig(
-        task="brought_tasks:Plain", output_dir=str(tmp_path / "a"), max_steps=1
-    )
-    first = trainer.build(Plain(), config)
-    second = trainer.build(Plain(), replace(config, output_dir=str(tmp_path / "b")))
-    trainer.say("for the second")
-    first.say("for the first")
-    first.close()
-    trainer.say("still")
-    second.close()
-    assert log_of(tmp_path / "a").splitlines()[-1] == "for the first"
-    assert "for the second" not in log_of(tmp_path / "a")
-    assert log_of(tmp_path / "b").splitlines()[-2:] == ["for the second", "still"]

@@ -109,10 +109,6 @@ MISTAKES = [
         f"{FSDP}  fsdp_ignored_modules: head",
         f"{SECTION}fsdp_ignored_modules: 'head': not supported by samecurve; remove it",
     ),
-    (
-        f"{FSDP1}  fsdp_sharding_strategy: NO_SHARD",
-        f"{SECTION}fsdp_sharding_strategy: 'NO_SHARD': ",
-    ),
     (f"{FSDP1}  fsdp_sharding_strategy: HYBRID_SHARD", STRATEGY),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_reshard_after_forward: false",
@@ -124,14 +120,6 @@ MISTAKES = [
         f"{SECTION}fsdp_sharding_strategy: 'SHARD_GRAD_OP': {STRATEGY}",
     ),
     (f"{FSDP}  fsdp_reshard_after_forward: SHARD_GRAD_OP", STRATEGY),
-    (
-        f"{FSDP}  fsdp_transformer_layer_cls_to_wrap: 3",
-        "fsdp_transformer_layer_cls_to_wrap: 3: mus",
-    ),
-    (
-        f"{FSDP}  fsdp_offload_params: maybe",
-        f"{SECTION}fsdp_offload_params: 'maybe': must be a val",
-    ),
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
         "  parallelism_config_dp_shard_size: 4",

@@ -13,13 +13,10 @@ from trainer import ConfigError
 MISTAKES: list[tuple[str, str, dict[str, Any], str]] = [
     ("optimizer", "Lion", {}, "ds.json:12: optimizer.type: 'Lion': must be one of adamw, adam, "),
     ("optimizer", "AdamW", {"lr": -1e-4}, f"{OPTIMIZER}.lr: -0.0001: must be greater than 0"),
-    ("optimizer", "AdamW", {"lr": "1e-4"}, f"{OPTIMIZER}.lr: '1e-4': must be a valid number"),
     ("optimizer", "AdamW", {"freeze_step": 3}, f"{OPTIMIZER}.freeze_step: 3: unknown key"),
-    ("optimizer", "AdamW", {"max_grad_norm": 1.0}, f"{OPTIMIZER}.max_grad_norm: 1.0: unknown key"),
     ("optimizer", "AdamW", {"bias_correction": False}, f"{OPTIMIZER}.bias_correction: false: must"),
     ("scheduler", "WarmupDecayLr", {}, "ds.json:22: scheduler.type: 'WarmupDecayLr': must be one"),
     ("scheduler", "WarmupLR", {"warmup_type": "cubic"}, f"{SCHEDULER}.warmup_type: 'cubic': must"),
-    ("scheduler", "WarmupLR", {"total_num_steps": 9}, f"{SCHEDULER}.total_num_steps: 9: unknown"),
     ("scheduler", "WarmupLR", {"warmup_min_lr": 0.1}, f"{SCHEDULER}.warmup_min_lr: 0.1: must be 0"),
 ]
 
