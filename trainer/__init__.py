@@ -32,6 +32,7 @@ _MODULES = {
     "load_export": "checkpoint.exported",
     "load_task": "script",
     "main": "script",
+    "mixed": "data.mixture",
     "now": "data.now",
     "prepare_once": "data.cache",
     "run_and_exit": "distributed.exit",

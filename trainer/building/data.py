@@ -41,6 +41,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
 
     length = length_of(setup, folder, train)
     train.items.total_steps = length.total_steps
+    setup.note(*train.notices(length.total_steps))
     measured = measured_sets(
         task,
         data,

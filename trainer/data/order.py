@@ -24,9 +24,38 @@ PERMUTED_UP_TO = 2**20
 
 
 class Order(Protocol):
-    """A permutation of range(size) that is read by slices with ends in the range."""
+    """The samples at the places of an epoch, read by slices with ends in the epoch."""
 
     def __getitem__(self, part: slice, /) -> Indices: ...
+
+
+class OwnOrder(Protocol):
+    """The order of a data set that has one, as its attribute ``own_order``.
+
+    Attributes:
+        places: samples of an epoch. None: the first epoch never ends.
+        text: facts that decide the order, which ranks and a resumed run must share.
+    """
+
+    places: int | None
+
+    @property
+    def text(self) -> str: ...
+
+    def of_epoch(self, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch."""
+
+    def logged(self, seed: int, begin: int, end: int) -> dict[str, float]:
+        """Return values for the log about the samples between two positions."""
+
+    def notices(self, seed: int, samples: int) -> list[str]:
+        """Return lines for the banner of a run over so many samples."""
+
+    def state(self) -> Any:
+        """Return facts that decide the order, as JSON, for checkpoints."""
+
+    def restore(self, state: Any, position: int) -> None:
+        """Keep the order of a checkpoint up to ``position``."""
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Indices:

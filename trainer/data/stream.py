@@ -183,10 +183,7 @@ def _unchanged(item: Any) -> Any:
 
 
 def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
-    if config.epochs is not None:
-        rule = "a stream has no known length. Use max_steps"
-        raise origin_of(origins, "epochs").error(rule, config.epochs)
+    """Raise ``ConfigError`` for settings that need more than one reader."""
     if config.workers > 1:
         rule = "a stream is read in order, by one process a rank. Use 0 or 1"
         raise origin_of(origins, "workers").error(rule, config.workers)
