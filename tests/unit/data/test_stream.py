@@ -16,7 +16,6 @@ from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import DrawingStream, heavy, layout
-from origins import origin
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.stream import StreamData, check_stream_settings
@@ -231,15 +230,8 @@ def test_streams_that_end_too_early(workers: int) -> None:
 
 def test_settings_that_a_stream_cannot_serve() -> None:
     """Intervals in epochs are refused with those that are too short (``interval_of``)."""
-    origins = {"epochs": origin("train.yaml:3 (epochs)")}
-    for settings, told in (
-        ({"epochs": 1}, "train.yaml:3: epochs: 1: a stream has no known length. Use max_steps"),
-        (
-            {"workers": 2},
-            "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1",
-        ),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check_stream_settings(TrainConfig(task="a:B", max_steps=3, **settings), origins)
-        assert str(caught.value) == told
+    config = TrainConfig(task="a:B", max_steps=3, workers=2)
+    told = "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1"
+    with pytest.raises(ConfigError, match=told):
+        check_stream_settings(config, {})
     check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
