@@ -25,6 +25,7 @@ _MODULES = {
     "TrainConfig": "config.train_config",
     "Trainer": "loop",
     "TrainerError": "errors",
+    "blocks": "data.block_files",
     "build": "building.build",
     "is_main": "distributed.main_process",
     "launch": "launching",

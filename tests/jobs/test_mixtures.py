@@ -1,9 +1,10 @@
-"""Mixtures by weight have one curve on every layout, and go on on any other.
+"""Mixtures by weight and rows in blocks have one curve on every layout, and go on on any other.
 
 | promised | strategies and worlds | tests |
 |---|---|---|
 | A mixture of a task of one's own has the losses and shares of one process, with noise by sample and pass | DDP on 3, FSDP2 on 2; all on 2 (nightly) | test_a_mixture_has_the_curve_of_one_process |
 | A resume on another layout goes on with the same rows | the same, from one process, with a loading process | test_a_mixture_goes_on_on_another_layout |
+| Both are true of rows that are read in blocks, over the end of an epoch | the same | test_rows_in_blocks_have_the_curve_of_one_process |
 | So do mixtures of documents by tokens and of pairs, by settings | DDP on 3; FSDP2, ZeRO-3 (nightly) | test_language_tasks_mix_documents_and_pairs |
 """
 
@@ -25,6 +26,7 @@ CASES = [
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in STRATEGIES if name != "fsdp"),
 ]
 LANGUAGE = ["documents", "preferences"]
+ROWS = 200  # in blocks
 
 
 @cache
@@ -40,6 +42,16 @@ def given(folder: Path) -> Path:
 
 
 @cache
+def in_blocks(folder: Path) -> Path:
+    here = folder / "blocks"
+    here.mkdir()
+    for file in range(2):
+        rows = [{"id": row, "label": row % 3} for row in range(file, ROWS, 2)]
+        (here / f"rows{file}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return here
+
+
+@cache
 def trained(strategy: str, world: int, folder: Path, *, resumed: bool, language: bool) -> Path:
     here = folder / f"{strategy}-{world}-{resumed}-{language}"
     here.mkdir()
@@ -47,8 +59,8 @@ def trained(strategy: str, world: int, folder: Path, *, resumed: bool, language:
     told = {
         "accel_config": str(launch_file(here / "accel.yaml", strategy, world)),
         "folder": str(here),
-        "given": str(given(folder)) if language else "",
-        "names": LANGUAGE if language else ["own"],
+        "given": str(given(folder) if language else in_blocks(folder)),
+        "names": LANGUAGE if language else ["own", "blocks"],
         "micro_batch_size": 8 if strategy == "single" else 4,
         "resume": str(start),
     }
@@ -70,6 +82,8 @@ def check_same(alone: Path, found: Path, name: str, since: int = 0) -> None:
     assert [row["step"] for row in rows] == [row["step"] for row in wanted]
     for row, of_one in zip(rows, wanted, strict=True):
         assert row["loss"] == pytest.approx(of_one["loss"], rel=1e-6)
+        if name == "blocks":
+            continue
         mix = {key: value for key, value in of_one.items() if key.startswith("mix/")}
         assert mix and {key: row[key] for key in mix} == mix
 
@@ -89,6 +103,17 @@ def test_a_mixture_goes_on_on_another_layout(strategy: str, world: int, folder: 
     alone = trained("single", 1, folder, resumed=False, language=False)
     found = trained(strategy, world, folder, resumed=True, language=False)
     check_same(alone, found, "own", since=6)
+
+
+@pytest.mark.parametrize(("strategy", "world"), CASES)
+def test_rows_in_blocks_have_the_curve_of_one_process(
+    strategy: str, world: int, folder: Path
+) -> None:
+    alone = trained("single", 1, folder, resumed=False, language=False)
+    for resumed in (False, True):
+        found = trained(strategy, world, folder, resumed=resumed, language=False)
+        check_same(alone, found, "blocks", since=6 * resumed)
+    assert rows_of(alone, "blocks")[-1]["epoch"] > 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run as connected processes under one layout: mixtures of data sets, whole and resumed.
+"""Run as connected processes under one layout: mixtures and blocks of files, whole and resumed.
 
     tests/workers/mixing.py '{"accel_config": ..., "folder": ..., "micro_batch_size": ..., "resume": ...}'
 
@@ -61,9 +61,34 @@ class Mixture(Task):
         return F.cross_entropy(model(batch[0]), batch[1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnBlocks(Task):
+    """Rows of files that are read in blocks."""
+
+    files: str
+
+    def build_data(self) -> Data:
+        cache = str(Path(self.files).parent / "cache")
+        rows = trainer.blocks(self.files, lines=10, cache_dir=cache)
+
+        def collate(rows: list[dict[str, float]]) -> tuple[Tensor, Tensor]:
+            x = torch.tensor([[row["id"] % 7 - 3.0, row["id"] / 300] for row in rows])
+            return x, torch.tensor([row["label"] for row in rows])
+
+        return Data(train=rows, collate=collate)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
 def task_of(name: str, given: Path) -> Task:
     if name == "own":
         return Mixture()
+    if name == "blocks":
+        return OnBlocks(files=str(given / "rows*.jsonl"))
     from trainer.language import DPO, CausalLM
 
     common: dict[str, Any] = {"model": str(given / "llama"), "cache_dir": str(given / "cache")}

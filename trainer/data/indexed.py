@@ -51,6 +51,7 @@ class IndexedData(TrainData):
         self.own_order: OwnOrder | None = getattr(dataset, "own_order", None)
         self.places = self.size  # of an epoch
         if self.own_order:
+            self.own_order.lay_out(layout)
             self.places = self.own_order.places or ENDLESS
         self._steps_of_epoch = self._steps_over(self.places)
         if self.places < ENDLESS:
@@ -77,10 +78,11 @@ class IndexedData(TrainData):
                 taken = range(start, min(start + batch, self.places))
                 if len(taken) < batch and self.drop_last:
                     break
-                indices = [
-                    order[part.start : part.stop].tolist()
-                    for part in parts_of_rank(taken, self.layout)
-                ]
+                if hasattr(order, "of_rank"):
+                    indices = order.of_rank(taken, self.layout)
+                else:
+                    parts = parts_of_rank(taken, self.layout)
+                    indices = [order[part.start : part.stop].tolist() for part in parts]
                 done += 1
                 begin = epoch * self.places + start
                 now = Now(done, begin / self.places, begin, self.items.total_steps, None, self.seed)

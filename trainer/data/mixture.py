@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import CheckpointError, DataError
 from ..text import listed
-from .batches import size_of
+from .batches import Layout, size_of
 from .order import Indices, Order, order_for, order_of
 from .seeds import seed_of
 
@@ -96,6 +96,8 @@ class MixedOrder:
         changes: position and weights, from the start of the run and from each change on.
     """
 
+    most_workers = None
+
     def __init__(self, sources: Mapping[str, Source], sizes: Sequence[int]) -> None:
         self.names = list(sources)
         self.passes = [source.passes for source in sources.values()]
@@ -112,6 +114,9 @@ class MixedOrder:
                     f"mixed: the weight {weight:g} of {name!r} is below a thousandth of all "
                     "weights: raise the weight, or leave the source out"
                 )
+
+    def lay_out(self, layout: Layout) -> None:
+        """Do nothing: no layout matters."""
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
         return MixedEpoch(self, seed, epoch)

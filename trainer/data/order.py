@@ -12,9 +12,12 @@ So a run that is resumed on another layout trains on the same samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .batches import Layout
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -32,15 +35,22 @@ class Order(Protocol):
 class OwnOrder(Protocol):
     """The order of a data set that has one, as its attribute ``own_order``.
 
+    If the order of an epoch has ``of_rank(taken, layout)``, this method cuts a step over the ranks.
+
     Attributes:
         places: samples of an epoch. None: the first epoch never ends.
         text: facts that decide the order, which ranks and a resumed run must share.
+        most_workers: loading processes of a rank at most. None: any number.
     """
 
     places: int | None
+    most_workers: int | None
 
     @property
     def text(self) -> str: ...
+
+    def lay_out(self, layout: Layout) -> None:
+        """Prepare for the layout of a run, which must not decide the order of a resumed run."""
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
         """Return the order of an epoch."""
