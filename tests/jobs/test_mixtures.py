@@ -5,7 +5,7 @@
 | A mixture of a task of one's own has the losses and shares of one process, with noise by sample and pass | DDP on 3, FSDP2 on 2; all on 2 (nightly) | test_a_mixture_has_the_curve_of_one_process |
 | A resume on another layout goes on with the same rows | the same, from one process, with a loading process | test_a_mixture_goes_on_on_another_layout |
 | Both are true of rows that are read in blocks, over the end of an epoch | the same | test_rows_in_blocks_have_the_curve_of_one_process |
-| So do mixtures of documents by tokens and of pairs, by settings | DDP on 3; FSDP2, ZeRO-3 (nightly) | test_language_tasks_mix_documents_and_pairs |
+| So do mixtures of documents by tokens and of pairs, and texts that are tokenized while they are read, by settings | DDP on 3; FSDP2, ZeRO-3 (nightly) | test_language_tasks_mix_documents_and_pairs |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CASES = [
     *QUICK,
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in STRATEGIES if name != "fsdp"),
 ]
-LANGUAGE = ["documents", "preferences"]
+LANGUAGE = ["documents", "preferences", "streamed"]
 ROWS = 200  # in blocks
 
 
@@ -82,10 +82,9 @@ def check_same(alone: Path, found: Path, name: str, since: int = 0) -> None:
     assert [row["step"] for row in rows] == [row["step"] for row in wanted]
     for row, of_one in zip(rows, wanted, strict=True):
         assert row["loss"] == pytest.approx(of_one["loss"], rel=1e-6)
-        if name == "blocks":
-            continue
         mix = {key: value for key, value in of_one.items() if key.startswith("mix/")}
-        assert mix and {key: row[key] for key in mix} == mix
+        assert bool(mix) == (name not in ("blocks", "streamed"))
+        assert {key: row[key] for key in mix} == mix
 
 
 @pytest.mark.parametrize(("strategy", "world"), CASES)

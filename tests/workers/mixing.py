@@ -92,6 +92,16 @@ def task_of(name: str, given: Path) -> Task:
     from trainer.language import DPO, CausalLM
 
     common: dict[str, Any] = {"model": str(given / "llama"), "cache_dir": str(given / "cache")}
+    if name == "streamed":
+        return CausalLM(
+            data=str(given / "texts.jsonl"),
+            evaluation=str(given / "texts.jsonl"),
+            stream=True,
+            packing="none",
+            long_documents="cut",
+            sequence_length=48,
+            **common,
+        )
     if name == "preferences":
         pairs = [
             {"path": str(given / "pairs.jsonl"), "weight": 1, "max_samples": 20},
