@@ -203,27 +203,24 @@ class _Phase(NamedTuple):
 
 
 class MixedEpoch:
-    """The order of an epoch of a mixture, which ``slice``s read."""
+    """The order of an epoch of a mixture."""
 
     def __init__(self, order: MixedOrder, seed: int, epoch: int) -> None:
         self._order = order
-        self._seeds = [seed_of(seed, epoch, number) for number in range(len(order.names))]
-        self._passes: dict[
-            int, tuple[int, Order]
-        ] = {}  # the last pass that was read of each source
-        begin = epoch * (order.places or _FOREVER)
-        self._phases = list(self._read_phases(seed_of(seed, epoch), begin))
+        self._seed = seed_of(seed, epoch)
+        # The order of the last pass that was read of each source.
+        self._passes: dict[int, tuple[int, Order]] = {}
+        self._phases = list(self._read_phases(epoch * (order.places or _FOREVER)))
 
-    def _read_phases(self, seed: int, begin: int) -> Iterator[_Phase]:
+    def _read_phases(self, begin: int) -> Iterator[_Phase]:
         """Yield the phases of an epoch that begins at a position."""
         order = self._order
-        *_, now = (number for number, (at, _) in enumerate(order.changes) if at <= begin)
-        changes = [(max(0, at - begin), weights) for at, weights in order.changes[now:]]
+        changes = [(max(0, at - begin), weights) for at, weights in order.changes]
         used = np.zeros_like(order.sizes)
         for (place, weights), (stop, _) in pairwise([*changes, (_FOREVER, [])]):
             while place < stop and (used < order.limits).any():
                 slots = _slots(np.where(used < order.limits, weights, 0.0))
-                phase = _Phase(place, used, slots, seed)
+                phase = _Phase(place, used, slots, self._seed)
                 yield phase
                 ends = [
                     phase.end_of(source, int(order.limits[source]))
@@ -233,53 +230,48 @@ class MixedEpoch:
                 place = min([stop, *ends])
                 used = phase.counts(place)
 
-    def _phase_at(self, place: int) -> _Phase:
-        return [phase for phase in self._phases if phase.begin <= place][-1]
-
     def counts(self, place: int) -> Indices:
         """Return how many samples of each source come before a place."""
-        return self._phase_at(place).counts(place)
+        return self._phase_at(place)[0].counts(place)
+
+    def _phase_at(self, place: int) -> tuple[_Phase, int]:
+        """Return the phase of a place, and the first place of the next phase."""
+        begins = [phase.begin for phase in self._phases]
+        number = bisect_right(begins, place)
+        return self._phases[number - 1], [*begins, _FOREVER][number]
 
     def __getitem__(self, part: slice, /) -> Indices:
-        rows = [np.empty(0, np.int64)]
+        found = [np.empty(0, np.int64)]
         place = part.start
         while place < part.stop:
-            phase = self._phase_at(place)
+            phase, end = self._phase_at(place)
             period, slot = divmod(place - phase.begin, PERIOD)
-            begins = [other.begin for other in self._phases if other.begin > place]
-            stop = min([part.stop, phase.begin + (period + 1) * PERIOD, *begins])
-            taken = phase.table(period)[slot : slot + stop - place]
-            rows.append(self._rows(taken, phase.counts(place)))
-            place = stop
-        return np.concatenate(rows)
-
-    def _rows(self, taken: Indices, numbers: Indices) -> Indices:
-        """Return the rows of consecutive samples, from their sources and the next of each."""
-        rows = np.empty_like(taken)
-        for source in np.unique(taken):
-            slots = np.flatnonzero(taken == source)
-            rows[slots] = self._rows_of(int(source), int(numbers[source]), len(slots))
-        return rows
-
-    def _rows_of(self, source: int, number: int, count: int) -> Indices:
-        """Return ``count`` rows of a source, from a number on: indices of ``Mixed``."""
-        sizes = self._order.sizes
-        size, first = int(sizes[source]), int(sizes[:source].sum())
-        found = []
-        while count:
-            turn, place = divmod(number, size)
-            taken = min(count, size - place)
-            rows = self._pass(source, turn)[place : place + taken]
-            found.append(rows + first + turn * int(sizes.sum()))
-            number += taken
-            count -= taken
+            taken = phase.table(period)[slot : slot + min(part.stop, end) - place]
+            found.append(self._rows(taken, phase.counts(place)))
+            place += len(taken)
         return np.concatenate(found)
 
+    def _rows(self, taken: Indices, numbers: Indices) -> Indices:
+        """Return the indices in ``Mixed`` of samples, from their sources and the next of each."""
+        sizes = self._order.sizes
+        rows = np.empty_like(taken)
+        for source in np.unique(taken).tolist():
+            of_source = numbers[source] + np.arange(np.count_nonzero(taken == source))
+            turns, places = np.divmod(of_source, sizes[source])
+            passes = [
+                self._pass(source, turn)[places[turns == turn][0] : places[turns == turn][-1] + 1]
+                for turn in np.unique(turns).tolist()
+            ]
+            rows[taken == source] = (
+                np.concatenate(passes) + sizes[:source].sum() + turns * sizes.sum()
+            )
+        return rows
+
     def _pass(self, source: int, turn: int) -> Order:
-        """Return the order of a pass over a source. The last order of each source is kept."""
+        """Return the order of a pass over a source."""
         if self._passes.get(source, (None,))[0] != turn:
             size = int(self._order.sizes[source])
-            order = order_of(order_for(size))(size, self._seeds[source], turn)
+            order = order_of(order_for(size))(size, seed_of(self._seed, source), turn)
             self._passes[source] = turn, order
         return self._passes[source][1]
 
