@@ -1,7 +1,9 @@
 from .building.build import build as build
 from .checkpoint.exported import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
+from .data.block_files import blocks as blocks
 from .data.cache import prepare_once as prepare_once
+from .data.mixture import mixed as mixed
 from .data.now import Now as Now
 from .data.now import now as now
 from .distributed.exit import run_and_exit as run_and_exit

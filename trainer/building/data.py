@@ -14,7 +14,7 @@ from ..data.augment import Items
 from ..data.batches import Layout, TrainData, size_of
 from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
-from ..errors import Origin
+from ..errors import Origin, origin_of
 from ..evaluator import MeasuredSet, measured_sets
 from ..run import Folder, Read, Sets, Setup
 from ..task import Data, Task
@@ -41,6 +41,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
 
     length = length_of(setup, folder, train)
     train.items.total_steps = length.total_steps
+    setup.note(*train.notices(length.total_steps))
     measured = measured_sets(
         task,
         data,
@@ -84,11 +85,15 @@ def build_data(
     data = returned(task.build_data(), Data, task, "build_data")
 
     kind: type[TrainData] = IndexedData
+    own_order = getattr(data.train, "own_order", None)
+    most_workers = own_order and own_order.most_workers
     if size_of(data.train, "Data.train") is None:
-        from ..data.stream import StreamData, check_stream_settings
+        from ..data.stream import StreamData
 
-        check_stream_settings(config, origins)
-        kind = StreamData
+        kind, most_workers = StreamData, 1
+    if config.workers > (most_workers or config.workers):
+        rule = "this data is read in order, by one process a rank. Use 0 or 1"
+        raise origin_of(origins, "workers").error(rule, config.workers)
 
     return data, kind(
         data.train,

@@ -14,7 +14,9 @@ def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
     config, start = setup.config, folder.start
     ends = []
     if config.epochs is not None:
-        assert isinstance(data, IndexedData), "epochs are refused for streams"
+        if not isinstance(data, IndexedData) or data.steps_per_epoch is None:
+            rule = "the training data has no known end. Use max_steps"
+            raise origin_of(setup.origins, "epochs").error(rule, config.epochs)
         ends.append((start.step + data.steps_left(start.samples, config.epochs), "epochs"))
     if config.max_steps is not None:
         ends.append((config.max_steps, "max_steps"))

@@ -43,6 +43,7 @@ class Log(Callback):
             **logged_rates(run.rates, run.facts["optimizer_groups"]),
             "grad_norm": float(info.grad_norm),
             "skipped_steps": run.skipped_steps,
+            **run.train_data.logged(info.samples),
             **run.meter.read(run.last_step - run.step),
         }
 

@@ -256,6 +256,14 @@ class TrainData(ABC):
     def epochs_at(self, position: int) -> float:
         """Return the passes over the data after ``position`` samples, whole passes of a stream."""
 
+    def notices(self, steps: int) -> list[str]:
+        """Return lines for the banner of a run of so many steps."""
+        return []
+
+    def logged(self, position: int) -> dict[str, float]:
+        """Return values for the log about the samples since the last call."""
+        return {}
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return the end of the last window, as JSON."""

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from ..errors import DataError
 from .batches import Layout, TrainData, Window, parts_of_rank
 from .now import Now, set_now
-from .order import ORDERS, order_for, order_of
+from .order import ORDERS, Order, OwnOrder, order_for, order_of
+
+ENDLESS = 2**60  # places of an epoch that never ends
 
 
 class Step(NamedTuple):
@@ -40,17 +42,24 @@ class IndexedData(TrainData):
     """
 
     size: int
-    steps_per_epoch: int
 
     def __init__(self, dataset: Any, layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         self.size = len(dataset)
         self.position = 0
         self.order = order_for(self.size)
-        self.steps_per_epoch = self._steps_over(self.size)
+        self.own_order: OwnOrder | None = getattr(dataset, "own_order", None)
+        self.places = self.size  # of an epoch
+        if self.own_order:
+            self.own_order.lay_out(layout)
+            self.places = self.own_order.places or ENDLESS
+        self._steps_of_epoch = self._steps_over(self.places)
+        if self.places < ENDLESS:
+            self.steps_per_epoch = self._steps_of_epoch
+        self._logged = 0
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"drop_last: {self.size} samples do not fill a global batch of "
+                f"drop_last: {self.places} samples do not fill a global batch of "
                 f"{layout.global_batch_size}. Lower the batch"
             )
 
@@ -63,21 +72,27 @@ class IndexedData(TrainData):
         """Yield all optimizer steps from ``position`` on, after ``done`` steps, without end."""
         batch = self.layout.global_batch_size
         while True:
-            epoch, offset = divmod(position, self.size)
-            order = order_of(self.order)(self.size, self.seed, epoch)
-            for start in range(offset, self.size, batch):
-                taken = range(start, min(start + batch, self.size))
+            epoch, offset = divmod(position, self.places)
+            order = self._order(epoch)
+            for start in range(offset, self.places, batch):
+                taken = range(start, min(start + batch, self.places))
                 if len(taken) < batch and self.drop_last:
                     break
-                indices = [
-                    order[part.start : part.stop].tolist()
-                    for part in parts_of_rank(taken, self.layout)
-                ]
+                if hasattr(order, "of_rank"):
+                    indices = order.of_rank(taken, self.layout)
+                else:
+                    parts = parts_of_rank(taken, self.layout)
+                    indices = [order[part.start : part.stop].tolist() for part in parts]
                 done += 1
-                begin = epoch * self.size + start
-                now = Now(done, begin / self.size, begin, self.items.total_steps, None, self.seed)
+                begin = epoch * self.places + start
+                now = Now(done, begin / self.places, begin, self.items.total_steps, None, self.seed)
                 yield Step(epoch, indices, len(taken), now)
-            position = (epoch + 1) * self.size
+            position = (epoch + 1) * self.places
+
+    def _order(self, epoch: int) -> Order:
+        if self.own_order:
+            return self.own_order.of_epoch(self.seed, epoch)
+        return order_of(self.order)(self.size, self.seed, epoch)
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         # Loading processes read ahead of the training. tee keeps the steps in between.
@@ -114,22 +129,35 @@ class IndexedData(TrainData):
 
         The number is negative if the position is beyond that end.
         """
-        epoch, offset = divmod(position, self.size)
+        epoch, offset = divmod(position, self.places)
         if epoch >= epochs:
-            return -((position - epochs * self.size) // self.layout.global_batch_size)
+            return -((position - epochs * self.places) // self.layout.global_batch_size)
 
-        return self._steps_over(self.size - offset) + (epochs - epoch - 1) * self.steps_per_epoch
+        return self._steps_over(self.places - offset) + (epochs - epoch - 1) * self._steps_of_epoch
 
     def epochs_at(self, position: int) -> float:
-        return position / self.size
+        return position / self.places
+
+    def notices(self, steps: int) -> list[str]:
+        samples = steps * self.layout.global_batch_size
+        return self.own_order.notices(self.seed, samples) if self.own_order else []
+
+    def logged(self, position: int) -> dict[str, float]:
+        if not self.own_order:
+            return {}
+        before, self._logged = self._logged, position
+        return self.own_order.logged(self.seed, before, position)
 
     def state(self) -> dict[str, Any]:
-        return {"samples": self.position, "order": self.order}
+        state = {"samples": self.position, "order": self.order}
+        return state | {"own": self.own_order.state()} if self.own_order else state
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Continue in the order of the checkpoint, even if a new run would take another order."""
         assert "stream" not in state, "the training data was a stream, and is a data set"
         self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
         assert self.order in ORDERS, "no order of the data"
-        self.position = state["samples"]
+        self.position = self._logged = state["samples"]
+        if self.own_order:
+            self.own_order.restore(state["own"], self.position)
         return self.position

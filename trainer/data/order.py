@@ -12,9 +12,12 @@ So a run that is resumed on another layout trains on the same samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .batches import Layout
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -24,9 +27,45 @@ PERMUTED_UP_TO = 2**20
 
 
 class Order(Protocol):
-    """A permutation of range(size) that is read by slices with ends in the range."""
+    """The samples at the places of an epoch, read by slices with ends in the epoch."""
 
     def __getitem__(self, part: slice, /) -> Indices: ...
+
+
+class OwnOrder(Protocol):
+    """The order of a data set that has one, as its attribute ``own_order``.
+
+    If the order of an epoch has ``of_rank(taken, layout)``, this method cuts a step over the ranks.
+
+    Attributes:
+        places: samples of an epoch. None: the first epoch never ends.
+        text: facts that decide the order, which ranks and a resumed run must share.
+        most_workers: loading processes of a rank at most. None: any number.
+    """
+
+    places: int | None
+    most_workers: int | None
+
+    @property
+    def text(self) -> str: ...
+
+    def lay_out(self, layout: Layout) -> None:
+        """Prepare for the layout of a run, which must not decide the order of a resumed run."""
+
+    def of_epoch(self, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch."""
+
+    def logged(self, seed: int, begin: int, end: int) -> dict[str, float]:
+        """Return values for the log about the samples between two positions."""
+
+    def notices(self, seed: int, samples: int) -> list[str]:
+        """Return lines for the banner of a run over so many samples."""
+
+    def state(self) -> Any:
+        """Return facts that decide the order, as JSON, for checkpoints."""
+
+    def restore(self, state: Any, position: int) -> None:
+        """Keep the order of a checkpoint up to ``position``."""
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Indices:

@@ -60,6 +60,9 @@ class SampledSet:
         size = str(self.size)
         yield f"the number of samples of {self.name}", size, size
         yield f"the version of {self.name}", self.version, self.version
+        own_order = getattr(self.items.dataset, "own_order", None)
+        if own_order:
+            yield f"the order of {self.name}", own_order.text, own_order.text
         itself: Any = self
         loader = DataLoader(
             itself,

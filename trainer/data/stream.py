@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from ..errors import DataError, Origin, origin_of
+from ..errors import DataError
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank
 from .blocks import blocks
@@ -27,7 +27,7 @@ from .digest import digest
 from .now import Now, set_now
 
 if TYPE_CHECKING:
-    from ..config.train_config import TrainConfig
+    pass
 
 
 class State(NamedTuple):
@@ -180,13 +180,3 @@ class _Reader(IterableDataset[Any]):
 
 def _unchanged(item: Any) -> Any:
     return item
-
-
-def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
-    if config.epochs is not None:
-        rule = "a stream has no known length. Use max_steps"
-        raise origin_of(origins, "epochs").error(rule, config.epochs)
-    if config.workers > 1:
-        rule = "a stream is read in order, by one process a rank. Use 0 or 1"
-        raise origin_of(origins, "workers").error(rule, config.workers)

@@ -7,11 +7,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..config.paths import LocalPath
+from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
@@ -23,6 +24,7 @@ from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
 from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
+from .weighted_source import WeightedSource
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,14 +51,25 @@ class LanguageTask(Task):
     attention: str | None = None
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
     cache_dir: LocalPath = "~/.cache/samecurve"
-    data: LocalPath | list[LocalPath]
+    data: LocalPath | list[LocalPath] | list[WeightedSource]
+    weight_by: Literal["rows", "tokens"] = "rows"
     evaluation: LocalPath | float | dict[str, LocalPath] | None = None
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
+        """Take mappings as an adapter and as sources, as YAML files give them."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
+        if isinstance(self.data, list):
+            sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
+            object.__setattr__(self, "data", sources)
+        if self.is_mixed and isinstance(self.evaluation, float):
+            raise ValueError("evaluation: a mixture has no share to keep; name files")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether ``data`` is a mixture of weighted sources."""
+        return isinstance(self.data[0], WeightedSource)
 
     @property
     def quantize(self) -> str | None:
@@ -103,10 +116,26 @@ class LanguageTask(Task):
                 )
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
-        train = whole("data", self.data)
+        train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
         if isinstance(given, Mapping):
             return train, {name: whole("evaluation", source) for name, source in given.items()}
         return train, given and whole("evaluation", given)
+
+    def _mixture(
+        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
+    ) -> Mixed:
+        """Return the mixture of the sources. The arguments are those of ``parts``."""
+        sources: dict[str, Any] = {}
+        for number, source in enumerate(self.data):
+            assert isinstance(source, WeightedSource)
+            items = read("data", source.path)
+            rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
+            weight = source.weight
+            if self.weight_by == "tokens":
+                weight *= len(rows) / rows.token_count
+            label = f"{source.label}-{number}" if source.label in sources else source.label
+            sources[label] = (rows, weight, source.passes)
+        return mixed(sources)
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""

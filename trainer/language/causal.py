@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ..task import Data
 from .base import DENSE
 from .columns import USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import LongDocuments, Packing, Rows, collate
+from .packing import LongDocuments, Packing, Rows, collate, row_of
 from .problems import setting_error
 from .sources import Row
 from .templates import ALPACA_INPUT
-from .tokens import Encoder
+from .tokens import TARGET, Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,11 +39,21 @@ class CausalLM(DecoderTask):
     completion_column: str | None = None
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
+    stream: bool = False
     loss: LossMemory = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and (self.packing != "none" or self.long_documents == "split"):
+            raise ValueError("stream: needs packing: none and long_documents: cut or refuse")
+        if self.stream and (self.is_mixed or isinstance(self.evaluation, float)):
+            raise ValueError("stream: takes files as data, and other files as evaluation")
 
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
+        if self.stream:
+            return self._streamed()
         train, evaluation = self.parts(
             self.tokenized,
             partial(
@@ -58,6 +70,26 @@ class CausalLM(DecoderTask):
             padding=self.padding,
         )
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
+
+    def _streamed(self) -> Data:
+        """Return the rows of files, which are tokenized while they are read."""
+        from ..data.block_files import blocks
+
+        read = partial(blocks, cache_dir=self.cache_dir)
+        rows = read(self.data)  # type: ignore[arg-type]
+        form = partial(
+            tokenized_batch,
+            encoder=self.encoder(iter([rows[0]])),
+            length=self.sequence_length,
+            cuts=self.long_documents == "cut",
+            padding=self.padding,
+        )
+        evaluation: Any = self.evaluation
+        if isinstance(evaluation, Mapping):
+            evaluation = {name: read(files) for name, files in evaluation.items()}
+        elif evaluation:
+            evaluation = read(evaluation)
+        return Data(train=rows, evaluation=evaluation, collate=form)
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         row = next(rows, {})
@@ -97,3 +129,23 @@ class CausalLM(DecoderTask):
         # only. All rows as a single long row have the same loss.
         rows = len(batch["input_ids"]) if self.attention in DENSE else 1
         return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
+
+
+def tokenized_batch(
+    rows: Sequence[Row], *, encoder: Encoder, length: int, cuts: bool, padding: int
+) -> dict[str, Tensor]:
+    """Return a batch of rows, each tokenized and cut off behind ``length`` positions.
+
+    Raises ``ConfigError`` if a row cannot be trained on, or is longer and rows are not ``cuts``.
+    """
+    documents = list(encoder.encode([("a row of data", row) for row in rows]))
+    longest = max((len(ids) - 1 for ids, _ in documents), default=0)
+    if longest > length and not cuts:
+        rule = f"a document has {longest + 1} tokens; set a longer one, or long_documents: cut"
+        raise setting_error("sequence_length", length, rule)
+    # Two tokens without a target stand for rows that are left out.
+    pairs = [pair for pair in documents if len(pair[0]) > 1] or [([0, 0], np.zeros(2, bool))]
+    tokens = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in pairs]
+    ends = [min(len(of_row) - 1, length) for of_row in tokens]
+    batch = [row_of(of_row, np.array([[0, end]])) for of_row, end in zip(tokens, ends, strict=True)]
+    return collate(batch, padding=padding)

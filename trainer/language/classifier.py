@@ -13,6 +13,7 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_hexdigest
 
+from ..config.paths import LocalPath
 from ..task import Data
 from .base import LanguageTask
 from .columns import take
@@ -38,6 +39,7 @@ class SequenceClassifier(LanguageTask):
     scores_texts: ClassVar[bool] = True
 
     model: str
+    data: LocalPath | list[LocalPath]  # the labels of all rows are the classes
     text_column: str = "text"
     label_column: str = "label"
     sequence_length: Annotated[int, Field(ge=2)] = 512

@@ -58,7 +58,8 @@ class MaskedLM(TokenTask):
         )
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
         train, evaluation = self.parts(self.tokenized, pieces)
-        train.mask = None  # drawn anew in each epoch, by ``augment``
+        for of_source in train.sets if self.is_mixed else [train]:
+            of_source.mask = None  # drawn anew in each epoch, by ``augment``
         return Data(
             train=train,
             evaluation=evaluation,
@@ -100,6 +101,11 @@ class Pieces:
             for start, end in zip(corpus.starts[chosen], corpus.ends[chosen], strict=True)
             for first in range(start, end, length)
         ]
+
+    @property
+    def token_count(self) -> int:
+        """Return the tokens of all pieces."""
+        return sum(end - start for start, end in self.spans)
 
     def __len__(self) -> int:
         return len(self.spans)

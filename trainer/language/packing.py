@@ -83,6 +83,11 @@ class Rows:
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
 
+    @property
+    def token_count(self) -> int:
+        """Return the positions of all rows."""
+        return int(self.pieces[:, 1].sum())
+
     def __len__(self) -> int:
         return len(self.rows) - 1
 

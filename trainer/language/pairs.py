@@ -201,6 +201,7 @@ class Pairs:
         ends = np.minimum(corpus.ends, corpus.starts + tokens)
         # (pairs, 2 sides, start and end)
         self.spans = np.stack([corpus.starts, ends], -1).reshape(-1, 2, 2)[chosen]
+        self.token_count = int(np.diff(self.spans).sum())
         self.version = f"{corpus.version(chosen)}-{tokens}"
 
     def __len__(self) -> int:

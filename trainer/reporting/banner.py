@@ -77,7 +77,9 @@ def _schedule(plan: Mapping[str, Any]) -> str:
 
 def _steps(facts: Mapping[str, Any]) -> str:
     """Return the length of a run, and its earlier end by ``stop_at``."""
-    text = "{total_steps:,} steps, " + _count(facts["steps_per_epoch"]) + " an epoch"
+    text = "{total_steps:,} steps"
+    if facts["steps_per_epoch"]:
+        text += ", {steps_per_epoch:,} an epoch"
     if (facts["stop_at"] or math.inf) < facts["total_steps"]:
         text += ", of which stop_at ends this run at {stop_at:,}"
     return text.format_map(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from brought_tasks import Plain
 from one_process import fit
 
-from trainer import ConfigError, TrainConfig, build
+from trainer import ConfigError, Data, TrainConfig, build, mixed
 from trainer.run import Length
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -43,3 +44,16 @@ def test_an_end_before_the_checkpoint_is_refused(key: str, tmp_path: Path) -> No
     fit(tmp_path, max_steps=4)
     with pytest.raises(ConfigError, match=rf"{key}: 3: ends the run at step 3, and .*step-0"):
         fit(tmp_path, resume="auto", **{"max_steps": 9, key: 3})
+
+
+def test_epochs_of_a_mixture_without_an_end_are_refused(tmp_path: Path) -> None:
+    class Endless(Plain):
+        def build_data(self) -> Data:
+            data = super().build_data()
+            return dataclasses.replace(data, train=mixed({"rows": (data.train, 1.0)}))
+
+    config = TrainConfig(
+        task="brought_tasks:Plain", output_dir=str(tmp_path), micro_batch_size=8, epochs=1
+    )
+    with pytest.raises(ConfigError, match="epochs: 1: the training data has no known end"):
+        build(Endless(), config)

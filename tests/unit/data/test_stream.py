@@ -16,11 +16,9 @@ from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import DrawingStream, heavy, layout
-from origins import origin
 
-from trainer.config.train_config import TrainConfig
-from trainer.data.stream import StreamData, check_stream_settings
-from trainer.errors import ConfigError, DataError
+from trainer.data.stream import StreamData
+from trainer.errors import DataError
 
 
 class Count(torch.utils.data.IterableDataset[torch.Tensor]):
@@ -227,19 +225,3 @@ def test_streams_that_end_too_early(workers: int) -> None:
         iter(list(rows(10))), 4, r"Data.train gave no global batch in epoch 1, after 10 samples"
     )
     refused(Count(3), 1, r"smaller than a global batch with drop_last", drop_last=True)
-
-
-def test_settings_that_a_stream_cannot_serve() -> None:
-    """Intervals in epochs are refused with those that are too short (``interval_of``)."""
-    origins = {"epochs": origin("train.yaml:3 (epochs)")}
-    for settings, told in (
-        ({"epochs": 1}, "train.yaml:3: epochs: 1: a stream has no known length. Use max_steps"),
-        (
-            {"workers": 2},
-            "TrainConfig: workers: 2: a stream is read in order, by one process a rank. Use 0 or 1",
-        ),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check_stream_settings(TrainConfig(task="a:B", max_steps=3, **settings), origins)
-        assert str(caught.value) == told
-    check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})

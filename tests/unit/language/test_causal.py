@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tiny_language import VOCABULARY, build_with_batch
 
+from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED
 
@@ -48,3 +51,70 @@ def test_flash_attention_is_given_one_long_row(task: Callable[..., CausalLM]) ->
     assert {tensor.shape for tensor in inputs.values()} == {(1, 2 * 128)}
     assert torch.equal(inputs["position_ids"].reshape(2, 128), batch["position_ids"])
     assert task().inputs(batch)["input_ids"].shape == (2, 128)
+
+
+def test_texts_that_are_read_in_blocks_have_the_tokens_of_prepared_ones(
+    task: Callable[..., CausalLM],
+) -> None:
+    settings = {"packing": "none", "long_documents": "cut"}
+    prepared = task(**settings).build_data()
+    streamed = task(**settings, stream=True).build_data()
+    chosen = range(0, len(prepared.train), 7)
+    assert len(streamed.train) == len(prepared.train)
+    batch = streamed.collate([streamed.train[row] for row in chosen])
+    wanted = prepared.collate([prepared.train[row] for row in chosen])
+    assert batch.keys() == wanted.keys()
+    assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
+
+
+def test_a_row_of_a_block_that_cannot_be_learnt_is_one_line_or_left_out(
+    task: Callable[..., CausalLM],
+) -> None:
+    settings = {"packing": "none", "long_documents": "refuse", "stream": True}
+    rows = [{"text": "one two three"}, {"text": 3}, {"text": "word " * 200}]
+    data = task(rows=rows, **settings).build_data()
+    with pytest.raises(ConfigError, match="a row of data"):
+        data.collate([data.train[1]])
+    with pytest.raises(ConfigError, match="sequence_length: 128: a document has"):
+        data.collate([data.train[2]])
+    data = task(rows=rows, bad_rows="leave_out", **settings).build_data()
+    batch = data.collate([data.train[1]])
+    assert (batch["labels"] == IGNORED).all() and batch["labels"].shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"stream": True}, "stream: needs packing: none"),
+        (
+            {"stream": True, "packing": "none", "long_documents": "cut", "evaluation": 0.1},
+            "stream: takes files",
+        ),
+        ({"data": [{"path": "a.jsonl"}], "evaluation": 0.1}, "a mixture has no share to keep"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_stream_or_a_mixture(
+    settings: dict[str, Any], rule: str, task: Callable[..., CausalLM]
+) -> None:
+    with pytest.raises(ValueError, match=rule):
+        task(**settings)
+
+
+def test_a_mixture_takes_the_first_documents_of_a_source_and_weighs_by_tokens(
+    task: Callable[..., CausalLM], texts: Path
+) -> None:
+    sources = [
+        {"path": str(texts), "max_samples": 8},
+        {"path": str(texts), "weight": 1.0, "name": "all"},
+    ]
+    settings = {"packing": "none", "long_documents": "cut"}
+    mixed = task(data=sources, weight_by="tokens", **settings).build_data().train
+    first, whole = mixed.sets
+    assert len(first) == 8 and mixed.own_order.names == [texts.stem, "all"]
+    shares = mixed.own_order.logged(0, 0, 10_000)
+    tokens = [rows.token_count / len(rows) for rows in (first, whole)]
+    by_tokens = [
+        shares[f"mix/{name}/share"] * mean
+        for name, mean in zip(mixed.own_order.names, tokens, strict=True)
+    ]
+    assert by_tokens[0] == pytest.approx(by_tokens[1], rel=0.01)

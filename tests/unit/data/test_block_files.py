@@ -1,0 +1,166 @@
+"""Rows that are read in blocks: one order on any layout, a part of the files a rank, and bad files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+import trainer
+from trainer import CheckpointError, DataError
+from trainer.data import block_files
+from trainer.data.batches import Layout
+from trainer.data.indexed import IndexedData
+
+ROWS, BLOCK, FILES = 6000, 50, 4
+BATCH = 24
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    each = ROWS // FILES
+    for number in range(FILES):
+        rows = [
+            {"id": row, "text": f"row {row}"} for row in range(each * number, each * number + each)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{number}.jsonl").write_text(lines)
+        table = pyarrow.Table.from_pylist(rows)
+        parquet.write_table(table, folder / f"{number}.parquet", row_group_size=BLOCK)
+    return folder
+
+
+def rows_of(files: Path, kind: str = "jsonl") -> Any:
+    return trainer.blocks(f"{files}/*.{kind}", lines=BLOCK, cache_dir=str(files / "cache"))
+
+
+def data_of(rows: Any, rank: int, world_size: int, **settings: Any) -> IndexedData:
+    accumulation = BATCH // world_size // 2
+    layout = Layout(
+        rank=rank, world_size=world_size, micro_batch_size=2, accumulation_steps=accumulation
+    )
+    return IndexedData(rows, layout, seed=1, collate=list, **settings)
+
+
+def steps(
+    files: Path, world_size: int, position: int = 0, count: int = 300, kind: str = "jsonl"
+) -> tuple[list[list[int]], list[int]]:
+    """Return the ids of each step over all ranks, and the blocks that each rank read."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    loads = []
+    for rank in range(world_size):
+        rows, loaded = rows_of(files, kind), Counter[str]()
+        load = rows._load
+
+        def counted(block: Any, load: Any = load, loaded: Counter[str] = loaded) -> Any:
+            loaded["blocks"] += 1
+            return load(block)
+
+        rows._load = counted
+        windows = data_of(rows, rank, world_size).windows(position, count)
+        for ids, window in zip(found, windows, strict=True):
+            micros = [micro for micro in window.micros if micro.weight]
+            ids += [row["id"] for micro in micros for row in micro.batch]
+        loads.append(loaded["blocks"])
+    return [sorted(step) for step in found], loads
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_step_has_the_same_rows_on_any_layout_and_a_rank_reads_a_part(
+    kind: str, files: Path
+) -> None:
+    alone, [all_blocks] = steps(files, 1, kind=kind)
+    epoch = [row for step in alone[: ROWS // BATCH] for row in step]
+    assert sorted(epoch) == list(range(ROWS)), "each row once"
+    assert epoch != list(range(ROWS))
+    assert all_blocks < 1.2 * 300 * BATCH / BLOCK, "few blocks are read twice"
+    for world_size in (2, 3, 4):
+        of_ranks, loads = steps(files, world_size, kind=kind)
+        assert of_ranks == alone
+        assert max(loads) < 1.4 * all_blocks / world_size + 10
+    assert steps(files, 3, position=200 * BATCH, count=100, kind=kind)[0] == alone[200:]
+
+
+def test_a_loading_process_reads_ahead_and_the_same(files: Path) -> None:
+    found = []
+    for workers in (0, 1):
+        windows = data_of(rows_of(files), 0, 2, workers=workers).windows(0, 20)
+        found.append([[row["id"] for row in micro.batch] for w in windows for micro in w.micros])
+    assert found[0] == found[1]
+    assert rows_of(files).own_order.most_workers == 1
+
+
+def test_a_store_has_the_rows_of_the_files(files: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    for file in files.glob("*.jsonl"):
+        memory.pipe(f"/rows/{file.name}", file.read_bytes())
+    remote = trainer.blocks("memory://rows/*.jsonl", lines=BLOCK, cache_dir=str(files / "cache"))
+    local = rows_of(files)
+    assert len(remote) == len(local) == ROWS
+    assert [remote[row] for row in (0, 1, ROWS // 2, ROWS - 1)] == [
+        local[row] for row in (0, 1, ROWS // 2, ROWS - 1)
+    ]
+
+
+def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path: Path) -> None:
+    first = data_of(rows_of(files), 0, 1)
+    state = json.loads(json.dumps(first.state()))
+    assert state["own"]["lanes"] == 24
+
+    layout = Layout(rank=0, world_size=1, micro_batch_size=2, accumulation_steps=5)
+    other = IndexedData(rows_of(files), layout, seed=1, collate=list)
+    other.restore(state)
+    assert list(other.own_order.of_epoch(1, 0)[0:100]) == list(
+        first.own_order.of_epoch(1, 0)[0:100]
+    )
+
+    for file in files.glob("*.jsonl"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "3.jsonl").write_text('{"id": 1}\n')
+    changed = data_of(rows_of(tmp_path), 0, 1)
+    with pytest.raises(CheckpointError, match=r"files of the training data changed: .*jsonl"):
+        changed.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("a.csv", "a,b\n", r"give .parquet or .jsonl files"),
+        ("a.jsonl", "", "there is no row"),
+        ("a.parquet", "no parquet", r"a.parquet: cannot be read"),
+        ("a.jsonl", '{"id": 1\n', "a line is no JSON"),
+    ],
+)
+def test_a_bad_file_is_one_line(name: str, content: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rule):
+        trainer.blocks(f"{tmp_path}/a.*", cache_dir=str(tmp_path / "cache"))[0]
+    with pytest.raises(DataError, match="no such file"):
+        trainer.blocks(f"{tmp_path}/none*")
+
+
+def test_a_file_that_was_cut_is_refused_at_the_block(files: Path, tmp_path: Path) -> None:
+    lines = (files / "0.jsonl").read_text().splitlines(keepends=True)
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(lines[:200]))
+    rows = trainer.blocks(str(file), lines=BLOCK, cache_dir=str(tmp_path / "cache"))
+    file.write_text("".join(lines[:170]))
+    assert rows[100] == json.loads(lines[100])
+    with pytest.raises(DataError, match="a block has 20 rows, and had 50 before"):
+        rows[199]
+    file.unlink()
+    with pytest.raises(DataError, match="a block cannot be read"):
+        rows[0]
+
+
+def test_blocks_that_do_not_fit_are_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_files, "MEMORY_SHARE", 1e-9)
+    with pytest.raises(DataError, match="write smaller row groups, or lower the global batch"):
+        data_of(rows_of(files), 0, 1)

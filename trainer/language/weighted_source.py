@@ -1,0 +1,35 @@
+"""A source of a mixture: files with a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ..config.paths import LocalPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSource:
+    """Files or data sets of the Hub, as ``data`` names them, with a weight.
+
+    Args:
+        weight: the share of rows or tokens (``weight_by``), relative to the other weights.
+        passes: how often the rows are read. None: without end, and ``max_steps`` ends the run.
+        max_samples: documents or pairs that are taken, from the first on. None: all.
+        name: in the log: ``mix/NAME/share``. By default the name of the first file.
+    """
+
+    path: LocalPath | list[LocalPath]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    passes: Annotated[int, Field(ge=1)] | None = None
+    max_samples: Annotated[int, Field(ge=1)] | None = None
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the name in the log."""
+        path = self.path if isinstance(self.path, str) else self.path[0]
+        return self.name or Path(path.partition("@")[0]).stem
