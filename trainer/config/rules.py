@@ -39,6 +39,10 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"
         yield "optimizer_settings", rule
 
+    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
+        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
+        yield "same_bits", rule
+
     if c.lr_scaling != "none" and c.reference_batch_size is None:
         yield "lr_scaling", "needs reference_batch_size, the global batch that lr belongs to"
     if c.schedule is None and c.schedule_settings:

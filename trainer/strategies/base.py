@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
+    from .same_bits import SameBits
 
 _NOTHING = contextlib.nullcontext()
 
@@ -120,6 +121,7 @@ class Strategy(ABC):
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets it.
+        bits: the sums, norm and random numbers of ``same_bits``. None if the mode is off.
     """
 
     held = ""
@@ -142,6 +144,11 @@ class Strategy(ABC):
         self.plan = plan
         self.accelerator = accelerator
         self.before_backward: Callable[[], object] = lambda: None
+        self.bits: SameBits | None = None
+        if plan.same_bits:  # a run without the mode imports nothing of it
+            from .same_bits import SameBits
+
+            self.bits = SameBits(self)
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -187,7 +194,11 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
+        if self.bits is not None:
+            self.bits.check(model, optimizer)
         self.wrap(model, optimizer)
+        if self.bits is not None:
+            self.bits.enter(self.model)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.
         self.optimizer = self.prepared_optimizer.optimizer
@@ -248,6 +259,8 @@ class Strategy(ABC):
                 optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3
                 and FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
+        if self.bits is not None:
+            self.bits.begin()
         if boundary:
             return _NOTHING
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
@@ -269,7 +282,7 @@ class Strategy(ABC):
 
         Args:
             loss: the micro-batch's share of the global mean, times the world size, since
-                gradients are averaged over the ranks.
+                gradients are averaged over the ranks. With ``same_bits`` they are summed.
         """
         self.refuse_own_backward()
         scaler = self.accelerator.scaler
@@ -279,7 +292,8 @@ class Strategy(ABC):
 
     def has_gradients(self) -> bool:
         """Return whether a backward pass has left gradients behind."""
-        return any(parameter.grad is not None for parameter in self.trainable)
+        has_sums = self.bits is not None and self.bits.holds_gradients
+        return has_sums or any(parameter.grad is not None for parameter in self.trainable)
 
     def refuse_own_backward(self) -> None:
         """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
@@ -315,7 +329,10 @@ class Strategy(ABC):
         if self.shard_group is not None:
             gradients = [local_of(gradient) for gradient in gradients]
         each = norms_of(gradients) if gradients[0].is_cuda else None
-        norm = global_norm(gradients, self.shard_group, each)
+        if self.bits is None:
+            norm = global_norm(gradients, self.shard_group, each)
+        else:
+            norm = self.bits.norm(gradients, self.shard_group)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
@@ -331,6 +348,8 @@ class Strategy(ABC):
             scaler.update()
             skipped = scaler.get_scale() < before
 
+        if self.bits is not None:
+            self.bits.end()
         # zero_grad() would enter the profiler and dynamo, which costs 20 us.
         for parameter in self.trainable:
             parameter.grad = None

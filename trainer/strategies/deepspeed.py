@@ -31,6 +31,7 @@ from .outside_reads import NoOutsideReads
 from .tensors import (
     DTYPES,
     canonical_state,
+    clip,
     hold_scalars_as_vectors,
     is_on_meta,
     keep_in_step,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
+    from .same_bits import SameBits
 
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000
@@ -131,6 +133,8 @@ class ZeRO(Strategy):
             self.notices = self._stays_whole(model)
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
+        elif self.bits is not None:
+            private_deepspeed.take_gradients(self.zero, self._stage, self.bits.take)
         elif self.accelerator.num_processes > 1:
             method = private_deepspeed.REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
@@ -222,7 +226,7 @@ class ZeRO(Strategy):
         self.model.compile(backend=backend, compile_kwargs=settings)
 
     def verify(self) -> None:
-        asked = self._stage, self.plan.max_grad_norm or 0.0
+        asked = self._stage, _engine_clips_at(self.plan)
         runs = self.engine.zero_optimization_stage(), self.engine.gradient_clipping()
         if runs != asked:
             raise LaunchError(f"asked for stage and max_grad_norm {asked}, but {runs} run")
@@ -234,6 +238,8 @@ class ZeRO(Strategy):
         # The engine counts micro-batches itself, which is wrong for a short last window. So the
         # strategy tells the engine when a window ends.
         delays = self.plan.find_unused_parameters
+        if self.bits is not None:
+            self.bits.begin()
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
         if self._watched_steps:
             self._watch.enter_context(NoOutsideReads(_IN_STEP))
@@ -282,6 +288,8 @@ class ZeRO(Strategy):
         # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
+        if self.bits is not None:
+            self.bits.take_all(self.trainable)  # those that no hook of the engine has seen
         if self._stage == 3:
             private_deepspeed.forget_released(self.zero)
         if self._order is not None:
@@ -291,6 +299,8 @@ class ZeRO(Strategy):
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
+        if self.bits is not None:
+            return self._step_by_sums(self.bits)
         private_deepspeed.complete_offloaded_gradients(self.zero, self._stage)
         self.engine.step()
         private_deepspeed.clear_gradients(self.zero, self._stage)
@@ -300,6 +310,25 @@ class ZeRO(Strategy):
             norm = torch.full((), value, device=self.accelerator.device)
         skipped = self.plan.mixed_precision == "fp16" and self.zero.overflow
         return StepResult(grad_norm=norm, skipped=skipped)
+
+    def _step_by_sums(self, bits: SameBits) -> StepResult:
+        """Clip whole gradients, and step with this rank's parts. Collective: on every rank."""
+        named = list(self.parameters())
+        gradients = [bits.reduced(parameter) for _, parameter in named]
+        norm = bits.norm(gradients, None)
+        if self.plan.max_grad_norm is not None:
+            clip(gradients, self.plan.max_grad_norm, norm)
+
+        whole = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
+        flat = private_deepspeed.new_gradients(self.zero, self._stage)
+        for shard in self.shards():
+            assert shard.state_key is not None
+            part = flat[shard.state_key][shard.state_offset :][: shard.tensor.numel()]
+            part.copy_(shard.cut(whole[shard.name]))
+        if norm.isfinite():
+            self.engine.step()
+        bits.end()
+        return StepResult(grad_norm=norm)
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -392,8 +421,10 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config["gradient_accumulation_steps"] = plan.accumulation_steps
     config["train_batch_size"] = plan.global_batch_size
     # Left out, Accelerate fills in 1.0 and clips silently.
-    config["gradient_clipping"] = plan.max_grad_norm or 0.0
+    config["gradient_clipping"] = _engine_clips_at(plan)
     config["zero_allow_untested_optimizer"] = True
+    if plan.same_bits:  # otherwise stage 3 computes linear layers by other products
+        config["zero_optimization"]["memory_efficient_linear"] = False
     # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
 
@@ -411,3 +442,8 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     # Gradients are exchanged in full precision, as under DDP, unless the config says otherwise.
     config["communication_data_type"] = "bf16" if plan.reduce_dtype == "bf16" else "fp32"
     return config
+
+
+def _engine_clips_at(plan: Plan) -> float:
+    """Return the norm to which the engine clips. 0 if the strategy does, or nothing clips."""
+    return 0.0 if plan.same_bits else plan.max_grad_norm or 0.0

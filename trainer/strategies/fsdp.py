@@ -124,7 +124,8 @@ class FSDP2(Strategy):
             self._local_step = LocalStep(self.optimizer)
         if is_mixed:
             put_back_buffers(self.accelerator.device)
-            compute_in(unwrapped(self.model), None)
+            compute = self._precision().param_dtype if self.bits is not None else None
+            compute_in(unwrapped(self.model), compute)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
@@ -191,6 +192,9 @@ class FSDP2(Strategy):
             # method since 2.13.
             if hasattr(unit, "set_reduce_scatter_unused_params"):
                 unit.set_reduce_scatter_unused_params(True)
+            if self.bits is not None:  # the sum, which needs no division
+                unit.set_gradient_divide_factor(1.0)
+                unit.set_force_sum_reduction_for_comms(True)
             if unit is not model:
                 note = disable(partial(self._note_call, number))  # type: ignore[no-untyped-call]
                 unit.register_forward_pre_hook(note)
@@ -222,6 +226,12 @@ class FSDP2(Strategy):
         reduce = torch.float32 if compute else None
         if self.plan.reduce_dtype == "bf16":
             reduce = torch.bfloat16
+        if self.bits is not None:
+            # Micro-batches and ranks add up in float64. The model's inputs alone are cast, as under
+            # ZeRO.
+            return MixedPrecisionPolicy(
+                param_dtype=compute, reduce_dtype=torch.float64, cast_forward_inputs=False
+            )
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:

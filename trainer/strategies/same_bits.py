@@ -1,0 +1,251 @@
+"""The arithmetic of ``same_bits: true``: the same bits on every layout that deals micro-batches.
+
+The gradient of a micro-batch has the same bits wherever the micro-batch is computed, if its random
+numbers belong to the micro-batch and gradients meet in the same order (``borders.py``). Gradients
+add up in float64, which holds a sum of float32 numbers exactly unless the gradients of an element
+differ by more than 2**29 / micro-batches, and the sum is rounded once. So no order plays a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+
+from ..data.now import now
+from ..data.seeds import seed_of
+from ..errors import DataError, LaunchError
+from ..private.torch import BatchNormBase, add_to_all, largest_of
+from ..text import listed
+from .borders import add_borders
+from .cast_weights import CastWeights
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ..run_plan import Plan
+    from .base import Strategy
+
+# The last number of a micro-batch's seed.
+_OF_MICRO_BATCHES = 2
+# Elements of a pass that stay in the cache of a CPU. A GPU takes large parts.
+_AT_A_TIME = {"cpu": 1 << 15}
+_ON_GPU = 1 << 24
+
+
+class SameBits:
+    """Sums, norm and random numbers of a strategy's steps.
+
+    Args:
+        strategy: whose steps they are.
+
+    Attributes:
+        watch: is called with each parameter and its gradient of a micro-batch. None if nobody
+            watches (``callbacks/digests.py``).
+
+    Raises:
+        ConfigError: the mode cannot hold with a setting of the plan.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        refuse_settings(strategy)
+        self._strategy = strategy
+        self._sums: dict[Any, Tensor] = {}
+        self._number = 0  # of the next micro-batch of this rank
+        self._first_buffers: dict[str, Tensor] | None = {}
+        self._cast: CastWeights | None = None
+        self.watch: Any = None
+
+    # -- set-up -----------------------------------------------------------------------------------
+
+    def check(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
+        refuse_parts(model, optimizer)
+        if self._strategy.plan.device == "cuda" and not torch.are_deterministic_algorithms_enabled():
+            raise LaunchError("same_bits: GPUs need deterministic: true, without which sums vary")
+
+    def enter(self, model: nn.Module) -> None:
+        """Make a wrapped model compute as under every other strategy."""
+        # In evaluation ZeRO-3 computes without torch's fused encoder layers.
+        torch.backends.mha.set_fastpath_enabled(False)
+        add_borders(model)
+
+    def cast_weights(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Let a model compute with its weights in another dtype, as FSDP2 and ZeRO do."""
+        self._cast = CastWeights(model, dtype)
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a micro-batch: its random numbers belong to it, not to the rank."""
+        plan = self._strategy.plan
+        rank = self._strategy.accelerator.process_index
+        moment = now()
+        number = self._number * plan.world_size + rank
+        set_seed(seed_of(moment.seed, moment.step, number, _OF_MICRO_BATCHES))
+        if self._first_buffers == {}:
+            named = self._strategy.model.named_buffers()
+            self._first_buffers = {name: buffer.clone() for name, buffer in named}
+        self._number += 1
+        if self._cast is not None:
+            self._cast.begin()
+
+    def end(self) -> None:
+        """End a step.
+
+        Raises:
+            DataError: forward passes of the first step have changed a buffer.
+        """
+        self._number = 0
+        if self._cast is not None:
+            self._cast.end()
+        if self._first_buffers:
+            buffers = dict(self._strategy.model.named_buffers())
+            changed = [n for n, old in self._first_buffers.items() if not old.equal(buffers[n])]
+            if changed:
+                raise DataError(
+                    f"same_bits: forward passes change {listed(changed)}, and each rank makes "
+                    "other passes. Leave the buffer out, or same_bits"
+                )
+        self._first_buffers = None
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Return whether there are sums of this step."""
+        return bool(self._sums)
+
+    def take(self, parameter: Any) -> None:
+        """Add a parameter's gradient to this rank's sum, and drop the gradient."""
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        parameter.grad = None
+        if self.watch is not None:
+            self.watch(parameter, gradient)
+        known = self._sums.get(parameter)
+        self._sums[parameter] = gradient.double() if known is None else known.add_(gradient)
+
+    def take_all(self, parameters: Iterable[Any]) -> None:
+        """Add the gradients of parameters to this rank's sums, and drop the gradients."""
+        for parameter in parameters:
+            self.take(parameter)
+
+    def reduced(self, parameter: Any) -> Tensor:
+        """Return the sum of a whole gradient over all ranks, rounded once. Collective."""
+        own = self._sums.pop(parameter, None)
+        if own is None:  # an engine may have taken the values away, but not the shape
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            own = torch.zeros(shape, dtype=torch.float64, device=parameter.device)
+        if self._strategy.plan.world_size > 1:
+            dist.all_reduce(own)
+        return own.float()
+
+    def norm(self, gradients: list[Tensor], group: Any) -> Tensor:
+        """Return the norm of gradients, the same in every order and division. Collective.
+
+        Squares are cut into two multiples of powers of two that all ranks share, so their sums in
+        float64 are exact. The rest is below 2**-30 of the sum.
+
+        Args:
+            gradients: this rank's parts, in float32. Negative zeros become zeros.
+            group: the ranks over which the gradients are divided. None if each has whole tensors.
+        """
+        parts = [gradient for gradient in gradients if gradient.numel()]
+        add_to_all(parts, 0.0)
+        largest = largest_of(parts).double()
+        if group is not None:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        if not largest.isfinite() or largest == 0:
+            return largest.float()
+
+        above = 4.0 ** int(torch.frexp(largest).exponent)  # larger than each square
+        elements = sum(parameter.numel() for parameter in self._strategy.trainable)
+        digits = 2.0 ** (52 - elements.bit_length())
+        sums = torch.zeros(2, dtype=torch.float64, device=largest.device)
+        for part in _cut(parts):
+            rest = part.double().square_()
+            for level in (0, 1):
+                # Adding and subtracting 1.5 * 2**52 grids rounds to a multiple of the grid.
+                shift = 1.5 * 2.0**52 * above / digits ** (level + 1)
+                rounded = (rest + shift).sub_(shift)
+                sums[level] += rounded.sum()
+                rest.sub_(rounded)
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+        return sums.sum().sqrt().float()
+
+
+def _cut(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Yield the elements of tensors in flat parts of a size that the device likes."""
+    size = _AT_A_TIME.get(tensors[0].device.type, _ON_GPU)
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    small = [tensor for tensor in flat if tensor.numel() <= size]
+    if small:
+        yield from torch.cat(small).split(size)
+    for tensor in flat:
+        if tensor.numel() > size:
+            yield from tensor.split(size)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def refuse_settings(strategy: Strategy) -> None:
+    """Raise ``ConfigError`` if the mode cannot hold with a setting."""
+    plan = strategy.plan
+    for key, value, is_wrong, reason in _settings(plan, offloads=strategy.steps_on_cpu(plan)):
+        if is_wrong:
+            rule = f"not beside same_bits: true: {reason}; leave one of the two out"
+            raise plan.origin(key).named(key).error(rule, value)
+
+
+def _settings(plan: Plan, *, offloads: bool) -> Iterator[tuple[str, object, bool, str]]:
+    """Yield the key of each setting that the mode cannot hold with, its value, and the reason."""
+    yield (
+        "mixed_precision",
+        plan.mixed_precision,
+        plan.mixed_precision == "fp16",
+        "the scale of the loss follows each layout's gradients",
+    )
+    yield (
+        "find_unused_parameters",
+        True,
+        plan.find_unused_parameters,
+        "engines then reduce by another way",
+    )
+    yield "reduce_dtype", "bf16", plan.reduce_dtype == "bf16", "gradients are rounded on each rank"
+    yield "sync_each_batch", True, plan.sync_each_batch, "each exchange rounds the sum"
+    yield "compile", True, plan.compile, "compiled layers are not tested for the same bits"
+    yield "strategy", None, offloads, "offloaded steps are not tested for the same bits"
+    recomputes = bool(plan.fsdp.get("activation_checkpointing"))
+    yield "fsdp.activation_checkpointing", True, recomputes, "it is not tested for the same bits"
+
+
+def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
+    statistics = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, BatchNormBase) and module.training and module.track_running_stats
+    ]
+    if statistics:
+        raise LaunchError(
+            f"same_bits: {listed(statistics)} keeps statistics of the batches that its own rank "
+            "computes: take another norm (GroupNorm), hold it in evaluation, or leave same_bits out"
+        )
+    wide = [
+        name
+        for name, own in model.named_parameters()
+        if own.requires_grad and own.dtype != torch.float32
+    ]
+    if wide:
+        raise LaunchError(f"same_bits: {listed(wide)} must be float32, whose sums float64 holds")
+    if any(group.get("fused") for group in optimizer.param_groups):
+        raise LaunchError(
+            "same_bits: a fused optimizer rounds the last elements of a tensor otherwise, and "
+            "layouts cut tensors: build it with fused=False"
+        )
