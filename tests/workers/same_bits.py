@@ -56,7 +56,7 @@ class Crossing(nn.Module):
     def __init__(self, width: int = 18) -> None:
         super().__init__()
         self.encoder = nn.Linear(5, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(width) for _ in range(2))
         self.head = nn.Linear(width, 1)
         self.scale = nn.Parameter(torch.ones(()))
 
@@ -119,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cross bf16": {"task": "same_bits:Cross", "mixed_precision": "bf16"},
     "tied": {"task": "same_bits:Tied"},
     "tied bf16": {"task": "same_bits:Tied", "mixed_precision": "bf16"},
+    "off": {"task": "same_bits:Cross", "same_bits": False},
     "sgd": {"task": "same_bits:Cross", "optimizer": "sgd", "lr": 0.05},
     "average": {"task": "same_bits:Cross", "ema_decay": 0.9, "optimizer": "adam"},
 }
@@ -127,7 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
 def configured(folder: Path, case: str, **settings: Any) -> TrainConfig:
     given = {
         "output_dir": str(folder),
-        "max_steps": 4,
+        "max_steps": 3,
         "log_every": 1,
         "eval_every": 2,
         "micro_batch_size": MICRO,
@@ -149,7 +150,11 @@ def train(config: TrainConfig, file: str | None) -> dict[str, Any]:
     made = Trainer(task, config, launch(config, accel_config=file))
     made.fit()
     made.run.close()
-    return {"class": type(made.run.model).__name__, "world": made.run.plan.world_size, **numbers(config)}
+    return {
+        "class": type(made.run.model).__name__,
+        "world": made.run.plan.world_size,
+        **numbers(config),
+    }
 
 
 def numbers(config: TrainConfig) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def build(
                 "has no effect: Trainer's loop calls callbacks. Remove the key"
             )
         if config.same_bits:
-            raise origin_of(origins, "same_bits").error("needs Trainer's loop. Remove the key", True)
+            raise origin_of(origins, "same_bits").error(
+                "needs Trainer's loop. Remove the key", True
+            )
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 

@@ -17,6 +17,9 @@ def check_rules(check: Validator, c: Any) -> None:
     """Record a problem for each rule that the valid values of a ``TrainConfig`` break together."""
     for key, rule in _broken(c):
         check.record(key, rule, getattr(c, key))
+    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
+        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
+        check.record("same_bits", rule, True)
     if c.schedule is not None:
         check_schedule(check, c.schedule, c.schedule_settings)
 
@@ -38,10 +41,6 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
     if optimizer in OPTIMIZERS and c.optimizer_settings:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"
         yield "optimizer_settings", rule
-
-    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
-        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
-        yield "same_bits", rule
 
     if c.lr_scaling != "none" and c.reference_batch_size is None:
         yield "lr_scaling", "needs reference_batch_size, the global batch that lr belongs to"

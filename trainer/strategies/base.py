@@ -329,10 +329,7 @@ class Strategy(ABC):
         if self.shard_group is not None:
             gradients = [local_of(gradient) for gradient in gradients]
         each = norms_of(gradients) if gradients[0].is_cuda else None
-        if self.bits is None:
-            norm = global_norm(gradients, self.shard_group, each)
-        else:
-            norm = self.bits.norm(gradients, self.shard_group)
+        norm = self._norm(gradients, each)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
@@ -348,12 +345,16 @@ class Strategy(ABC):
             scaler.update()
             skipped = scaler.get_scale() < before
 
-        if self.bits is not None:
-            self.bits.end()
         # zero_grad() would enter the profiler and dynamo, which costs 20 us.
         for parameter in self.trainable:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
+
+    def _norm(self, gradients: list[Tensor], each: Tensor | None) -> Tensor:
+        """Return the global norm. Arguments as of ``global_norm``. Collective."""
+        if self.bits is not None:
+            return self.bits.end(gradients, self.shard_group)
+        return global_norm(gradients, self.shard_group, each)
 
     def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
         """Step the optimizer, and return whether the host knows that the step was left out."""

@@ -131,14 +131,7 @@ class ZeRO(Strategy):
         if self._stage == 3:
             private_deepspeed.gather_persistent(self.zero)
             self.notices = self._stays_whole(model)
-        if self.plan.find_unused_parameters:
-            private_deepspeed.remove_leaf_hooks(self.zero)
-        elif self.bits is not None:
-            private_deepspeed.take_gradients(self.zero, self._stage, self.bits.take)
-        elif self.accelerator.num_processes > 1:
-            method = private_deepspeed.REDUCE_METHODS[self._stage]
-            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
-            setattr(self.zero, method, self._order.reduce)
+        self._take_over_reduction()
 
         # The values that the cast has rounded come back. The engine does not cast the model's
         # inputs, so a hook casts the inputs.
@@ -150,6 +143,17 @@ class ZeRO(Strategy):
         # In stages 1 and 2 frozen parameters are the values themselves.
         trainable = None if self._stage == 3 else True
         self._temporary = list(self.parameters(trainable=trainable))
+
+    def _take_over_reduction(self) -> None:
+        """Take the gradients before the engine exchanges them, or watch their order."""
+        if self.plan.find_unused_parameters:
+            private_deepspeed.remove_leaf_hooks(self.zero)
+        elif self.bits is not None:
+            private_deepspeed.take_gradients(self.zero, self._stage, self.bits.take)
+        elif self.accelerator.num_processes > 1:
+            method = private_deepspeed.REDUCE_METHODS[self._stage]
+            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
+            setattr(self.zero, method, self._order.reduce)
 
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""
@@ -315,7 +319,7 @@ class ZeRO(Strategy):
         """Clip whole gradients, and step with this rank's parts. Collective: on every rank."""
         named = list(self.parameters())
         gradients = [bits.reduced(parameter) for _, parameter in named]
-        norm = bits.norm(gradients, None)
+        norm = bits.end(gradients, None)
         if self.plan.max_grad_norm is not None:
             clip(gradients, self.plan.max_grad_norm, norm)
 
@@ -327,7 +331,6 @@ class ZeRO(Strategy):
             part.copy_(shard.cut(whole[shard.name]))
         if norm.isfinite():
             self.engine.step()
-        bits.end()
         return StepResult(grad_norm=norm)
 
     # -- weights ----------------------------------------------------------------------------------

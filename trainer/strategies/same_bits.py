@@ -8,7 +8,7 @@ differ by more than 2**29 / micro-batches, and the sum is rounded once. So no or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +65,8 @@ class SameBits:
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
         refuse_parts(model, optimizer)
-        if self._strategy.plan.device == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        on_gpu = self._strategy.plan.device == "cuda"
+        if on_gpu and not torch.are_deterministic_algorithms_enabled():
             raise LaunchError("same_bits: GPUs need deterministic: true, without which sums vary")
 
     def enter(self, model: nn.Module) -> None:
@@ -93,25 +94,6 @@ class SameBits:
         self._number += 1
         if self._cast is not None:
             self._cast.begin()
-
-    def end(self) -> None:
-        """End a step.
-
-        Raises:
-            DataError: forward passes of the first step have changed a buffer.
-        """
-        self._number = 0
-        if self._cast is not None:
-            self._cast.end()
-        if self._first_buffers:
-            buffers = dict(self._strategy.model.named_buffers())
-            changed = [n for n, old in self._first_buffers.items() if not old.equal(buffers[n])]
-            if changed:
-                raise DataError(
-                    f"same_bits: forward passes change {listed(changed)}, and each rank makes "
-                    "other passes. Leave the buffer out, or same_bits"
-                )
-        self._first_buffers = None
 
     @property
     def holds_gradients(self) -> bool:
@@ -144,51 +126,71 @@ class SameBits:
             dist.all_reduce(own)
         return own.float()
 
-    def norm(self, gradients: list[Tensor], group: Any) -> Tensor:
-        """Return the norm of gradients, the same in every order and division. Collective.
-
-        Squares are cut into two multiples of powers of two that all ranks share, so their sums in
-        float64 are exact. The rest is below 2**-30 of the sum.
+    def end(self, gradients: list[Tensor], group: Any) -> Tensor:
+        """End the micro-batches of a step, and return the norm of the gradients. Collective.
 
         Args:
-            gradients: this rank's parts, in float32. Negative zeros become zeros.
+            gradients: this rank's parts, in float32. Negative zeros become zeros: a rank that had
+                nothing to compute has added zeros.
             group: the ranks over which the gradients are divided. None if each has whole tensors.
+
+        Raises:
+            DataError: forward passes of the first step have changed a buffer.
         """
+        self._number = 0
+        if self._cast is not None:
+            self._cast.end()
+        if self._first_buffers:
+            refuse_changed_buffers(self._strategy.model, self._first_buffers)
+        self._first_buffers = None
         parts = [gradient for gradient in gradients if gradient.numel()]
         add_to_all(parts, 0.0)
-        largest = largest_of(parts).double()
-        if group is not None:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        if not largest.isfinite() or largest == 0:
-            return largest.float()
-
-        above = 4.0 ** int(torch.frexp(largest).exponent)  # larger than each square
         elements = sum(parameter.numel() for parameter in self._strategy.trainable)
-        digits = 2.0 ** (52 - elements.bit_length())
-        sums = torch.zeros(2, dtype=torch.float64, device=largest.device)
-        for part in _cut(parts):
-            rest = part.double().square_()
-            for level in (0, 1):
-                # Adding and subtracting 1.5 * 2**52 grids rounds to a multiple of the grid.
-                shift = 1.5 * 2.0**52 * above / digits ** (level + 1)
-                rounded = (rest + shift).sub_(shift)
-                sums[level] += rounded.sum()
-                rest.sub_(rounded)
-        if group is not None:
-            dist.all_reduce(sums, group=group)
-        return sums.sum().sqrt().float()
+        return exact_norm(parts, elements, group)
+
+
+def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
+    """Return the norm of tensors, the same in every order and division. Collective.
+
+    Squares are cut into two multiples of powers of two that all ranks share, so their sums in
+    float64 are exact. The rest is below 2**-30 of the sum.
+
+    Args:
+        parts: this rank's, in float32, without empty tensors.
+        elements: of all ranks.
+        group: the ranks over which the tensors are divided. None if each has whole tensors.
+    """
+    largest = largest_of(parts).double()
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    if not largest.isfinite() or largest == 0:
+        return largest.float()
+
+    above = 4.0 ** int(torch.frexp(largest).exponent)  # larger than each square
+    digits = 2.0 ** (52 - elements.bit_length())
+    sums = torch.zeros(2, dtype=torch.float64, device=largest.device)
+    for part in _cut(parts):
+        rest = part.double().square_()
+        for level in (0, 1):
+            # Adding and subtracting 1.5 * 2**52 grids rounds to a multiple of the grid.
+            shift = 1.5 * 2.0**52 * above / digits ** (level + 1)
+            rounded = (rest + shift).sub_(shift)
+            sums[level] += rounded.sum()
+            rest.sub_(rounded)
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    return sums.sum().sqrt().float()
 
 
 def _cut(tensors: list[Tensor]) -> Iterator[Tensor]:
     """Yield the elements of tensors in flat parts of a size that the device likes."""
+    if not tensors:
+        return
     size = _AT_A_TIME.get(tensors[0].device.type, _ON_GPU)
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    small = [tensor for tensor in flat if tensor.numel() <= size]
-    if small:
-        yield from torch.cat(small).split(size)
-    for tensor in flat:
-        if tensor.numel() > size:
-            yield from tensor.split(size)
+    small = [tensor.reshape(-1) for tensor in tensors if tensor.numel() <= size]
+    large = [tensor.reshape(-1) for tensor in tensors if tensor.numel() > size]
+    for flat in (*([torch.cat(small)] if small else []), *large):
+        yield from torch.split(flat, size)
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -222,7 +224,12 @@ def _settings(plan: Plan, *, offloads: bool) -> Iterator[tuple[str, object, bool
     yield "compile", True, plan.compile, "compiled layers are not tested for the same bits"
     yield "strategy", None, offloads, "offloaded steps are not tested for the same bits"
     recomputes = bool(plan.fsdp.get("activation_checkpointing"))
-    yield "fsdp.activation_checkpointing", True, recomputes, "it is not tested for the same bits"
+    yield (
+        "fsdp.activation_checkpointing",
+        True,
+        recomputes,
+        "recomputed layers are not tested for the same bits",
+    )
 
 
 def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:
@@ -248,4 +255,15 @@ def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:
         raise LaunchError(
             "same_bits: a fused optimizer rounds the last elements of a tensor otherwise, and "
             "layouts cut tensors: build it with fused=False"
+        )
+
+
+def refuse_changed_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise ``DataError`` if forward passes of the first step have changed a buffer."""
+    buffers = dict(model.named_buffers())
+    changed = [name for name, values in before.items() if not values.equal(buffers[name])]
+    if changed:
+        raise DataError(
+            f"same_bits: forward passes change {listed(changed)}, and each rank makes other "
+            "passes: leave the buffer out, or same_bits"
         )
