@@ -290,6 +290,15 @@ class Strategy(ABC):
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
+        """Call ``note`` with the name and the whole gradient of a parameter in each micro-batch.
+
+        With ``same_bits`` only. A gradient that nothing uses may be left out. Collective.
+        """
+        assert self.bits is not None
+        names = {parameter: name for name, parameter in self.parameters()}
+        self.bits.watch = lambda parameter, gradient: note(names[parameter], gradient)
+
     def has_gradients(self) -> bool:
         """Return whether a backward pass has left gradients behind."""
         has_sums = self.bits is not None and self.bits.holds_gradients

@@ -9,7 +9,7 @@ unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -303,6 +303,11 @@ class FSDP2(Strategy):
             for unit in self._sharded:
                 complete_sums(unit)
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+
+    def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
+        # A gathered parameter stays the same object, and a shared parameter has several names.
+        hooks = {name: {0: partial(note, name)} for name, _ in self.parameters()}
+        carry_hooks(self.model, hooks)
 
     def _note_call(self, number: int, unit: nn.Module, args: Any) -> None:
         # Two ranks that call different units of one size would gather each other's rows.

@@ -8,7 +8,7 @@ differ by more than 2**29 / micro-batches, and the sum is rounded once. So no or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
     from .base import Strategy
+    from .digests import StepDigests
 
 # The last number of a micro-batch's seed.
 _OF_MICRO_BATCHES = 2
@@ -44,8 +45,10 @@ class SameBits:
         strategy: whose steps they are.
 
     Attributes:
-        watch: is called with each parameter and its gradient of a micro-batch. None if nobody
-            watches (``callbacks/digests.py``).
+        micro_batches: of this rank that were begun in the step.
+        watch: is called with each parameter and its gradient of a micro-batch, if a strategy has
+            set it.
+        digests: takes the gradients of a step (``callbacks/digests.py``). None if nobody asks.
 
     Raises:
         ConfigError: the mode cannot hold with a setting of the plan.
@@ -55,10 +58,11 @@ class SameBits:
         refuse_settings(strategy)
         self._strategy = strategy
         self._sums: dict[Any, Tensor] = {}
-        self._number = 0  # of the next micro-batch of this rank
+        self.micro_batches = 0
         self._first_buffers: dict[str, Tensor] | None = {}
         self._cast: CastWeights | None = None
-        self.watch: Any = None
+        self.watch: Callable[[Any, Tensor], object] | None = None
+        self.digests: StepDigests | None = None
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -86,12 +90,12 @@ class SameBits:
         plan = self._strategy.plan
         rank = self._strategy.accelerator.process_index
         moment = now()
-        number = self._number * plan.world_size + rank
+        number = self.micro_batches * plan.world_size + rank
         set_seed(seed_of(moment.seed, moment.step, number, _OF_MICRO_BATCHES))
         if self._first_buffers == {}:
             named = self._strategy.model.named_buffers()
             self._first_buffers = {name: buffer.clone() for name, buffer in named}
-        self._number += 1
+        self.micro_batches += 1
         if self._cast is not None:
             self._cast.begin()
 
@@ -137,7 +141,7 @@ class SameBits:
         Raises:
             DataError: forward passes of the first step have changed a buffer.
         """
-        self._number = 0
+        self.micro_batches = 0
         if self._cast is not None:
             self._cast.end()
         if self._first_buffers:
@@ -145,6 +149,8 @@ class SameBits:
         self._first_buffers = None
         parts = [gradient for gradient in gradients if gradient.numel()]
         add_to_all(parts, 0.0)
+        if self.digests is not None:
+            self.digests.note_step(gradients, whole=group is None)
         elements = sum(parameter.numel() for parameter in self._strategy.trainable)
         return exact_norm(parts, elements, group)
 

@@ -1,0 +1,78 @@
+"""digests.jsonl: the bits of each step of a run with ``same_bits``, for ``trainer replay``.
+
+The file begins with a row of the tensors' names and of facts that change bits, and so does the part
+of each resume. Each further row has the digests of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..checkpoint.compatibility import differences
+from ..hooks import Callback, StepInfo
+from ..run import Run
+from ..strategies.digests import StepDigests
+
+if TYPE_CHECKING:
+    from ..data.batches import Window
+
+FILE = "digests.jsonl"
+
+
+class Digests(Callback):
+    """Writes the digests of each step, and tells a resume under other facts."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.before: Mapping[str, Any] | None = None  # of the checkpoint
+        self._digests: StepDigests | None = None
+        self._micro_batches = 0
+
+    def on_start(self, run: Run) -> None:
+        assert run.strategy.bits is not None
+        self._digests = StepDigests(run.strategy, run.strategy.bits)
+        own = facts_of(run)
+        others = [differences(own, of_rank) for of_rank in run.agreement.gather(own)]
+        self.facts = own
+        for line in dict.fromkeys(line for lines in others for line in lines):
+            run.say(f"same_bits: ranks differ, and bits may follow: {line}")
+        for line in differences(self.before or own, own):
+            run.say(f"same_bits: changed since the checkpoint, and bits may follow: {line}")
+        head = {"tensors": self._digests.names, "begins": run.step, "facts": self.facts}
+        if run.is_main:
+            run.directory.row(head, FILE)
+
+    def on_window(self, run: Run, window: Window) -> None:
+        self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        assert self._digests is not None
+        found = self._digests.read(self._micro_batches)
+        if run.is_main:
+            of_step = {"step": info.step, "world": run.plan.world_size, **found}
+            run.directory.row(of_step, FILE)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"facts": self.facts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.before = state["facts"]
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    """Return facts of this process that change bits: versions, threads, processors, kernels."""
+    found = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": run.facts["machine"]["cpu"],
+        "cpu kernels": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }
+    if run.plan.device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(run.accelerator.device)
+        found["cuda"] = torch.version.cuda
+        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return found
