@@ -1,6 +1,7 @@
 """Run on one or several ranks: short trainings with ``same_bits``, and all of their numbers.
 
-    ranks ... tests/workers/same_bits.py FOLDER CASE,CASE,... [ACCEL_CONFIG]
+    ranks ... tests/workers/same_bits.py FOLDER CASE,CASE,... [ACCEL_CONFIG] [KEY=VALUE ...]
+    ranks ... tests/workers/same_bits.py replay RUN --step N [--accel_config ACCEL_CONFIG]
 
 Leaves FOLDER/found.json: by case the losses, norms and evaluations by step, a hash of each exported
 tensor, and what ran.
@@ -16,14 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from of_all_ranks import leave
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer
+from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
+from trainer.commands.replay import replay
+from trainer.config.named_class import find_class
+from trainer.errors import Origin
 from trainer.launching import launch
+from trainer.strategies.tensors import local
 
 # 12 micro-batches a step, which 1, 2, 3 and 4 ranks share. The second step of an epoch has 23
 # samples: 11 micro-batches and a half.
@@ -114,11 +120,77 @@ class Tied(Task):
         return F.cross_entropy(logits, batch[:, 1:].flatten(), ignore_index=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planted(Cross):
+    """The same, with a wrong bit in a gradient: of a micro-batch of a rank, in a step."""
+
+    name: str = "layers.1.wide.weight"
+    rank: int = 1
+    step: int = 4
+    micro: int = 2
+    bit: int = 3
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        seen = [0]  # backward passes of the step
+
+        def flip(gradient: Tensor) -> Tensor:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            if (rank, trainer.now().step) != (self.rank, self.step):
+                return gradient
+            seen[0] += 1
+            return flipped(gradient, self.bit) if seen[0] == self.micro + 1 else gradient
+
+        model.get_parameter(self.name).register_hook(flip)
+        return model
+
+
+def flipped(values: Tensor, bit: int) -> Tensor:
+    """Return a copy with a bit of the element in the middle changed."""
+    copy = values.detach().clone()
+    middle = copy.view(-1)[copy.numel() // 2 :][:1]
+    middle.view(torch.int32).bitwise_xor_(1 << bit)
+    return copy
+
+
+class Flip(Callback):
+    """Changes a bit of this rank's part of a weight, or of its state, behind a step."""
+
+    def __init__(self, what: str, name: str, rank: int, step: int, bit: int = 3) -> None:
+        self.what, self.name, self.rank, self.step, self.bit = what, name, rank, step, bit
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if (info.step, run.accelerator.process_index) != (self.step, self.rank):
+            return
+        [shard] = [shard for shard in run.strategy.shards() if shard.name == self.name]
+        values = shard.tensor
+        if self.what != "weight":
+            assert shard.state_key is not None
+            state = local(run.strategy.optimizer.state[shard.state_key][self.what]).view(-1)
+            values = state[shard.state_offset :][: values.numel()]
+        values.copy_(flipped(values, self.bit))
+
+
+_CHANGED = "layers.0.back.weight"
 CASES: dict[str, dict[str, Any]] = {
     "cross": {"task": "same_bits:Cross"},
     "cross bf16": {"task": "same_bits:Cross", "mixed_precision": "bf16"},
     "tied": {"task": "same_bits:Tied"},
     "tied bf16": {"task": "same_bits:Tied", "mixed_precision": "bf16"},
+    **{
+        f"changed {what}": {
+            "task": "same_bits:Cross",
+            "max_steps": 5,
+            "save_every": 2,
+            "keep_last": 9,
+            "callbacks": [
+                {"same_bits:Flip": {"what": what, "name": _CHANGED, "rank": 1, "step": 3}}
+            ],
+        }
+        for what in ("weight", "exp_avg")
+    },
+    "saved": {"task": "same_bits:Cross", "max_steps": 5, "save_every": 2, "keep_last": 9},
+    "planted": {"task": "same_bits:Planted", "max_steps": 5, "save_every": 2, "keep_last": 9},
     "off": {"task": "same_bits:Cross", "same_bits": False},
     "sgd": {"task": "same_bits:Cross", "optimizer": "sgd", "lr": 0.05},
     "average": {"task": "same_bits:Cross", "ema_decay": 0.9, "optimizer": "adam"},
@@ -146,7 +218,7 @@ def configured(folder: Path, case: str, **settings: Any) -> TrainConfig:
 
 def train(config: TrainConfig, file: str | None) -> dict[str, Any]:
     """Train as configured, and return all numbers of the run."""
-    task: Task = (Tied if config.task.endswith("Tied") else Cross)()
+    task = find_class(config.task, Task, Origin("task"))(**config.task_settings)
     made = Trainer(task, config, launch(config, accel_config=file))
     made.fit()
     made.run.close()
@@ -161,6 +233,8 @@ def numbers(config: TrainConfig) -> dict[str, Any]:
     """Return losses, norms, evaluations and the hashes of a run's exported weights."""
     folder = Path(config.output_dir)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    bits = folder / "digests.jsonl"
+    digests = [json.loads(line) for line in bits.open()] if config.same_bits else []
     weights: dict[str, Tensor] = {}
     for part in sorted((folder / "model").glob("*.safetensors")):
         weights |= load_file(part)
@@ -168,6 +242,11 @@ def numbers(config: TrainConfig) -> dict[str, Any]:
         "losses": {row["step"]: row["loss"].hex() for row in rows if "loss" in row},
         "norms": {row["step"]: row["grad_norm"].hex() for row in rows if "loss" in row},
         "evaluations": {row["step"]: row["eval/loss"].hex() for row in rows if "eval/loss" in row},
+        "digests": {
+            row["step"]: row["micro_batches"] + row["gradients"] + row["weights"]
+            for row in digests
+            if "step" in row
+        },
         "weights": {
             name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
             for name, tensor in weights.items()
@@ -176,9 +255,16 @@ def numbers(config: TrainConfig) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, cases, *files = Path(sys.argv[1]), sys.argv[2].split(","), *sys.argv[3:]
+    if sys.argv[1] == "replay":
+        replay(sys.argv[2:])
+        return
+    folder, cases = Path(sys.argv[1]), sys.argv[2].split(",")
+    files = [word for word in sys.argv[3:] if "=" not in word]
+    words = [word.split("=") for word in sys.argv[3:] if "=" in word]
+    more = {key: int(text) if text.isdigit() else text for key, text in words}
     found = {
-        case: train(configured(folder / case, case), files[0] if files else None) for case in cases
+        case: train(configured(folder / case, case, **more), files[0] if files else None)
+        for case in cases
     }
     leave(folder / "found.json", found)
 

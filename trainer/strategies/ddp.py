@@ -84,7 +84,7 @@ class DDP(Strategy):
             self.model.register_comm_hook(
                 None, lambda group, bucket: bf16_compress_hook(group, bucket)
             )
-        if not self.plan.find_unused_parameters:
+        if not self.plan.find_unused_parameters and self.bits is None:
             _arrange_buckets(self.model)
 
     def verify(self) -> None:

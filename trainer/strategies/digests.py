@@ -7,7 +7,7 @@ always changes the digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -112,19 +112,28 @@ class StepDigests:
             packed[: own * world][rank::world] = torch.stack(self._of_micro_batches)
         if self._of_gradients:
             packed[own * world :][:tensors] = torch.stack(self._of_gradients)
-        places = {name: place for place, name in enumerate(self.names, own * world + tensors)}
-        for shard in strategy.shards():
-            packed[places[shard.name]] = _of_shard(shard, shard.tensor)
-        if world > 1:
-            dist.all_reduce(packed)
+        add_weights(packed[own * world + tensors :], strategy, self.names)
+        texts = summed(packed, world)
         self._of_micro_batches, self._of_gradients = [], []
-
-        texts = [f"{number % (1 << 64):016x}" for number in packed.tolist()]
         return {
             "micro_batches": texts[:micro_batches],
             "gradients": texts[own * world :][:tensors],
             "weights": texts[own * world + tensors :],
         }
+
+
+def add_weights(found: Tensor, strategy: Strategy, names: Sequence[str]) -> None:
+    """Write this rank's part of the digests of trainable weights, in the order of names."""
+    places = {name: place for place, name in enumerate(names)}
+    for shard in strategy.shards():
+        found[places[shard.name]] = _of_shard(shard, shard.tensor)
+
+
+def summed(digests: Tensor, world: int) -> list[str]:
+    """Add up the parts of all ranks, and return the digests as text. Collective."""
+    if world > 1:
+        dist.all_reduce(digests)
+    return [f"{number % (1 << 64):016x}" for number in digests.tolist()]
 
 
 def _of_shard(shard: Shard, values: Tensor) -> Tensor:
