@@ -13,10 +13,13 @@ import torch
 
 from ..checkpoint.compatibility import differences
 from ..hooks import Callback, StepInfo
-from ..run import Run
+from ..run import Built, Run
 from ..strategies.digests import StepDigests
+from ..text import size
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..data.batches import Window
 
 FILE = "digests.jsonl"
@@ -30,6 +33,10 @@ class Digests(Callback):
         self.before: Mapping[str, Any] | None = None  # of the checkpoint
         self._digests: StepDigests | None = None
         self._micro_batches = 0
+
+    def on_model(self, run: Built, model: nn.Module) -> None:
+        elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        run.note(f"same_bits: whole gradients add up in float64, {size(8 * elements)} per rank")
 
     def on_start(self, run: Run) -> None:
         assert run.strategy.bits is not None

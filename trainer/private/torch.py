@@ -211,17 +211,6 @@ def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def add_to_all(tensors: list[Tensor], number: float) -> None:
-    """Add a number to tensors in place (``torch._foreach_add_``)."""
-    torch._foreach_add_(tensors, number)
-
-
-def largest_of(tensors: list[Tensor]) -> Tensor:
-    """Return the largest absolute value of tensors that are not empty. 0 without a tensor."""
-    norms = torch._foreach_norm(tensors, float("inf")) if tensors else [torch.zeros(())]
-    return torch.stack(list(norms)).max()
-
-
 def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Move each target in place by a part of the way to the end (``torch._foreach_lerp_``)."""
     torch._foreach_lerp_(targets, ends, weight)

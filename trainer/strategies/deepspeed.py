@@ -31,7 +31,6 @@ from .outside_reads import NoOutsideReads
 from .tensors import (
     DTYPES,
     canonical_state,
-    clip,
     hold_scalars_as_vectors,
     is_on_meta,
     keep_in_step,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
-    from .same_bits import SameBits
+    from .zero_sums import ZeroSums
 
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000
@@ -71,6 +70,7 @@ class ZeRO(Strategy):
         self._config = plugin.deepspeed_config
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
         self._order: GradientOrder | None = None  # a single process needs none
+        self._sums: ZeroSums | None = None
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
         # How many steps are watched for reads outside of layers. In the first step the parameters
         # that the trial of the loss has gathered may still be there.
@@ -149,7 +149,9 @@ class ZeRO(Strategy):
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
         elif self.bits is not None:
-            private_deepspeed.take_gradients(self.zero, self._stage, self.bits.take)
+            from .zero_sums import ZeroSums
+
+            self._sums = ZeroSums(self, self.bits, self.engine, self._stage)
         elif self.accelerator.num_processes > 1:
             method = private_deepspeed.REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
@@ -303,8 +305,8 @@ class ZeRO(Strategy):
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
-        if self.bits is not None:
-            return self._step_by_sums(self.bits)
+        if self._sums is not None:
+            return self._sums.step()
         private_deepspeed.complete_offloaded_gradients(self.zero, self._stage)
         self.engine.step()
         private_deepspeed.clear_gradients(self.zero, self._stage)
@@ -314,24 +316,6 @@ class ZeRO(Strategy):
             norm = torch.full((), value, device=self.accelerator.device)
         skipped = self.plan.mixed_precision == "fp16" and self.zero.overflow
         return StepResult(grad_norm=norm, skipped=skipped)
-
-    def _step_by_sums(self, bits: SameBits) -> StepResult:
-        """Clip whole gradients, and step with this rank's parts. Collective: on every rank."""
-        named = list(self.parameters())
-        gradients = [bits.reduced(parameter) for _, parameter in named]
-        norm = bits.end(gradients, None)
-        if self.plan.max_grad_norm is not None:
-            clip(gradients, self.plan.max_grad_norm, norm)
-
-        whole = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
-        flat = private_deepspeed.new_gradients(self.zero, self._stage)
-        for shard in self.shards():
-            assert shard.state_key is not None
-            part = flat[shard.state_key][shard.state_offset :][: shard.tensor.numel()]
-            part.copy_(shard.cut(whole[shard.name]))
-        if norm.isfinite():
-            self.engine.step()
-        return StepResult(grad_norm=norm)
 
     # -- weights ----------------------------------------------------------------------------------
 

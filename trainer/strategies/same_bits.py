@@ -9,17 +9,19 @@ differ by more than 2**29 / micro-batches, and the sum is rounded once. So no or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from accelerate.utils import set_seed
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from ..data.now import now
 from ..data.seeds import seed_of
 from ..errors import DataError, LaunchError
-from ..private.torch import BatchNormBase, add_to_all, largest_of
+from ..private.torch import BatchNormBase
 from ..text import listed
 from .borders import add_borders
 from .cast_weights import CastWeights
@@ -148,7 +150,8 @@ class SameBits:
             refuse_changed_buffers(self._strategy.model, self._first_buffers)
         self._first_buffers = None
         parts = [gradient for gradient in gradients if gradient.numel()]
-        add_to_all(parts, 0.0)
+        for part in parts:
+            part.add_(0.0)
         if self.digests is not None:
             self.digests.note_step(gradients, whole=group is None)
         elements = sum(parameter.numel() for parameter in self._strategy.trainable)
@@ -166,7 +169,7 @@ def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
         elements: of all ranks.
         group: the ranks over which the tensors are divided. None if each has whole tensors.
     """
-    largest = largest_of(parts).double()
+    largest = get_total_norm(parts, inf).double()
     if group is not None:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     if not largest.isfinite() or largest == 0:
