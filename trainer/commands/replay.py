@@ -57,6 +57,9 @@ class Options:
     """The options of the command."""
 
     step: Annotated[int, Field(description="the last step to compute again", ge=1)]
+    sums: Annotated[
+        bool, Field(description="count the additions that float64 rounds; on one process")
+    ] = False
 
 
 def run(argv: Sequence[str]) -> NoReturn:
@@ -96,6 +99,11 @@ def replay(argv: Sequence[str]) -> None:
         )
         task, config = load_task(loaded)
         trainer = Trainer(task, config, launch_as(loaded, task, config), origins=loaded.origins)
+        bits = trainer.run.strategy.bits
+        assert bits is not None
+        if options.sums and trainer.run.plan.world_size > 1:
+            raise usage_error("sums", True, "counts on one process only")
+        bits.counts_rounded = options.sums
         for _ in trainer.steps():
             pass
         report: tuple[bool, str] | None = None
@@ -104,6 +112,8 @@ def replay(argv: Sequence[str]) -> None:
         found = trainer.run.agreement.of_main(report)
         trainer.run.close()
     differs, text = found
+    if options.sums:
+        text += f"\nof {bits.additions:,} additions of gradients float64 rounded {bits.rounded:,}"
     if differs:
         raise TrainerError(text)
     say(text)

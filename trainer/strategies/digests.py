@@ -1,8 +1,8 @@
 """64-bit digests of gradients and weights, the same on every layout.
 
-The digest of a tensor is the sum, modulo 2**64, of its words of 64 bits, each times an odd number
-of its place. So the digests of parts add up to that of the whole, and a change of a single word
-always changes the digest.
+The digest of a tensor is the sum, modulo 2**64, of the bits of its elements, each times an odd
+number of its place. So the digests of parts add up to that of the whole, and a change of a single
+element always changes the digest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from .base import Shard, Strategy
     from .same_bits import SameBits
 
-_AT_A_TIME = 1 << 16  # words
+_AT_A_TIME = 1 << 16  # elements
 
 
 def digest(values: Tensor, start: int = 0) -> Tensor:
@@ -30,20 +29,14 @@ def digest(values: Tensor, start: int = 0) -> Tensor:
         values: the part, which counts in float32.
         start: the place of its first element in the flat tensor.
     """
-    flat = values.detach().reshape(-1).float()
-    first, before = divmod(start, 2)
-    after = (before + flat.numel()) % 2
-    if before or after:  # zeros stand for the neighbours' halves of a word
-        flat = pad(flat, (before, after))
-    elif flat.storage_offset() % 2:
-        flat = flat.clone()
+    flat = values.detach().reshape(-1).float().view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for words in torch.split(flat.view(torch.int64), _AT_A_TIME):
-        odd = _odd_numbers(flat.device)[: words.numel()]
-        total += (words * odd).sum()
-        if first:
-            total += 2 * first * words.sum()
-        first += words.numel()
+    for elements in torch.split(flat, _AT_A_TIME):
+        bits = elements.long()
+        total += (bits * _odd_numbers(flat.device)[: bits.numel()]).sum()
+        if start:
+            total += 2 * start * bits.sum()
+        start += bits.numel()
     return total
 
 
@@ -71,8 +64,7 @@ class StepDigests:
         end = 0
         for name, parameter in named:
             self._starts[name] = end
-            elements = getattr(parameter, "ds_numel", parameter.numel())
-            end += elements + elements % 2
+            end += getattr(parameter, "ds_numel", parameter.numel())
         self._of_micro_batches: list[Tensor] = []
         self._of_gradients: list[Tensor] = []
         bits.digests = self

@@ -50,6 +50,8 @@ class SameBits:
         micro_batches: of this rank that were begun in the step.
         watch: is called with each parameter and its gradient of a micro-batch, if a strategy has
             set it.
+        counts_rounded: whether to count the additions of this rank, and those that float64 has
+            rounded (``additions`` and ``rounded``).
         digests: takes the gradients of a step (``callbacks/digests.py``). None if nobody asks.
 
     Raises:
@@ -65,6 +67,8 @@ class SameBits:
         self._cast: CastWeights | None = None
         self.watch: Callable[[Any, Tensor], object] | None = None
         self.digests: StepDigests | None = None
+        self.counts_rounded = False
+        self.additions = self.rounded = 0
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -115,7 +119,13 @@ class SameBits:
         if self.watch is not None:
             self.watch(parameter, gradient)
         known = self._sums.get(parameter)
-        self._sums[parameter] = gradient.double() if known is None else known.add_(gradient)
+        if known is None:
+            self._sums[parameter] = gradient.double()
+            return
+        if self.counts_rounded:
+            self.additions += known.numel()
+            self.rounded += rounded_additions(known, gradient)
+        known.add_(gradient)
 
     def take_all(self, parameters: Iterable[Any]) -> None:
         """Add the gradients of parameters to this rank's sums, and drop the gradients."""
@@ -189,6 +199,14 @@ def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
     if group is not None:
         dist.all_reduce(sums, group=group)
     return sums.sum().sqrt().float()
+
+
+def rounded_additions(sums: Tensor, more: Tensor) -> int:
+    """Count the elements whose sum is no float64, by the error of each addition (TwoSum)."""
+    total = sums + more
+    added = total - sums
+    error = (sums - (total - added)) + (more - added)
+    return int(error.count_nonzero())
 
 
 def _cut(tensors: list[Tensor]) -> Iterator[Tensor]:

@@ -16,7 +16,12 @@ from trainer.strategies.borders import add_borders
 from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import ZeRO
 from trainer.strategies.fsdp import FSDP2
-from trainer.strategies.same_bits import exact_norm, refuse_changed_buffers, refuse_parts
+from trainer.strategies.same_bits import (
+    exact_norm,
+    refuse_changed_buffers,
+    refuse_parts,
+    rounded_additions,
+)
 
 CLASSES: dict[str, type[Strategy]] = {"single": DDP, "ddp": DDP, "fsdp": FSDP2}
 
@@ -110,6 +115,12 @@ def test_the_norm_is_the_same_however_the_elements_are_cut(spread: float) -> Non
     [norm] = found
     exact = float(values.double().square().sum().sqrt())
     assert norm == pytest.approx(exact, rel=2.0**-24)
+
+
+def test_additions_that_float64_rounds_are_counted() -> None:
+    sums = torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64)
+    assert rounded_additions(sums, torch.tensor([2.0**-52, 2.0**-54, 0.1])) == 1
+    assert rounded_additions(sums, torch.tensor([1.0, 0.25, 0.0])) == 0
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
