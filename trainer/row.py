@@ -74,7 +74,7 @@ def row_of(
     row += [MetricsFile(), Progress(), FiniteNumbers(config.on_nan)]
 
     if config.same_bits:
-        from .callbacks.digests import Digests
+        from .callbacks.digest_file import Digests
 
         row.append(Digests())
     best = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from ..callbacks.digests import FILE
+from ..callbacks.digest_file import FILE
 from ..distributed.exit import run_and_exit
 from ..hooks import Callback, StepInfo
 from ..run import Run

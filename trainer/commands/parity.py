@@ -26,7 +26,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..callbacks.digests import FILE
+from ..callbacks.digest_file import FILE
 from ..config.paths import LocalPath
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error

@@ -21,7 +21,7 @@ from typing import Annotated, NoReturn
 
 from pydantic import Field
 
-from ..callbacks.digests import FILE
+from ..callbacks.digest_file import FILE
 from ..checkpoint.compatibility import differences
 from ..checkpoint.discover import listing
 from ..config.naming import as_literal

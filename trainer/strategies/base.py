@@ -148,7 +148,8 @@ class Strategy(ABC):
         if plan.same_bits:  # a run without the mode imports nothing of it
             from .same_bits import SameBits
 
-            self.bits = SameBits(self)
+            rank = accelerator.process_index
+            self.bits = SameBits(plan, rank, offloads=self.steps_on_cpu(plan))
 
     # -- set-up -----------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class StepDigests:
             end += getattr(parameter, "ds_numel", parameter.numel())
         self._of_micro_batches: list[Tensor] = []
         self._of_gradients: list[Tensor] = []
-        bits.digests = self
+        bits.watch_step = self.note_step
         strategy.watch_gradients(self.note)
 
     def note(self, name: str, gradient: Tensor) -> None:
@@ -77,9 +77,9 @@ class StepDigests:
             self._of_micro_batches += [torch.zeros_like(found)]
         self._of_micro_batches[-1] += found
 
-    def note_step(self, gradients: Iterable[Tensor], *, whole: bool) -> None:
-        """Take the gradients of a step, this rank's parts of them or whole ones."""
-        if whole:
+    def note_step(self, gradients: Iterable[Tensor], is_whole: bool) -> None:
+        """Take the gradients of a step, this rank's parts of them or whole gradients."""
+        if is_whole:
             is_first = self._strategy.accelerator.is_main_process
             self._of_gradients = [digest(g) for g in gradients] if is_first else []
             return

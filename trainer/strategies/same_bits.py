@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
-    from .base import Strategy
-    from .digests import StepDigests
 
 # The last number of a micro-batch's seed.
 _OF_MICRO_BATCHES = 2
@@ -44,7 +42,9 @@ class SameBits:
     """Sums, norm and random numbers of a strategy's steps.
 
     Args:
-        strategy: whose steps they are.
+        plan: of the run.
+        rank: of this process.
+        offloads: whether the optimizer steps on the CPU instead of a GPU.
 
     Attributes:
         micro_batches: of this rank that were begun in the step.
@@ -52,21 +52,23 @@ class SameBits:
             set it.
         counts_rounded: whether to count the additions of this rank, and those that float64 has
             rounded (``additions`` and ``rounded``).
-        digests: takes the gradients of a step (``callbacks/digests.py``). None if nobody asks.
+        watch_step: is called with the gradients of a step, and whether they are whole.
 
     Raises:
         ConfigError: the mode cannot hold with a setting of the plan.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        refuse_settings(strategy)
-        self._strategy = strategy
+    def __init__(self, plan: Plan, rank: int, *, offloads: bool) -> None:
+        refuse_settings(plan, offloads=offloads)
+        self._plan, self._rank = plan, rank
+        self._model = nn.Module()  # until there is one
+        self._elements = 0
         self._sums: dict[Any, Tensor] = {}
         self.micro_batches = 0
         self._first_buffers: dict[str, Tensor] | None = {}
         self._cast: CastWeights | None = None
         self.watch: Callable[[Any, Tensor], object] | None = None
-        self.digests: StepDigests | None = None
+        self.watch_step: Callable[[list[Tensor], bool], object] = lambda gradients, is_whole: None
         self.counts_rounded = False
         self.additions = self.rounded = 0
 
@@ -75,12 +77,14 @@ class SameBits:
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
         refuse_parts(model, optimizer)
-        on_gpu = self._strategy.plan.device == "cuda"
+        self._elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        on_gpu = self._plan.device == "cuda"
         if on_gpu and not torch.are_deterministic_algorithms_enabled():
             raise LaunchError("same_bits: GPUs need deterministic: true, without which sums vary")
 
     def enter(self, model: nn.Module) -> None:
         """Make a wrapped model compute as under every other strategy."""
+        self._model = model
         # In evaluation ZeRO-3 computes without torch's fused encoder layers.
         torch.backends.mha.set_fastpath_enabled(False)
         add_borders(model)
@@ -93,13 +97,11 @@ class SameBits:
 
     def begin(self) -> None:
         """Begin a micro-batch: its random numbers belong to it, not to the rank."""
-        plan = self._strategy.plan
-        rank = self._strategy.accelerator.process_index
         moment = now()
-        number = self.micro_batches * plan.world_size + rank
+        number = self.micro_batches * self._plan.world_size + self._rank
         set_seed(seed_of(moment.seed, moment.step, number, _OF_MICRO_BATCHES))
         if self._first_buffers == {}:
-            named = self._strategy.model.named_buffers()
+            named = self._model.named_buffers()
             self._first_buffers = {name: buffer.clone() for name, buffer in named}
         self.micro_batches += 1
         if self._cast is not None:
@@ -138,7 +140,7 @@ class SameBits:
         if own is None:  # an engine may have taken the values away, but not the shape
             shape = getattr(parameter, "ds_shape", parameter.shape)
             own = torch.zeros(shape, dtype=torch.float64, device=parameter.device)
-        if self._strategy.plan.world_size > 1:
+        if self._plan.world_size > 1:
             dist.all_reduce(own)
         return own.float()
 
@@ -157,15 +159,13 @@ class SameBits:
         if self._cast is not None:
             self._cast.end()
         if self._first_buffers:
-            refuse_changed_buffers(self._strategy.model, self._first_buffers)
+            refuse_changed_buffers(self._model, self._first_buffers)
         self._first_buffers = None
         parts = [gradient for gradient in gradients if gradient.numel()]
         for part in parts:
             part.add_(0.0)
-        if self.digests is not None:
-            self.digests.note_step(gradients, whole=group is None)
-        elements = sum(parameter.numel() for parameter in self._strategy.trainable)
-        return exact_norm(parts, elements, group)
+        self.watch_step(gradients, group is None)
+        return exact_norm(parts, self._elements, group)
 
 
 def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
@@ -223,10 +223,9 @@ def _cut(tensors: list[Tensor]) -> Iterator[Tensor]:
 # -- refusals -------------------------------------------------------------------------------------
 
 
-def refuse_settings(strategy: Strategy) -> None:
+def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     """Raise ``ConfigError`` if the mode cannot hold with a setting."""
-    plan = strategy.plan
-    for key, value, is_wrong, reason in _settings(plan, offloads=strategy.steps_on_cpu(plan)):
+    for key, value, is_wrong, reason in _settings(plan, offloads=offloads):
         if is_wrong:
             rule = f"not beside same_bits: true: {reason}; leave one of the two out"
             raise plan.origin(key).named(key).error(rule, value)

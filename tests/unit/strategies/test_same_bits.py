@@ -17,6 +17,7 @@ from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import ZeRO
 from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.same_bits import (
+    SameBits,
     exact_norm,
     refuse_changed_buffers,
     refuse_parts,
@@ -66,7 +67,7 @@ def test_offloading_under_zero_is_refused() -> None:
         request("zero2", deepspeed=zero), world=2, same_bits=True, global_batch_size=16
     )
     with pytest.raises(ConfigError, match="offloaded steps are not tested"):
-        Strategy.__init__(object.__new__(ZeRO), offloading, SimpleNamespace())  # type: ignore[arg-type]
+        SameBits(offloading, 0, offloads=ZeRO.steps_on_cpu(offloading))
 
 
 def test_both_batches_are_needed() -> None:
