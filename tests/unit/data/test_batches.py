@@ -14,6 +14,7 @@ from layouts import layout, layouts
 
 from trainer.data import batches
 from trainer.data.batches import (
+    Layout,
     examples_in,
     parts_of_rank,
     size_of,
@@ -145,3 +146,22 @@ def test_padding_batches_have_the_parts_of_the_loss_and_a_part_is_never_left_out
     data.weight_of = len
     with pytest.raises(DataError, match=r"Task.weight returns .* return all parts of the loss"):
         data.micro_batch(1, torch.zeros(1))
+
+
+@pytest.mark.parametrize("samples", [1, 7, 23, 24])
+def test_whole_micro_batches_are_the_same_on_every_layout(samples: int) -> None:
+    """The last, short step of an epoch too: rank and number say which is which."""
+    alone = [range(start, min(start + 2, samples)) for start in range(0, samples, 2)]
+    for world in (1, 2, 3, 4):
+        dealt = {}
+        for rank in range(world):
+            cut = Layout(
+                rank=rank,
+                world_size=world,
+                micro_batch_size=2,
+                accumulation_steps=12 // world,
+                whole_micro_batches=True,
+            )
+            for number, part in enumerate(parts_of_rank(range(samples), cut)):
+                dealt[number * world + rank] = part
+        assert [dealt[number] for number in sorted(dealt) if dealt[number]] == alone
