@@ -27,6 +27,7 @@ import trainer
 from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
 from trainer.commands.replay import replay
 from trainer.config.named_class import find_class
+from trainer.data.now import current
 from trainer.errors import Origin
 from trainer.launching import launch
 from trainer.strategies.tensors import local
@@ -136,7 +137,8 @@ class Planted(Cross):
 
         def flip(gradient: Tensor) -> Tensor:
             rank = dist.get_rank() if dist.is_initialized() else 0
-            if (rank, trainer.now().step) != (self.rank, self.step):
+            moment = current()  # None while DDP arranges its buckets
+            if moment is None or (rank, moment.step) != (self.rank, self.step):
                 return gradient
             seen[0] += 1
             return flipped(gradient, self.bit) if seen[0] == self.micro + 1 else gradient

@@ -15,6 +15,7 @@ from ..checkpoint.compatibility import differences
 from ..hooks import Callback, StepInfo
 from ..run import Built, Run
 from ..strategies.digests import StepDigests
+from ..strategies.exact import Exact
 from ..text import size
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Digests(Callback):
         run.note(f"same_bits: whole gradients add up in float64, {size(8 * elements)} per rank")
 
     def on_start(self, run: Run) -> None:
-        assert run.strategy.bits is not None
-        self._digests = StepDigests(run.strategy, run.strategy.bits)
+        assert isinstance(run.strategy, Exact)
+        self._digests = StepDigests(run.strategy)
         own = facts_of(run)
         others = [differences(own, of_rank) for of_rank in run.agreement.gather(own)]
         self.facts = own

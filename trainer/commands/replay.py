@@ -29,6 +29,7 @@ from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
+from ..strategies.exact import Exact
 from ..text import listed
 from .bits import Digests, difference, read_digests
 from .finished_runs import Run, read_run
@@ -99,11 +100,11 @@ def replay(argv: Sequence[str]) -> None:
         )
         task, config = load_task(loaded)
         trainer = Trainer(task, config, launch_as(loaded, task, config), origins=loaded.origins)
-        bits = trainer.run.strategy.bits
-        assert bits is not None
+        strategy = trainer.run.strategy
+        assert isinstance(strategy, Exact)
         if options.sums and trainer.run.plan.world_size > 1:
             raise usage_error("sums", True, "counts on one process only")
-        bits.counts_rounded = options.sums
+        strategy.bits.counts_rounded = options.sums
         for _ in trainer.steps():
             pass
         report: tuple[bool, str] | None = None
@@ -113,6 +114,7 @@ def replay(argv: Sequence[str]) -> None:
         trainer.run.close()
     differs, text = found
     if options.sums:
+        bits = strategy.bits
         text += f"\nof {bits.additions:,} additions of gradients float64 rounded {bits.rounded:,}"
     if differs:
         raise TrainerError(text)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
-    from .same_bits import SameBits
 
 _NOTHING = contextlib.nullcontext()
 
@@ -121,7 +120,6 @@ class Strategy(ABC):
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets it.
-        bits: the sums, norm and random numbers of ``same_bits``. None if the mode is off.
     """
 
     held = ""
@@ -144,12 +142,6 @@ class Strategy(ABC):
         self.plan = plan
         self.accelerator = accelerator
         self.before_backward: Callable[[], object] = lambda: None
-        self.bits: SameBits | None = None
-        if plan.same_bits:  # a run without the mode imports nothing of it
-            from .same_bits import SameBits
-
-            rank = accelerator.process_index
-            self.bits = SameBits(plan, rank, offloads=self.steps_on_cpu(plan))
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -195,11 +187,7 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        if self.bits is not None:
-            self.bits.check(model, optimizer)
         self.wrap(model, optimizer)
-        if self.bits is not None:
-            self.bits.enter(self.model)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.
         self.optimizer = self.prepared_optimizer.optimizer
@@ -260,8 +248,6 @@ class Strategy(ABC):
                 optimizer step. DDP, FSDP2 and ZeRO-1 average gradients only then. ZeRO-2, ZeRO-3
                 and FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
-        if self.bits is not None:
-            self.bits.begin()
         if boundary:
             return _NOTHING
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
@@ -283,7 +269,7 @@ class Strategy(ABC):
 
         Args:
             loss: the micro-batch's share of the global mean, times the world size, since
-                gradients are averaged over the ranks. With ``same_bits`` they are summed.
+                gradients are averaged over the ranks.
         """
         self.refuse_own_backward()
         scaler = self.accelerator.scaler
@@ -291,19 +277,9 @@ class Strategy(ABC):
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
-        """Call ``note`` with the name and the whole gradient of a parameter in each micro-batch.
-
-        With ``same_bits`` only. A gradient that nothing uses may be left out. Collective.
-        """
-        assert self.bits is not None
-        names = {parameter: name for name, parameter in self.parameters()}
-        self.bits.watch = lambda parameter, gradient: note(names[parameter], gradient)
-
     def has_gradients(self) -> bool:
         """Return whether a backward pass has left gradients behind."""
-        has_sums = self.bits is not None and self.bits.holds_gradients
-        return has_sums or any(parameter.grad is not None for parameter in self.trainable)
+        return any(parameter.grad is not None for parameter in self.trainable)
 
     def refuse_own_backward(self) -> None:
         """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
@@ -361,9 +337,7 @@ class Strategy(ABC):
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
     def _norm(self, gradients: list[Tensor], each: Tensor | None) -> Tensor:
-        """Return the global norm. Arguments as of ``global_norm``. Collective."""
-        if self.bits is not None:
-            return self.bits.end(gradients, self.shard_group)
+        """Return the norm of the gradients, of which ``each`` may be known. Collective."""
         return global_norm(gradients, self.shard_group, each)
 
     def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:

@@ -17,12 +17,9 @@ from torch.nn.parallel import distributed as torch_ddp
 from ..errors import LaunchError
 from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
-from .base import Shard, StepResult, Strategy, compute_in
-from .tensors import DTYPES, unwrapped
+from .base import Shard, Strategy
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
@@ -50,7 +47,7 @@ class DDP(Strategy):
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        from accelerate import AutocastKwargs, DistributedDataParallelKwargs
+        from accelerate import DistributedDataParallelKwargs
 
         # torch 2.13 has another name for broadcast_buffers, which Accelerate does not know yet.
         # Each rank would warn.
@@ -64,16 +61,10 @@ class DDP(Strategy):
             find_unused_parameters=plan.find_unused_parameters,
             bucket_cap_mb=plan.bucket_cap_mb or 25,  # Accelerate's default, and torch's
         )
-        if plan.same_bits:  # casts weights instead
-            return {"kwargs_handlers": [ddp, AutocastKwargs(enabled=False)]}
         return {"kwargs_handlers": [ddp]}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
-        if self.bits is not None and self.plan.mixed_precision != "no":
-            dtype = DTYPES[self.plan.mixed_precision]
-            self.bits.cast_weights(unwrapped(self.model), dtype)
-            compute_in(unwrapped(self.model), dtype)
         if not isinstance(self.model, torch_ddp.DistributedDataParallel):
             return  # one process
 
@@ -84,7 +75,7 @@ class DDP(Strategy):
             self.model.register_comm_hook(
                 None, lambda group, bucket: bf16_compress_hook(group, bucket)
             )
-        if not self.plan.find_unused_parameters and self.bits is None:
+        if not self.plan.find_unused_parameters:
             _arrange_buckets(self.model)
 
     def verify(self) -> None:
@@ -94,23 +85,8 @@ class DDP(Strategy):
                 f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
             )
 
-    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        # With same_bits the sums of all micro-batches are exchanged behind the last.
-        return super().micro_step(boundary=boundary and self.bits is None)
-
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss)
-        if self.bits is not None:
-            self.bits.take_all(self.trainable)
-
-    def finish_step(self, on_nan: str | None = None) -> StepResult:
-        if self.bits is not None:
-            for parameter in self.trainable:
-                parameter.grad = self.bits.reduced(parameter)
-        return super().finish_step(on_nan)
-
     def missed_exchange(self) -> str:
-        if self.bits is not None or not isinstance(self.model, DistributedDataParallel):
+        if not isinstance(self.model, DistributedDataParallel):
             return ""
         if not self.model.called:
             return (

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
-    from .zero_sums import ZeroSums
 
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
 _LARGEST_BUCKET = 500_000_000
@@ -70,7 +69,6 @@ class ZeRO(Strategy):
         self._config = plugin.deepspeed_config
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
         self._order: GradientOrder | None = None  # a single process needs none
-        self._sums: ZeroSums | None = None
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
         # How many steps are watched for reads outside of layers. In the first step the parameters
         # that the trial of the loss has gathered may still be there.
@@ -145,13 +143,9 @@ class ZeRO(Strategy):
         self._temporary = list(self.parameters(trainable=trainable))
 
     def _take_over_reduction(self) -> None:
-        """Take the gradients before the engine exchanges them, or watch their order."""
+        """Watch the order of the gradients on their way to the engine."""
         if self.plan.find_unused_parameters:
             private_deepspeed.remove_leaf_hooks(self.zero)
-        elif self.bits is not None:
-            from .zero_sums import ZeroSums
-
-            self._sums = ZeroSums(self, self.bits, self.engine, self._stage)
         elif self.accelerator.num_processes > 1:
             method = private_deepspeed.REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
@@ -232,7 +226,7 @@ class ZeRO(Strategy):
         self.model.compile(backend=backend, compile_kwargs=settings)
 
     def verify(self) -> None:
-        asked = self._stage, _engine_clips_at(self.plan)
+        asked = self._stage, self.plan.max_grad_norm or 0.0
         runs = self.engine.zero_optimization_stage(), self.engine.gradient_clipping()
         if runs != asked:
             raise LaunchError(f"asked for stage and max_grad_norm {asked}, but {runs} run")
@@ -244,8 +238,6 @@ class ZeRO(Strategy):
         # The engine counts micro-batches itself, which is wrong for a short last window. So the
         # strategy tells the engine when a window ends.
         delays = self.plan.find_unused_parameters
-        if self.bits is not None:
-            self.bits.begin()
         self.engine.set_gradient_accumulation_boundary(boundary or delays)
         if self._watched_steps:
             self._watch.enter_context(NoOutsideReads(_IN_STEP))
@@ -294,8 +286,6 @@ class ZeRO(Strategy):
         # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
-        if self.bits is not None:
-            self.bits.take_all(self.trainable)  # those that no hook of the engine has seen
         if self._stage == 3:
             private_deepspeed.forget_released(self.zero)
         if self._order is not None:
@@ -305,8 +295,6 @@ class ZeRO(Strategy):
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
-        if self._sums is not None:
-            return self._sums.step()
         private_deepspeed.complete_offloaded_gradients(self.zero, self._stage)
         self.engine.step()
         private_deepspeed.clear_gradients(self.zero, self._stage)
@@ -408,10 +396,8 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config["gradient_accumulation_steps"] = plan.accumulation_steps
     config["train_batch_size"] = plan.global_batch_size
     # Left out, Accelerate fills in 1.0 and clips silently.
-    config["gradient_clipping"] = _engine_clips_at(plan)
+    config["gradient_clipping"] = plan.max_grad_norm or 0.0
     config["zero_allow_untested_optimizer"] = True
-    if plan.same_bits:  # otherwise stage 3 computes linear layers by other products
-        config["zero_optimization"]["memory_efficient_linear"] = False
     # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
 
@@ -429,8 +415,3 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     # Gradients are exchanged in full precision, as under DDP, unless the config says otherwise.
     config["communication_data_type"] = "bf16" if plan.reduce_dtype == "bf16" else "fp32"
     return config
-
-
-def _engine_clips_at(plan: Plan) -> float:
-    """Return the norm to which the engine clips. 0 if the strategy does, or nothing clips."""
-    return 0.0 if plan.same_bits else plan.max_grad_norm or 0.0

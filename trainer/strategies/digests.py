@@ -17,7 +17,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .base import Shard, Strategy
-    from .same_bits import SameBits
+    from .exact import Exact
 
 _AT_A_TIME = 1 << 16  # elements
 
@@ -55,9 +55,8 @@ class StepDigests:
         names: of the trainable parameters.
     """
 
-    def __init__(self, strategy: Strategy, bits: SameBits) -> None:
+    def __init__(self, strategy: Exact) -> None:
         self._strategy = strategy
-        self._bits = bits
         named = list(strategy.parameters())
         self.names = [name for name, _ in named]
         self._starts: dict[str, int] = {}
@@ -67,13 +66,13 @@ class StepDigests:
             end += getattr(parameter, "ds_numel", parameter.numel())
         self._of_micro_batches: list[Tensor] = []
         self._of_gradients: list[Tensor] = []
-        bits.watch_step = self.note_step
+        strategy.bits.watch_step = self.note_step
         strategy.watch_gradients(self.note)
 
     def note(self, name: str, gradient: Tensor) -> None:
         """Add a parameter's gradient of the micro-batch that is computed."""
         found = digest(gradient, self._starts[name])
-        if len(self._of_micro_batches) < self._bits.micro_batches:
+        if len(self._of_micro_batches) < self._strategy.bits.micro_batches:
             self._of_micro_batches += [torch.zeros_like(found)]
         self._of_micro_batches[-1] += found
 

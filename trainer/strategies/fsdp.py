@@ -9,7 +9,7 @@ unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,8 +124,7 @@ class FSDP2(Strategy):
             self._local_step = LocalStep(self.optimizer)
         if is_mixed:
             put_back_buffers(self.accelerator.device)
-            compute = self._precision().param_dtype if self.bits is not None else None
-            compute_in(unwrapped(self.model), compute)
+            compute_in(unwrapped(self.model), None)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
@@ -192,9 +191,6 @@ class FSDP2(Strategy):
             # method since 2.13.
             if hasattr(unit, "set_reduce_scatter_unused_params"):
                 unit.set_reduce_scatter_unused_params(True)
-            if self.bits is not None:  # the sum, which needs no division
-                unit.set_gradient_divide_factor(1.0)
-                unit.set_force_sum_reduction_for_comms(True)
             if unit is not model:
                 note = disable(partial(self._note_call, number))  # type: ignore[no-untyped-call]
                 unit.register_forward_pre_hook(note)
@@ -226,12 +222,6 @@ class FSDP2(Strategy):
         reduce = torch.float32 if compute else None
         if self.plan.reduce_dtype == "bf16":
             reduce = torch.bfloat16
-        if self.bits is not None:
-            # Micro-batches and ranks add up in float64. The model's inputs alone are cast, as under
-            # ZeRO.
-            return MixedPrecisionPolicy(
-                param_dtype=compute, reduce_dtype=torch.float64, cast_forward_inputs=False
-            )
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
@@ -303,11 +293,6 @@ class FSDP2(Strategy):
             for unit in self._sharded:
                 complete_sums(unit)
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
-
-    def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
-        # A gathered parameter stays the same object, and a shared parameter has several names.
-        hooks = {name: {0: partial(note, name)} for name, _ in self.parameters()}
-        carry_hooks(self.model, hooks)
 
     def _note_call(self, number: int, unit: nn.Module, args: Any) -> None:
         # Two ranks that call different units of one size would gather each other's rows.

@@ -50,6 +50,7 @@ class SameBits:
         micro_batches: of this rank that were begun in the step.
         watch: is called with each parameter and its gradient of a micro-batch, if a strategy has
             set it.
+        cast: casts the weights in each micro-batch, if the strategy's engine does not.
         counts_rounded: whether to count the additions of this rank, and those that float64 has
             rounded (``additions`` and ``rounded``).
         watch_step: is called with the gradients of a step, and whether they are whole.
@@ -66,7 +67,7 @@ class SameBits:
         self._sums: dict[Any, Tensor] = {}
         self.micro_batches = 0
         self._first_buffers: dict[str, Tensor] | None = {}
-        self._cast: CastWeights | None = None
+        self.cast: CastWeights | None = None
         self.watch: Callable[[Any, Tensor], object] | None = None
         self.watch_step: Callable[[list[Tensor], bool], object] = lambda gradients, is_whole: None
         self.counts_rounded = False
@@ -89,10 +90,6 @@ class SameBits:
         torch.backends.mha.set_fastpath_enabled(False)
         add_borders(model)
 
-    def cast_weights(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Let a model compute with its weights in another dtype, as FSDP2 and ZeRO do."""
-        self._cast = CastWeights(model, dtype)
-
     # -- one step ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -104,8 +101,8 @@ class SameBits:
             named = self._model.named_buffers()
             self._first_buffers = {name: buffer.clone() for name, buffer in named}
         self.micro_batches += 1
-        if self._cast is not None:
-            self._cast.begin()
+        if self.cast is not None:
+            self.cast.begin()
 
     @property
     def holds_gradients(self) -> bool:
@@ -156,8 +153,8 @@ class SameBits:
             DataError: forward passes of the first step have changed a buffer.
         """
         self.micro_batches = 0
-        if self._cast is not None:
-            self._cast.end()
+        if self.cast is not None:
+            self.cast.end()
         if self._first_buffers:
             refuse_changed_buffers(self._model, self._first_buffers)
         self._first_buffers = None

@@ -11,11 +11,9 @@ from plans import FOUR_GPUS, plan, request
 from torch import Tensor, nn
 
 from trainer import ConfigError, DataError, LaunchError
-from trainer.strategies.base import Strategy
+from trainer.strategies import Strategy, strategy_class
 from trainer.strategies.borders import add_borders
-from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import ZeRO
-from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.same_bits import (
     SameBits,
     exact_norm,
@@ -23,8 +21,6 @@ from trainer.strategies.same_bits import (
     refuse_parts,
     rounded_additions,
 )
-
-CLASSES: dict[str, type[Strategy]] = {"single": DDP, "ddp": DDP, "fsdp": FSDP2}
 
 
 def strategy(name: str = "ddp", asked: dict[str, Any] | None = None, **settings: Any) -> Strategy:
@@ -34,7 +30,7 @@ def strategy(name: str = "ddp", asked: dict[str, Any] | None = None, **settings:
         world=1 if name == "single" else 2,
         **{"same_bits": True, "global_batch_size": 16, **settings},
     )
-    return CLASSES[name](found, accelerator)
+    return strategy_class(name, same_bits=True)(found, accelerator)
 
 
 @pytest.mark.parametrize(
