@@ -5,18 +5,21 @@
 | Losses, norms, evaluations and exported weights have the bits of one process, in float32 and bf16, over the end of an epoch, with cross attention, tied weights and dropout | DDP on 2, FSDP2 on 3, ZeRO-2 on 2, ZeRO-3 on 3; HSDP, ZeRO-1 and all on 1 to 4 (nightly) | test_no_bit_depends_on_the_layout |
 | A run that goes on under another layout has the bits of a run that nobody stopped | ZeRO-3 on 3, then DDP on 2 | test_no_bit_depends_on_a_resume |
 | A replay on one process finds nothing, or names step, tensor, rank and micro-batch of a wrong bit | DDP on 2; FSDP2 on 3 (nightly) | test_a_replay_names_a_wrong_bit |
+| A replay under a launch file, and parity --bits, compare bits too | FSDP2 on 2; DDP, ZeRO-3 on 2 (nightly) | test_a_replay_runs_on_another_layout, test_parity_compares_bits |
 | A replay names a tensor whose weight or state was changed | FSDP2 on 3 | test_a_replay_names_a_changed_tensor |
 | Without the mode they differ | DDP on 2 | test_without_the_mode_bits_differ |
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, STRATEGIES, json_in, launch_file, ranks, worked, wrapper_of
+from launchers import ROOT, STRATEGIES, completed, json_in, launch_file, ranks, worked, wrapper_of
 
 CASES = ("cross", "cross bf16", "tied", "tied bf16")
 MORE = ("sgd", "average")
@@ -103,10 +106,12 @@ def test_no_bit_depends_on_a_resume(folder: Path) -> None:
 # -- replays --------------------------------------------------------------------------------------
 
 
-def replayed(found: dict[str, Any], case: str, step: int) -> tuple[int, str]:
-    """Replay a run on one process, and return the exit code and the text."""
+def replayed(
+    found: dict[str, Any], case: str, step: int, *more: object, world: int = 0
+) -> tuple[int, str]:
+    """Replay a run, by default on one process, and return the exit code and the text."""
     words = ["tests/workers/same_bits.py", "replay", found["folder"] / case, "--step", step]
-    done = ranks(words, 0)
+    done = ranks([*words, *more], world)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -124,6 +129,34 @@ def test_a_replay_names_a_wrong_bit(strategy: str, world: int, folder: Path) -> 
 
     code, text = replayed(found, "planted", 2)
     assert code == 0 and "steps 1 to 2: nothing differs" in text, text
+
+
+@pytest.mark.slow
+def test_a_replay_runs_on_another_layout(folder: Path) -> None:
+    found = numbers("ddp", 2, ("planted",), folder)
+    file = file_of("fsdp", 2, folder)
+    code, text = replayed(found, "planted", 3, "--accel_config", file, "--sums=false", world=2)
+    assert code == 0 and "step 3: nothing differs" in text, text
+
+
+@pytest.mark.slow
+def test_parity_compares_bits(tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "task: same_bits:Cross\nmax_steps: 3\nmicro_batch_size: 2\nglobal_batch_size: 24\n"
+    )
+    files = [ROOT / "accel_configs" / f"{name}.yaml" for name in ("ddp", "zero3")]
+    paths = os.pathsep.join(
+        map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "workers"))
+    )
+    words = [sys.executable, "-m", "trainer", "parity", "--bits", *files, config, "--steps", "3"]
+    done = completed(words, environment={"PYTHONPATH": paths})
+    rows = [line for line in done.stdout.splitlines() if " true " in line or " false " in line]
+    assert done.returncode == 0 and len(rows) == 6, done.stdout + done.stderr
+    with_mode, without = rows[:3], rows[3:]
+    assert with_mode[0].endswith("reference") and without[0].endswith("reference")
+    assert all(row.endswith("no bit differs") for row in with_mode[1:]), done.stdout
+    assert all("step 1: weights of" in row for row in without[1:]), done.stdout
 
 
 @pytest.mark.parametrize("what", ["weight", pytest.param("exp_avg", marks=pytest.mark.slow)])

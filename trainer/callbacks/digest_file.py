@@ -6,12 +6,16 @@ of each resume. Each further row has the digests of a step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..checkpoint.compatibility import differences
+from ..checkpoint.disk import hash_file
 from ..hooks import Callback, StepInfo
 from ..run import Built, Run
 from ..strategies.digests import StepDigests
@@ -73,7 +77,8 @@ class Digests(Callback):
 def facts_of(run: Run) -> dict[str, Any]:
     """Return facts of this process that change bits: versions, threads, processors, kernels."""
     found = {
-        "torch": torch.__version__,
+        **run.facts["versions"],
+        "task file": _checksum(sys.modules[type(run.task).__module__]),
         "threads": torch.get_num_threads(),
         "cpu": run.facts["machine"]["cpu"],
         "cpu kernels": torch.backends.cpu.get_cpu_capability(),
@@ -84,3 +89,9 @@ def facts_of(run: Run) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return found
+
+
+def _checksum(module: ModuleType) -> str:
+    """Return the checksum of a module's file. "" if the module has no file."""
+    file = getattr(module, "__file__", None)
+    return hash_file(Path(file)) if file else ""

@@ -151,6 +151,7 @@ def _report(logged: Digests, replayed: Digests) -> tuple[bool, str]:
             f"the same to the bit: steps {listed(same)}" if same else "no step is the same"
         )
     else:
-        lines.append(f"steps {steps[0]} to {steps[-1]}: nothing differs")
+        which = f"steps {steps[0]} to {steps[-1]}" if steps[1:] else f"step {steps[0]}"
+        lines.append(f"{which}: nothing differs")
     lines += [f"other facts: {line}" for line in differences(logged.facts, replayed.facts)]
     return bool(found), "\n".join(lines)
