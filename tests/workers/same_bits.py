@@ -186,7 +186,7 @@ CASES: dict[str, dict[str, Any]] = {
             "save_every": 2,
             "keep_last": 9,
             "callbacks": [
-                {"same_bits:Flip": {"what": what, "name": _CHANGED, "rank": 1, "step": 3}}
+                {"same_bits:Flip": {"what": what, "name": _CHANGED, "rank": 1, "step": 3, "bit": 0}}
             ],
         }
         for what in ("weight", "exp_avg")
