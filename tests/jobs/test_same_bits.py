@@ -161,7 +161,7 @@ def test_parity_compares_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["weight", pytest.param("exp_avg", marks=pytest.mark.slow)])
 def test_a_replay_names_a_changed_tensor(what: str, folder: Path) -> None:
-    """The last bit of an element, which rounding keeps from all gradients."""
+    """A bit of an element, and of a weight the last bit: rounding keeps it from gradients."""
     found = numbers("fsdp", 3, (f"changed {what}",), folder)
     code, text = replayed(found, f"changed {what}", 4)
     assert code == 1, text

@@ -186,10 +186,18 @@ CASES: dict[str, dict[str, Any]] = {
             "save_every": 2,
             "keep_last": 9,
             "callbacks": [
-                {"same_bits:Flip": {"what": what, "name": _CHANGED, "rank": 1, "step": 3, "bit": 0}}
+                {
+                    "same_bits:Flip": {
+                        "what": what,
+                        "name": _CHANGED,
+                        "rank": 1,
+                        "step": 3,
+                        "bit": bit,
+                    }
+                }
             ],
         }
-        for what in ("weight", "exp_avg")
+        for what, bit in (("weight", 0), ("exp_avg", 12))
     },
     "saved": {"task": "same_bits:Cross", "max_steps": 5, "save_every": 2, "keep_last": 9},
     "planted": {"task": "same_bits:Planted", "max_steps": 5, "save_every": 2, "keep_last": 9},
