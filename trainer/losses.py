@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
+from .run_plan import Plan
 
 
 class StepLosses:
@@ -20,7 +21,8 @@ class StepLosses:
 
     Args:
         totals: returns the weights of the step over all ranks, by the part of the loss.
-        world_size: the number of ranks, over which gradients are averaged.
+        plan: of the run. Gradients are averaged over its ranks. With ``same_bits`` they are summed,
+            and losses add up in float64.
 
     Attributes:
         shares: the part of each micro-batch in the global loss, on the device.
@@ -28,9 +30,9 @@ class StepLosses:
             None if there are none.
     """
 
-    def __init__(self, totals: Callable[[], Mapping[str, float]], world_size: int) -> None:
+    def __init__(self, totals: Callable[[], Mapping[str, float]], plan: Plan) -> None:
         self.totals = totals
-        self.world_size = world_size
+        self.plan = plan
         self.shares: list[Tensor] = []
         self.reported: WeightedSums | None = None
 
@@ -45,7 +47,7 @@ class StepLosses:
         to_train, shares = [], []
         for name, total in self.totals().items():
             share = weights[name] / (total or 1.0)  # a part may have no item in a step
-            factor = share * self.world_size
+            factor = share * (1 if self.plan.same_bits else self.plan.world_size)
             # A product with 1 would cost a kernel in each of both passes.
             to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
             # A separate tensor, because a compiled step may write over the loss. The mean over no
@@ -53,7 +55,8 @@ class StepLosses:
             part = parts[name].detach()
             shares.append(part * share if share else torch.zeros_like(part))
 
-        self.shares.append(reduce(torch.add, shares))
+        of_micro_batch = reduce(torch.add, shares)
+        self.shares.append(of_micro_batch.double() if self.plan.same_bits else of_micro_batch)
         if values or "" not in parts:
             self.reported = self.reported or WeightedSums()
             self.reported.add(weighted(result, weights), counts=any(weights.values()))

@@ -73,6 +73,10 @@ def row_of(
     # The files of a run. metrics.jsonl shows a NaN before FiniteNumbers ends the run.
     row += [MetricsFile(), Progress(), FiniteNumbers(config.on_nan)]
 
+    if config.same_bits:
+        from .callbacks.digest_file import Digests
+
+        row.append(Digests())
     best = None
     if config.best_metric is not None:
         from .callbacks.best import Best

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from plans import plan
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -85,7 +86,7 @@ def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
 
 def test_the_mean_over_no_items_adds_nothing_to_the_loss() -> None:
     """A micro-batch whose labels are all left out has a loss of NaN, and a weight of 0."""
-    losses = StepLosses(lambda: {"": 4.0}, 1)
+    losses = StepLosses(lambda: {"": 4.0}, plan(world=1))
     losses.add(torch.tensor(3.0, requires_grad=True), {"": 4.0})
     losses.add(torch.tensor(torch.nan, requires_grad=True), {"": 0.0})
     assert losses.total.item() == 3.0

@@ -81,6 +81,10 @@ def build(
             raise origin_of(origins, "callbacks").error(
                 "has no effect: Trainer's loop calls callbacks. Remove the key"
             )
+        if config.same_bits:
+            raise origin_of(origins, "same_bits").error(
+                "needs Trainer's loop. Remove the key", True
+            )
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 

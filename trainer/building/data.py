@@ -33,6 +33,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
         world_size=plan.world_size,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
+        whole_micro_batches=plan.same_bits,
     )
     pin_memory = plan.device == "cuda"
     data, train = build_data(task, config, layout, setup.origins, pin_memory=pin_memory)

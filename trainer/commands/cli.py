@@ -22,6 +22,7 @@ COMMANDS = {
     "show": "a batch of a language task, with marks around the tokens that are trained on",
     "check": "read launch files and training configs, and show the plan of each run",
     "parity": "train a few steps under each launch file: are loss, norm and weights the same?",
+    "replay": "compute steps of a run again, and name the first bit that differs",
     "plan": "the memory of a GPU under each launch file, and which file to take",
     "rehearse": "the memory and exchanges of a job on many GPUs, on a machine without a GPU",
     "compare": "runs beside each other: curves, speed, memory",

@@ -11,18 +11,22 @@ are nudged in the last place: a network that chooses (ReLU, max pooling) takes a
 rounding. Dropout draws other numbers on each rank: compare with p at 0.
 
 With --to the runs are kept, and DIR/compare.html shows their curves.
+
+With --bits each file trains with same_bits: true and then without. The table says the first step
+and tensor whose bits differ. The exit code is 1 if bits differ with the mode.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from ..callbacks.digest_file import FILE
 from ..config.paths import LocalPath
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
@@ -30,6 +34,7 @@ from ..launching.launched import read_launch_file
 from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
+from .bits import Digests, first_difference, read_digests
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .finished_runs import Run
 from .page import write_page
@@ -55,6 +60,7 @@ class Options:
 
     steps: Annotated[int, Field(description="optimizer steps of each run", ge=1)] = 10
     nudges: Annotated[int, Field(description="nudged runs at most", ge=0)] = 3
+    bits: Annotated[bool, Field(description="compare bits, with same_bits and without")] = False
     to: Annotated[
         LocalPath | None, Field(description="keep the runs in DIR/runs, a new folder")
     ] = None
@@ -85,6 +91,8 @@ def run(argv: Sequence[str]) -> int:
             own = [] if file else alone or []
             return train(name, file, seed, [*training, *own], folder)
 
+        if options.bits:
+            return _compare_bits(names, files, start, training)
         runs = [*map(start, names, files)]
         ended = [run for run in runs if not run.error]
         if not ended:
@@ -120,6 +128,31 @@ def run(argv: Sequence[str]) -> int:
         verdicts |= {name: ("nudged", "") for name in nudged}
         verdicts[reference.name] = "reference", ""
         return _report(runs, gaps | nudged, verdicts, bounds, options.to)
+
+
+def _compare_bits(
+    names: Sequence[str],
+    files: Sequence[str | None],
+    start: Callable[[str, str | None], Run],
+    training: list[str],
+) -> int:
+    """Train under each file with the mode and without, and print the first bits that differ."""
+    rows = [["run", "same_bits", "first difference"]]
+    is_wrong = False
+    for mode in ("true", "false"):
+        training.append(f"--same_bits={mode}")
+        runs = [start(f"{name}-{mode}", file) for name, file in zip(names, files, strict=True)]
+        reference: Digests | None = None
+        for run in runs:
+            text = run.error
+            if not text:
+                found = read_digests(Path(run.path, FILE))
+                text = "reference" if reference is None else first_difference(reference, found)
+                reference = reference or found
+            is_wrong |= mode == "true" and text not in ("reference", "")
+            rows.append([run.name, mode, text or "no bit differs"])
+    print("\n".join(columns(rows)))
+    return int(is_wrong)
 
 
 def _requests(paths: Sequence[str]) -> dict[str, Request]:

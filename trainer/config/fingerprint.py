@@ -62,6 +62,9 @@ def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
     if facts.get("schedule") in TO_FINAL:
         keys += OF_THE_END
 
+    if facts.get("same_bits"):
+        keys += ("same_bits", "micro_batch_size")
+
     chosen = {key: facts[key] for key in keys if key in facts}
     if chosen.get("float32") == "exact":  # checkpoints of such runs may lack the key
         del chosen["float32"]

@@ -17,6 +17,9 @@ def check_rules(check: Validator, c: Any) -> None:
     """Record a problem for each rule that the valid values of a ``TrainConfig`` break together."""
     for key, rule in _broken(c):
         check.record(key, rule, getattr(c, key))
+    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
+        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
+        check.record("same_bits", rule, True)
     if c.schedule is not None:
         check_schedule(check, c.schedule, c.schedule_settings)
 

@@ -215,6 +215,14 @@ class TrainConfig:
             ),
         ),
     ] = False
+    same_bits: Annotated[
+        bool,
+        Field(
+            description=(
+                "the same numbers to the last bit on every layout: exact sums of the micro-batches"
+            ),
+        ),
+    ] = False
     ema_decay: Annotated[
         float | None, Field(description="keep a moving average of the weights", gt=0, lt=1)
     ] = None

@@ -49,12 +49,15 @@ class Layout:
         world_size: number of ranks that have batches of their own.
         micro_batch_size: samples of a rank in a forward and backward pass.
         accumulation_steps: micro-batches of a rank in an optimizer step.
+        whole_micro_batches: a short step is cut into micro-batches of full size, and the last of
+            them, as on every other layout, instead of evenly over the ranks.
     """
 
     rank: int
     world_size: int
     micro_batch_size: int
     accumulation_steps: int
+    whole_micro_batches: bool = False
 
     @property
     def global_batch_size(self) -> int:
@@ -126,8 +129,9 @@ def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
     per_micro_batch = layout.micro_batch_size * layout.world_size
     for start in range(0, len(taken), per_micro_batch):
         of_all_ranks = taken[start : start + per_micro_batch]
-        begin = len(of_all_ranks) * layout.rank // layout.world_size
-        end = len(of_all_ranks) * (layout.rank + 1) // layout.world_size
+        width = per_micro_batch if layout.whole_micro_batches else len(of_all_ranks)
+        begin = width * layout.rank // layout.world_size
+        end = width * (layout.rank + 1) // layout.world_size
         yield of_all_ranks[begin:end]
 
 

@@ -91,7 +91,7 @@ def launch(
     return Launched(
         plan=plan,
         accelerator=accelerator,
-        strategy=strategy_class(plan.strategy)(plan, accelerator),
+        strategy=_class_of(plan)(plan, accelerator),
     )
 
 
@@ -133,6 +133,10 @@ def read_launch_file(path: str, processes: int | None = None) -> Request:
     return read_accelerate_file(path, overrides=flags)
 
 
+def _class_of(plan: Plan) -> type[Strategy]:
+    return strategy_class(plan.strategy, same_bits=plan.same_bits)
+
+
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     """Prepare this process for its strategy and device, and connect it to the others."""
     import torch
@@ -147,7 +151,7 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
             del os.environ[name]
 
-    strategy = strategy_class(plan.strategy)
+    strategy = _class_of(plan)
     if plan.device == "cuda":
         # The GPU of the local rank, or the only GPU that this process sees.
         torch.cuda.set_device(launcher.local_rank % visible_gpus())
@@ -190,7 +194,7 @@ def _accelerator(plan: Plan) -> Accelerator:
         # The schedule advances once per optimizer step here. Accelerate's wrapper would advance
         # the schedule world-size times.
         step_scheduler_with_optimizer=False,
-        **strategy_class(plan.strategy).accelerator_arguments(plan),
+        **_class_of(plan).accelerator_arguments(plan),
     )
     os.environ.update(hidden)
 

@@ -79,7 +79,8 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
         cls = {"adamw": optim.AdamW, "adam": optim.Adam, "sgd": optim.SGD}[plan.optimizer]
         # Fused if torch can: 106 against 119 ms a step of AdamW. DTensors (torch 2.13) have no
         # fused SGD, complex tensors no fused kernel.
-        settings["fused"] = plan.optimizer != "sgd" and not any(p.is_complex() for p in trainable)
+        has_kernel = plan.optimizer != "sgd" and not any(p.is_complex() for p in trainable)
+        settings["fused"] = has_kernel and not plan.same_bits
     else:
         cls = find_class(plan.optimizer, optim.Optimizer, plan.origin("optimizer"))
     optimizer: optim.Optimizer = cls(groups, lr=plan.lr, **settings)

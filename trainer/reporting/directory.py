@@ -112,9 +112,9 @@ class RunDirectory:
         """Write a small file of JSON. Other values become text, and numbers not finite null."""
         self.write(name, json_text(value))
 
-    def row(self, values: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl. A number that is not finite becomes null."""
-        self._write("metrics.jsonl", "ab", json.dumps(_plain(values)) + "\n")
+    def row(self, values: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
+        """Append to a file of rows. A number that is not finite becomes null."""
+        self._write(name, "ab", json.dumps(_plain(values)) + "\n")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``, and a last row that is cut."""

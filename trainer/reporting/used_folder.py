@@ -14,7 +14,9 @@ CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-_BY_WINGS = ("files", "wandb", "tracking", "tracking.json", "profile", "evaluations")
+_BY_WINGS = (
+    "files", "wandb", "tracking", "tracking.json", "profile", "evaluations", "digests.jsonl",
+)  # fmt: skip
 
 
 def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool) -> str:

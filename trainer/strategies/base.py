@@ -315,7 +315,7 @@ class Strategy(ABC):
         if self.shard_group is not None:
             gradients = [local_of(gradient) for gradient in gradients]
         each = norms_of(gradients) if gradients[0].is_cuda else None
-        norm = global_norm(gradients, self.shard_group, each)
+        norm = self._norm(gradients, each)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
@@ -335,6 +335,10 @@ class Strategy(ABC):
         for parameter in self.trainable:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
+
+    def _norm(self, gradients: list[Tensor], each: Tensor | None) -> Tensor:
+        """Return the norm of the gradients, of which ``each`` may be known. Collective."""
+        return global_norm(gradients, self.shard_group, each)
 
     def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
         """Step the optimizer, and return whether the host knows that the step was left out."""

@@ -129,12 +129,7 @@ class ZeRO(Strategy):
         if self._stage == 3:
             private_deepspeed.gather_persistent(self.zero)
             self.notices = self._stays_whole(model)
-        if self.plan.find_unused_parameters:
-            private_deepspeed.remove_leaf_hooks(self.zero)
-        elif self.accelerator.num_processes > 1:
-            method = private_deepspeed.REDUCE_METHODS[self._stage]
-            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
-            setattr(self.zero, method, self._order.reduce)
+        self._take_over_reduction()
 
         # The values that the cast has rounded come back. The engine does not cast the model's
         # inputs, so a hook casts the inputs.
@@ -146,6 +141,15 @@ class ZeRO(Strategy):
         # In stages 1 and 2 frozen parameters are the values themselves.
         trainable = None if self._stage == 3 else True
         self._temporary = list(self.parameters(trainable=trainable))
+
+    def _take_over_reduction(self) -> None:
+        """Watch the order of the gradients on their way to the engine."""
+        if self.plan.find_unused_parameters:
+            private_deepspeed.remove_leaf_hooks(self.zero)
+        elif self.accelerator.num_processes > 1:
+            method = private_deepspeed.REDUCE_METHODS[self._stage]
+            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
+            setattr(self.zero, method, self._order.reduce)
 
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from ..private.torch import own_parameters
+
 
 def carry_hooks(
     model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]
@@ -22,8 +24,11 @@ def carry_hooks(
             continue
         unit = units[max((path for path in units if name.startswith(path)), key=len)]
         unit.unshard()
+        path, _, key = name.rpartition(".")
+        # The model's attribute of a scalar is a view, not the parameter.
+        whole: Any = own_parameters(model.get_submodule(path))[key]
         for hook in of_parameter.values():
-            model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]
+            whole.register_hook(hook)
         unit.reshard()
 
 

@@ -71,6 +71,7 @@ def states_of(
     precision: str = "bf16",
     slots: int = 2,
     accumulates: bool = False,
+    has_sums: bool = False,
     layers: int = 1,
 ) -> States:
     """Compute the bytes that a rank holds.
@@ -81,6 +82,7 @@ def states_of(
         precision: ``no``, ``bf16`` or ``fp16``.
         slots: full-precision tensors of the optimizer for each parameter. Adam has 2.
         accumulates: several micro-batches make an optimizer step.
+        has_sums: ``same_bits`` adds up whole gradients.
         layers: number of equal layers, of which sharding gathers a few at once.
     """
     stage, is_zero = layout.stage, layout.is_zero
@@ -96,6 +98,10 @@ def states_of(
         gradients //= world_size
     elif stage == 0 and accumulates and world_size > 1:
         gradients *= 2
+
+    if has_sums:  # in float64, rounded to whole gradients, under FSDP2 to rows
+        gradients = 8 * trainable * (is_zero or stage == 0 or accumulates)
+        gradients += 4 * trainable // (world_size if stage == 3 and not is_zero else 1)
 
     if layout.offloads:  # the full-precision gradients of the optimizer in host memory
         gradients += 4 * trainable // world_size
@@ -128,4 +134,5 @@ def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -
         precision=plan.mixed_precision,
         slots=slots,
         accumulates=plan.accumulation_steps > 1 and not plan.sync_each_batch,
+        has_sums=plan.same_bits,
     )

@@ -50,3 +50,9 @@ def test_float32_counts_where_it_is_not_what_runs_before_the_key_had() -> None:
         "max_grad_norm": None,
     }
     assert fingerprint({"seed": 0, "float32": "tf32"}) == {"seed": 0, "float32": "tf32"}
+
+
+def test_same_bits_makes_the_micro_batch_decide_the_numbers() -> None:
+    facts = {"micro_batch_size": 2, "same_bits": False}
+    assert fingerprint(facts) == {}
+    assert fingerprint({**facts, "same_bits": True}) == {"same_bits": True, "micro_batch_size": 2}

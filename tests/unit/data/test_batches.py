@@ -13,7 +13,9 @@ from layouts import layout
 
 from trainer.data import batches
 from trainer.data.batches import (
+    Layout,
     examples_in,
+    parts_of_rank,
     size_of,
 )
 from trainer.data.indexed import IndexedData
@@ -104,3 +106,22 @@ def test_a_batch_weighs_as_many_examples_as_its_collate_has_left() -> None:
     data.choose_padding_item(iter([2, 4, 5, 6]))
     padding = data.micro_batch(2, odd([5])[:0])
     assert padding.weight == 0 and padding.batch.tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("samples", [1, 7, 23, 24])
+def test_whole_micro_batches_are_the_same_on_every_layout(samples: int) -> None:
+    """The last, short step of an epoch too: rank and number say which is which."""
+    alone = [range(start, min(start + 2, samples)) for start in range(0, samples, 2)]
+    for world in (1, 2, 3, 4):
+        dealt = {}
+        for rank in range(world):
+            cut = Layout(
+                rank=rank,
+                world_size=world,
+                micro_batch_size=2,
+                accumulation_steps=12 // world,
+                whole_micro_batches=True,
+            )
+            for number, part in enumerate(parts_of_rank(range(samples), cut)):
+                dealt[number * world + rank] = part
+        assert [dealt[number] for number in sorted(dealt) if dealt[number]] == alone

@@ -1,0 +1,56 @@
+"""What the rows of two digests.jsonl say about a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import ConfigError
+from trainer.commands.bits import difference, first_difference, read_digests
+
+
+def row(step: int, **changes: Any) -> dict[str, Any]:
+    digests = {"micro_batches": [*"abcd"], "gradients": ["1", "2"], "weights": ["3", "4"]}
+    return {"step": step, "world": 2, **digests, **changes}
+
+
+def written(path: Path, *rows: dict[str, Any], end: str = "") -> Path:
+    head = {"tensors": ["up", "down"], "begins": 0, "facts": {"torch": "2"}}
+    path.write_text("".join(json.dumps(each) + "\n" for each in (head, *rows)) + end)
+    return path
+
+
+def test_the_first_step_micro_batch_and_tensor_are_named(tmp_path: Path) -> None:
+    right = read_digests(written(tmp_path / "right", row(1), row(2)))
+    changed = row(2, micro_batches=["a", "b", "c", "x"], gradients=["1", "x"])
+    wrong = read_digests(written(tmp_path / "wrong", row(1), changed))
+    text = "rank 1, its micro-batch 2; gradients of down (1 of 2)"
+    assert difference(wrong, right, 1) == "" and difference(wrong, right, 2) == text
+    assert first_difference(right, wrong) == f"step 2: {text}"
+    assert first_difference(right, right) == ""
+
+
+def test_several_micro_batches_are_counted(tmp_path: Path) -> None:
+    right = read_digests(written(tmp_path / "right", row(1)))
+    changed = row(1, micro_batches=["a", "x", "c", "x"], weights=["x", "x"])
+    wrong = read_digests(written(tmp_path / "wrong", changed))
+    assert difference(wrong, right, 1) == (
+        "2 micro-batches of rank 1, first of rank 1, its micro-batch 1; "
+        "weights of up, down (2 of 2)"
+    )
+
+
+def test_the_last_attempt_counts_and_a_cut_row_does_not(tmp_path: Path) -> None:
+    later = {"tensors": ["up", "down"], "begins": 1, "facts": {"torch": "3"}}
+    rows = [row(1), row(2), row(3), later, row(2, world=4)]
+    found = read_digests(written(tmp_path / "found", *rows, end='{"step": 3, "wor'))
+    assert list(found.steps) == [1, 2] and found.steps[2]["world"] == 4
+    assert found.facts == {"torch": "3"}
+
+
+def test_a_run_without_digests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="was not trained with same_bits: true"):
+        read_digests(tmp_path / "digests.jsonl")

@@ -1,0 +1,71 @@
+"""Run on several ranks: trainings with a wrong bit each, compared with a right one by their digests.
+
+    ranks ... tests/workers/flips.py FOLDER ACCEL_CONFIG COUNT
+
+Prints a line for each bit, and how many were named: step and tensor, and for a gradient the rank and
+the micro-batch as well.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from same_bits import Cross, Flip, Planted, configured
+
+import trainer
+from trainer import Task, Trainer
+from trainer.commands.bits import Digests, first_difference, read_digests
+from trainer.launching import launch
+
+STEPS = 4
+
+
+def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Digests | None:
+    settings = {"max_steps": STEPS, "eval_every": None}
+    config = configured(folder, "cross", **settings)
+    made = Trainer(task, config, launch(config, accel_config=file), callbacks=callbacks)
+    for _ in made.steps():
+        pass
+    made.run.close()
+    return read_digests(folder / "digests.jsonl") if made.run.is_main else None
+
+
+def main() -> None:
+    folder, file, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    right = train(folder / "right", file, Cross())
+    names = [name for name, _ in Cross().build_model().named_parameters()]
+    world = dist.get_world_size()
+    drawn = random.Random(0)
+    found: dict[str, list[int]] = {}
+    for number in range(count):
+        what = ("gradient", "weight", "exp_avg")[number % 3]
+        name, rank, step = drawn.choice(names), drawn.randrange(world), drawn.randint(2, STEPS)
+        micro, bit = drawn.randrange(24 // 2 // world), drawn.randrange(31)
+        place = folder / str(number)
+        if what == "gradient":
+            task = Planted(name=name, rank=rank, step=step, micro=micro, bit=bit)
+            wrong = train(place, file, task)
+        else:  # behind a step, so that the next is the first wrong one
+            wrong = train(place, file, Cross(), Flip(what, name, rank, step - 1, bit))
+        if right is None or wrong is None:
+            continue
+        text = first_difference(wrong, right)
+        named = [
+            text.startswith(f"step {step}:"),
+            name in text,
+            f"rank {rank}, its micro-batch {micro + 1};" in text or f"rank {rank}" in text,
+        ]
+        print(what, name, f"rank {rank} step {step} micro {micro} bit {bit}:", text or "NOT SEEN")
+        sums = found.setdefault(what, [0, 0, 0, 0, 0])
+        for place_of, is_so in enumerate((True, bool(text), *named)):
+            sums[place_of] += is_so
+    for what, (all_, seen, step, tensor, rank) in found.items():
+        print(f"{what}: {all_} bits, seen {seen}, step {step}, tensor {tensor}, rank {rank}")
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)

@@ -1,0 +1,72 @@
+"""Borders at the inputs of modules, so that gradients add up in the same order everywhere.
+
+A tensor with three uses gets the gradient (a + b) + c. FSDP2 and ZeRO-3 put a node of autograd at
+the inputs of modules, at which the uses within a module add up first: a + (b + c). With such nodes
+at every module under every strategy the order is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+# They use their input once, and never return it: a border would make no difference.
+_USE_ONCE = {
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.ReLU,
+    nn.SiLU,
+    nn.GELU,
+    nn.Tanh,
+}
+
+
+def add_borders(model: nn.Module) -> None:
+    """Put a border at the inputs of each module, before the nodes of an engine.
+
+    ZeRO-3 has a node for each input, which autograd visits from the last to the first.
+    """
+    for module in model.modules():
+        if type(module) not in _USE_ONCE:
+            module.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)
+
+
+class _Border(torch.autograd.Function):
+    """An identity. The gradients of all inputs pass at once, as through FSDP2's node."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients
+
+
+def _enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return the inputs of a module, each tensor as another object, as under ZeRO-3.
+
+    ``nn.MultiheadAttention`` computes otherwise if query and key are the same object.
+    """
+    leaves, form = tree_flatten((args, kwargs))
+    inside = []
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+            continue
+        if leaf.requires_grad and torch.is_grad_enabled():
+            inside.append(place)
+        else:
+            leaves[place] = leaf.view_as(leaf)
+    if inside:
+        behind: Any = _Border.apply(*(leaves[place] for place in inside))  # type: ignore[no-untyped-call]
+        for place, tensor in zip(inside, behind, strict=True):
+            leaves[place] = tensor
+    return tree_unflatten(leaves, form)

@@ -1,0 +1,51 @@
+"""bf16 by cast weights, the arithmetic of FSDP2 and ZeRO, for replicas and a single process.
+
+Under autocast each operation casts on its own, and other bits come out. Here the model computes
+with 16-bit copies of its parameters, made once in a micro-batch: gradients of several calls and of
+a shared parameter add up in 16 bits, as in the parameters of FSDP2 and ZeRO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..private.torch import own_parameters
+
+
+class CastWeights:
+    """Lets a model compute with copies of its parameters in another dtype."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._copies: dict[nn.Parameter, Tensor] | None = None  # None: each call makes its own
+        self._places: list[tuple[Any, str, nn.Parameter]] = []
+        model.register_forward_pre_hook(self._put)
+        model.register_forward_hook(self._take_away, always_call=True)
+
+    def begin(self) -> None:
+        """Begin a micro-batch, whose calls share their copies."""
+        self._copies = {}
+
+    def end(self) -> None:
+        """End a step. An evaluation follows, in which each call makes copies of its own."""
+        self._copies = None
+
+    def _put(self, model: nn.Module, args: Any) -> None:
+        copies: dict[nn.Parameter, Tensor] = {} if self._copies is None else self._copies
+        for own in map(own_parameters, model.modules()):
+            for key, parameter in own.items():
+                if parameter is None or not parameter.is_floating_point():
+                    continue
+                if parameter not in copies:
+                    with torch.set_grad_enabled(self._copies is not None):
+                        copies[parameter] = parameter.to(self._dtype)
+                self._places.append((own, key, parameter))
+                own[key] = copies[parameter]  # type: ignore[assignment]
+
+    def _take_away(self, model: nn.Module, args: Any, output: Any) -> None:
+        for own, key, parameter in self._places:
+            own[key] = parameter
+        self._places = []

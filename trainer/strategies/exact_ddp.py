@@ -1,0 +1,52 @@
+"""Replicas, or a single process, with ``same_bits``: sums in float64, exchanged once a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from .base import StepResult, compute_in
+from .cast_weights import CastWeights
+from .ddp import DDP
+from .exact import IN_PLACE, Exact
+from .tensors import DTYPES, unwrapped
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ..run_plan import Plan
+
+
+class ExactDDP(Exact, DDP):
+    """Adds up the gradients of all micro-batches itself, and casts weights in 16 bits."""
+
+    exchanges = False
+    known_errors: ClassVar = {**DDP.known_errors, **IN_PLACE}
+
+    @classmethod
+    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
+        from accelerate import AutocastKwargs
+
+        arguments = super().accelerator_arguments(plan)
+        arguments["kwargs_handlers"] += [AutocastKwargs(enabled=False)]
+        return arguments
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().prepare(model, optimizer)
+        if self.plan.mixed_precision != "no":
+            dtype = DTYPES[self.plan.mixed_precision]
+            self.bits.cast = CastWeights(unwrapped(self.model), dtype)
+            compute_in(unwrapped(self.model), dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        self.bits.take_all(self.trainable)
+
+    def finish_step(self, on_nan: str | None = None) -> StepResult:
+        for parameter in self.trainable:
+            parameter.grad = self.bits.reduced(parameter)
+        return super().finish_step(on_nan)
+
+    def missed_exchange(self) -> str:
+        return ""  # each rank's sums are exchanged, whatever the task has called
