@@ -10,6 +10,8 @@ from .validate import Validator
 
 # Optimizers with keys of their own. Any other optimizer is named by its class.
 OPTIMIZERS = ("adamw", "adam", "sgd")
+# Short names of classes.
+CLASSES = {"muon": "trainer.optim.muon:Muon"}
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # the same length in three units
 
 

@@ -138,6 +138,24 @@ def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
     )
 
 
+def places_in_groups(zero: Any) -> dict[Tensor, tuple[int, int]]:
+    """Return the offset of each parameter in the vector of its group in stage 1 or 2, by parameter.
+
+    With the size of the slice of this vector that each rank has.
+    """
+    groups = zip(
+        zero.round_robin_bit16_groups,
+        zero.round_robin_bit16_offsets,
+        zero.partition_size,
+        strict=True,
+    )
+    return {
+        parameter: (offset, size)
+        for parameters, offsets, size in groups
+        for parameter, offset in zip(parameters, offsets, strict=True)
+    }
+
+
 def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
     """Return this rank's part of a trainable parameter in stage 3."""
     values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)

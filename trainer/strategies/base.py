@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from accelerate.utils import send_to_device
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from ..run_plan import Plan
 
 _NOTHING = contextlib.nullcontext()
+
+
+class Range(NamedTuple):
+    """The elements of a flattened parameter that a rank has, the same for ranks of one ``copy``."""
+
+    start: int
+    stop: int
+    copy: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +175,7 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held:
+        if not self.held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
             return ""
 
         from .local_step import WITH_KNOWN_STATE
@@ -379,6 +387,10 @@ class Strategy(ABC):
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
         """Return this rank's part of a parameter, or None. Frozen parameters keep their dtype."""
+
+    @abstractmethod
+    def range_of(self, parameter: nn.Parameter, rank: int) -> Range:
+        """Return the range of a trainable parameter that any rank has, by a formula."""
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
         """Yield this rank's parts of trainable, frozen or all (None) parameters."""

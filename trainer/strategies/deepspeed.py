@@ -14,6 +14,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private import deepspeed_engine as private_deepspeed
 from ..private.torch import pre_hooks
-from .base import Shard, StepResult, Strategy, compute_in
+from .base import Range, Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
@@ -329,12 +330,29 @@ class ZeRO(Strategy):
             part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
             flat, state_key, offset = part.values, part.flat_group, part.offset
 
-        # Each rank has ceil(numel / world) elements. The padding at the end is left out.
-        start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
-        values = flat[: parameter.ds_numel - start]
+        start, stop, _ = self.range_of(parameter, self.accelerator.process_index)
         return Shard(
-            name=name, start=start, tensor=values, state_key=state_key, state_offset=offset
+            name=name,
+            start=start,
+            tensor=flat[: stop - start],
+            state_key=state_key,
+            state_offset=offset,
         )
+
+    def range_of(self, parameter: Any, rank: int) -> Range:
+        # Padding at the end is left out.
+        if self._stage == 3:
+            place, each, whole = 0, parameter.ds_tensor.numel(), parameter.ds_numel
+        else:
+            place, each = self._places[parameter]
+            whole = parameter.numel()
+        start, stop = (min(max(0, edge * each - place), whole) for edge in (rank, rank + 1))
+        return Range(start, stop)
+
+    @cached_property
+    def _places(self) -> dict[Tensor, tuple[int, int]]:
+        """The place of a parameter in the vector of its group, and the size of a rank's slice."""
+        return private_deepspeed.places_in_groups(self.zero)
 
     def write_back(self) -> None:
         # After the engine's own functions that set a value (safe_set_full_fp32_param), the model

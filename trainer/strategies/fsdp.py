@@ -37,7 +37,7 @@ from ..private.torch_fsdp import (
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
-from .base import Shard, Strategy, compute_in
+from .base import Range, Shard, Strategy, compute_in
 from .gathered import carry_hooks, units_of
 from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
@@ -346,19 +346,25 @@ class FSDP2(Strategy):
     # -- weights ----------------------------------------------------------------------------------
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        # As torch.chunk cuts the first dimension.
-        mesh = self._mesh
-        height = parameter.shape[0]
-        rows = -(-height // (self.plan.world_size // self._copies))
-        first_row = min(height, rows * mesh.get_local_rank("shard"))
+        start, _, copy = self.range_of(parameter, self.accelerator.process_index)
         return Shard(
             name=name,
-            start=first_row * (parameter.numel() // max(1, height)),
+            start=start,
             tensor=local_of(parameter).detach().view(-1),
             state_key=parameter if parameter.requires_grad else None,
-            copy=mesh.get_local_rank("replicate") if self._copies > 1 else 0,
+            copy=copy,
             copies=self._copies,
         )
+
+    def range_of(self, parameter: nn.Parameter, rank: int) -> Range:
+        # As torch.chunk cuts the first dimension.
+        parts = self.plan.world_size // self._copies
+        copy, place = divmod(rank, parts)
+        height = max(1, parameter.shape[0])
+        rows = -(-height // parts)
+        width = parameter.numel() // height
+        start, stop = (min(height, rows * border) * width for border in (place, place + 1))
+        return Range(start, stop, copy)
 
     def write_back(self) -> None:
         self.settle()
