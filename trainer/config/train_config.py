@@ -16,7 +16,7 @@ from .annotations import defaults_of
 from .interval import FORMS, Every
 from .named_class import check_name
 from .paths import local_path
-from .rules import CLASSES, OPTIMIZERS, check_rules
+from .rules import OPTIMIZERS, check_rules
 from .schedule_keys import SCHEDULES, TO_FINAL
 from .validate import Validator
 
@@ -115,10 +115,10 @@ class TrainConfig:
         str | None,
         Field(
             description=(
-                f"{', '.join((*OPTIMIZERS, *CLASSES))}, or a class: torch.optim.NAdam; else from "
+                f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.NAdam; else from "
                 "the DeepSpeed JSON, else adamw"
             ),
-            pattern=rf"^({'|'.join((*OPTIMIZERS, *CLASSES))}|[A-Za-z_][\w.]*[.:][A-Za-z_]\w*)$",
+            pattern=rf"^({'|'.join(OPTIMIZERS)}|[A-Za-z_][\w.]*[.:][A-Za-z_]\w*)$",
         ),
     ] = None
     optimizer_settings: Annotated[

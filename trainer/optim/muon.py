@@ -7,30 +7,33 @@ the numbers are those of ``torch.optim.Muon`` and of ``torch.optim.AdamW``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw as step_adamw
+from torch.optim import AdamW
 
-from ..strategies.tensors import local
 from ..text import listed
-from .whole import Matrix, WholeOptimizer
+from .whole import Group, Matrix, WholeOptimizer
 
 if TYPE_CHECKING:
     from ..run_plan import Plan
     from ..strategies import Strategy
 
-_SCALES = ("match_rms_adamw", "original")
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Of the polynomial that each iteration applies to the singular values, and the least norm.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_EPSILON = 1e-7
+# How the rate grows with rows and columns.
+_SCALES = {
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+_DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp32": torch.float32}
+_RULES = ("muon", "adamw")
+# Names of LoRA's factors, and of embeddings without a module.
+_EDGES = ("*lora_*", "*embed", "*embedding", "*token")
 
 
-class Muon(WholeOptimizer):
+class Muon(WholeOptimizer, AdamW):
     """Steps groups by Muon, and those with ``rule: adamw`` by AdamW.
 
     Args:
@@ -59,185 +62,118 @@ class Muon(WholeOptimizer):
         nesterov: bool = True,
         ns_steps: int = 5,
         adjust_lr_fn: str = "match_rms_adamw",
-        dtype: str | None = None,
+        dtype: str = "auto",
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
-        muon: Sequence[str] = (),
-        adamw: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        if adjust_lr_fn not in _SCALES:
-            raise ValueError(f"adjust_lr_fn {adjust_lr_fn!r}: must be one of {', '.join(_SCALES)}")
-        if dtype not in (None, *_DTYPES):
-            raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(_DTYPES)}")
-        if isinstance(muon, str) or isinstance(adamw, str):
-            raise ValueError("muon and adamw must be lists of patterns of names")
-        groups = list(params)
-        for group in groups:
-            if adam_lr is not None and isinstance(group, dict) and group.get("rule") == "adamw":
-                group.setdefault("lr", adam_lr)
+        chosen: list[tuple[str, Any]] = [(dtype, _DTYPES), (adjust_lr_fn, _SCALES)]
+        for value, known in (*chosen, *((rule, _RULES) for rule in (names or {}).values())):
+            if value not in known:
+                raise ValueError(f"{value!r} must be one of {', '.join(known)}")
+        super().__init__(params, lr, betas, eps, weight_decay, fused=True)
+        # The kernel of AdamW would skip a step by itself, and Muon's part would not.
+        self._step_supports_amp_scaling = False
+        self._dtype = _DTYPES[dtype]
         defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
             "rule": "muon",
             "stacked": False,
             "momentum": momentum,
             "nesterov": nesterov,
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
-            "betas": tuple(betas),
-            "eps": eps,
-            "fused": True,  # of AdamW, whose step number is on the device then
         }
-        super().__init__(groups, defaults)
-        self._dtype = dtype
+        for group in self.param_groups:
+            group |= defaults | group
 
-    @classmethod
-    def groups_of(cls, model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+    @staticmethod
+    def groups_of(model: nn.Module, plan: Plan) -> list[Group]:
         """Divide the trainable parameters of a model. Vectors do not decay.
 
         AdamW steps vectors, embeddings, the output layer (``get_output_embeddings``, else the last
-        nn.Linear of the model), LoRA's factors and parameters whose own name has ``embed`` or
-        ``token``.
+        nn.Linear of the model), LoRA's factors, and parameters whose name ends in ``embed``,
+        ``embedding`` or ``token``.
         """
         settings = plan.optimizer_settings
-        rate = {}
-        if settings.get("adam_lr") is not None:
-            rate = {"lr": settings["adam_lr"] * plan.lr / plan.lr_reference}
+        adam_lr = settings.get("adam_lr")
+        rate = {"lr": adam_lr * plan.lr / plan.lr_reference} if adam_lr else {}
+        named = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
         edges = _edges(model)
-        filters = {
-            id(module.weight) for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)
-        }
-        found: dict[tuple[str, bool, bool], list[nn.Parameter]] = {}
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
+        filters = {m.weight for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+        groups: dict[str, Group] = {}
+        for name, own in model.named_parameters():
+            if not own.requires_grad:
                 continue
-            is_vector = parameter.dim() < 2
-            is_edge = id(parameter) in edges or _is_edge_by_name(name)
-            rule = "adamw" if is_vector or is_edge or _matches(name, settings, "adamw") else "muon"
-            if not is_vector and _matches(name, settings, "muon"):
-                rule = "muon"
-            is_stacked = rule == "muon" and parameter.dim() > 2 and id(parameter) not in filters
-            found.setdefault((rule, is_stacked, is_vector), []).append(parameter)
+            rules = [rule for pattern, rule in named.items() if fnmatchcase(name, pattern)]
+            rule = ["adamw" if own in edges else "muon", *rules][-1]
+            group = {"rule": rule, "stacked": own.dim() > 2 and own not in filters}
+            if own.dim() < 2:
+                group = {"rule": "adamw", "weight_decay": 0.0}
+            if group["rule"] == "adamw":
+                group |= rate
+            groups.setdefault(str(group), {"params": [], **group})["params"].append(own)
+        return list(groups.values())
 
-        return [
-            {
-                "params": own,
-                "rule": rule,
-                "stacked": is_stacked,
-                **(rate if rule == "adamw" else {}),
-                **({"weight_decay": 0.0} if is_vector else {}),
-            }
-            for (rule, is_stacked, is_vector), own in sorted(found.items(), key=lambda pair: pair[0])
+    def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        super().bind(strategy, groups)
+        told: dict[str, list[str]] = {"muon": [], "adamw": []}
+        for group, described in zip(self.param_groups, groups, strict=True):
+            told[group["rule"]] += described["names"]
+        parts = [
+            f"{rule} steps {len(own)} parameters ({listed(own)})" for rule, own in told.items()
         ]
+        return [f"{', '.join(parts)}; optimizer_settings.names sets others"]
 
-    def bind(self, strategy: Strategy, names: Sequence[Sequence[str]]) -> list[str]:
-        super().bind(strategy, names)
-        assert self._parts is not None
-        shapes = self._parts.shapes
-        of_rule: dict[str, list[str]] = {"muon": [], "adamw": []}
-        for group, own in zip(self.param_groups, names, strict=True):
-            of_rule[group["rule"]] += [name for name in own if name in shapes]
-        matrices = [name for name in of_rule["adamw"] if len(shapes[name]) > 1]
-        vectors = len(of_rule["adamw"]) - len(matrices)
-        return [
-            f"muon steps {len(of_rule['muon'])} parameters, adamw {listed([*matrices, f'{vectors} vectors'])}: optimizer_settings muon and "
-            "adamw name others"
-        ]
-
-    def is_whole(self, group: dict[str, Any]) -> bool:
-        return bool(group["rule"] == "muon")
-
-    def form(self, group: dict[str, Any], shape: Sequence[int]) -> tuple[int, int, int]:
+    def form(self, group: Group, shape: Sequence[int]) -> tuple[int, int, int]:
         if group["stacked"]:
             return math.prod(shape[:-2]), shape[-2], shape[-1]
         return super().form(group, shape)
 
     def dtype(self, device: torch.device) -> torch.dtype:
-        return _DTYPES[self._dtype or ("fp32" if device.type == "cpu" else "bf16")]
+        return self._dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
 
-    def accumulate(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> None:
+    def accumulate(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
         kept[0].lerp_(gradient, 1 - group["momentum"])
 
-    def direction(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> Tensor:
-        if not group["nesterov"]:
-            return kept[0]
-        return gradient.lerp(kept[0], group["momentum"])
+    def direction(self, group: Group, gradient: Tensor, *kept: Tensor) -> Tensor:
+        return gradient.lerp(kept[0], group["momentum"]) if group["nesterov"] else kept[0]
 
-    def update(self, group: dict[str, Any], matrix: Tensor) -> Tensor:
+    def update(self, group: Group, matrix: Tensor) -> Tensor:
         return orthogonal(matrix, group["ns_steps"])
 
-    def apply(
-        self, group: dict[str, Any], weights: Tensor, update: Tensor, matrix: Matrix
-    ) -> None:
-        rows, columns = matrix.rows, matrix.columns
-        scale = math.sqrt(max(1, rows / columns))
-        if group["adjust_lr_fn"] == "match_rms_adamw":
-            scale = 0.2 * math.sqrt(max(rows, columns))
+    def apply(self, group: Group, weights: Tensor, update: Tensor, matrix: Matrix) -> None:
+        scale = _SCALES[group["adjust_lr_fn"]](matrix.rows, matrix.columns)
         weights.mul_(1 - group["lr"] * group["weight_decay"])
         weights.add_(update, alpha=-(group["lr"] * scale))
 
-    def step_elements(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), device=local(parameter).device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in parameters]
-        gradients = [parameter.grad for parameter in parameters]
-        beta1, beta2 = group["betas"]
-        step_adamw(
-            [local(parameter.data) for parameter in parameters],
-            [local(gradient) for gradient in gradients if gradient is not None],
-            *([local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq")),
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+    def step_elements(self, group: Group, parameters: Sequence[Tensor]) -> bool:
+        if group["rule"] == "muon":
+            return False
+        every, self.param_groups = self.param_groups, [group]
+        AdamW.step(self)
+        self.param_groups = every
+        return True
 
 
-def _edges(model: nn.Module) -> set[int]:
-    """Return the ids of the weights of embeddings and of the output layer."""
-    embeddings = (nn.Embedding, nn.EmbeddingBag)
-    linear = None
-    edges, heads = set(), set()
-    for module in model.modules():
-        if isinstance(module, embeddings):
-            edges.add(id(module.weight))
-        if isinstance(module, nn.Linear):
-            linear = module
-        head = getattr(module, "get_output_embeddings", lambda: None)()
-        if head is not None:
-            heads.add(id(head.weight))
-    if not heads and linear is not None:
-        heads.add(id(linear.weight))
-    return edges | heads
-
-
-def _is_edge_by_name(name: str) -> bool:
-    own = name.rpartition(".")[2]
-    return "lora_" in name or "embed" in own or "token" in own
-
-
-def _matches(name: str, settings: dict[str, Any], key: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in settings.get(key, ()))
+def _edges(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of embeddings and of the output layer."""
+    modules = list(model.modules())
+    named = (getattr(module, "get_output_embeddings", lambda: None)() for module in modules)
+    heads = [head for head in named if head is not None]
+    if not heads:
+        heads = [module for module in modules if isinstance(module, nn.Linear)][-1:]
+    embeddings = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    return {module.weight for module in (*heads, *embeddings)}
 
 
 def orthogonal(matrix: Tensor, steps: int) -> Tensor:
     """Return about the nearest orthogonal matrix, by the iteration of Newton and Schulz."""
-    a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
-    x = x / x.norm().clamp(min=_EPSILON)
+    x = x / x.norm().clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.T
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, polynomial, x, beta=a)
+        # The polynomial 3.4445 s - 4.775 s^3 + 2.0315 s^5 of the singular values.
+        factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.addmm(x, factor, x, beta=3.4445)
     return x.T if is_tall else x

@@ -10,8 +10,9 @@ and a single exchange back, so that a rank has few whole matrices at once.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -19,19 +20,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..strategies.base import Range
 from ..strategies.tensors import local
 
 if TYPE_CHECKING:
     from ..strategies import Strategy
 
-_ROUND = 1 << 24  # elements of an owner's matrices in a round. A larger matrix has its own round.
+Group = dict[str, Any]  # of ``Optimizer.param_groups``
+
+_ROUND = 1 << 24  # elements that an owner sends in a round, or those of a single larger matrix
 # How much more than the mean an owner may have to compute, so that fewer pieces travel.
 _IMBALANCE = 1.1
 
 
 class Matrix(NamedTuple):
-    """A matrix in a flattened parameter, from the element ``start`` on."""
+    """A matrix within a flattened parameter, from the element ``start`` on."""
 
     name: str
     start: int
@@ -47,198 +49,72 @@ class Matrix(NamedTuple):
         """The multiplications of the matrix with its transpose."""
         return self.size * min(self.rows, self.columns)
 
-    def cut(self, held: Range) -> Piece:
-        """Return the piece within a range of the parameter."""
-        return Piece(self, max(self.start, held.start), min(self.start + self.size, held.stop))
+    def cut(self, held: range) -> range:
+        """Return the elements within a range of the parameter."""
+        return range(max(self.start, held.start), min(self.start + self.size, held.stop))
 
 
-class Piece(NamedTuple):
-    """Elements of a matrix, counted in the flattened parameter."""
-
-    matrix: Matrix
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return max(0, self.stop - self.start)
-
-
-class Held(NamedTuple):
-    """This rank's part of a parameter: flat tensors, in which the parameter begins at ``first``."""
-
-    group: dict[str, Any]
-    tensors: Sequence[Tensor]
-    first: int
-
-    def cut(self, piece: Piece) -> list[Tensor]:
-        own = slice(self.first + piece.start, self.first + piece.stop)
-        return [tensor[own] for tensor in self.tensors]
-
-
-class Way:
-    """Pieces on their way between ranks: those that this rank keeps, sends and receives."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._rank, self._device = parts.rank, parts.device
-        self._kept: list[Piece] = []
-        self._out: list[list[Piece]] = [[] for _ in range(parts.world)]
-        self._into: list[list[Piece]] = [[] for _ in range(parts.world)]
-        self._is_needed = False  # by any rank
-
-    def add(self, sender: int, receiver: int, piece: Piece) -> None:
-        if sender == receiver:
-            if sender == self._rank:
-                self._kept.append(piece)
-            return
-        self._is_needed = True
-        if sender == self._rank:
-            self._out[receiver].append(piece)
-        if receiver == self._rank:
-            self._into[sender].append(piece)
-
-    def move(
-        self,
-        dtype: torch.dtype,
-        read: Callable[[Piece], Tensor],
-        write: Callable[[Piece, Tensor], None],
-    ) -> None:
-        """Read the pieces that this rank has, and write those that come. Collective."""
-        for piece in self._kept:
-            write(piece, read(piece))
-        if not self._is_needed:
-            return
-
-        sent, received = (
-            torch.empty(sum(_sizes(pieces)), dtype=dtype, device=self._device)
-            for pieces in (self._out, self._into)
-        )
-        for piece, values in _views(sent, self._out):
-            values.copy_(read(piece))
-        dist.all_to_all_single(received, sent, _sizes(self._into), _sizes(self._out))
-        for piece, values in _views(received, self._into):
-            write(piece, values)
-
-
-def _sizes(pieces: Sequence[Sequence[Piece]]) -> list[int]:
-    """Return the elements for each rank."""
-    return [sum(piece.size for piece in own) for own in pieces]
-
-
-def _views(flat: Tensor, pieces: Sequence[Sequence[Piece]]) -> Iterator[tuple[Piece, Tensor]]:
-    """Yield each piece with its place in the tensor that travels."""
-    start = 0
-    for own in pieces:
-        for piece in own:
-            yield piece, flat[start : start + piece.size]
-            start += piece.size
+Piece = tuple[Matrix, range]
 
 
 class Round:
-    """Some matrices of each owner, of which this rank has ``owned``."""
+    """Some matrices of each owner: the pieces that this rank sends and receives, by rank."""
 
-    def __init__(self, by_owner: Sequence[Sequence[Matrix]], parts: Parts) -> None:
-        self.owned = by_owner[parts.rank]
-        self.there, self.back = Way(parts), Way(parts)
-        for owner, matrices in enumerate(by_owner):
-            for matrix in matrices:
-                ranges = parts.ranges[matrix.name]
-                for rank, held in enumerate(ranges):
-                    piece = matrix.cut(held)
-                    if not piece.size:
-                        continue
-                    if held.copy == ranges[owner].copy:
-                        self.there.add(rank, owner, piece)
-                    self.back.add(owner, rank, piece)
+    def __init__(self, world: int) -> None:
+        ways: list[list[list[Piece]]] = [[[] for _ in range(world)] for _ in range(4)]
+        self.there, self.arriving, self.back, self.returning = ways
 
 
-class Parts:
-    """The parts of the parameters that each rank has.
+class Place(NamedTuple):
+    """A parameter in a tensor that the optimizer steps.
 
     Args:
-        device: on which owners compute.
-
-    Attributes:
-        shapes: of the parameters, by name.
-        ranges: by name, then by rank.
-        places: by the tensor that the optimizer steps: the names in the tensor, and for each the
-            element of the tensor at which the parameter would begin.
+        ranges: the elements of the flattened parameter that each rank has.
+        first: the element of the parameter at which the tensor begins, or would begin.
     """
 
-    def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
-        self.device, self.rank, self.world = device, rank, world
-        self.shapes: dict[str, Sequence[int]] = {}
-        self.ranges: dict[str, list[Range]] = {}
-        self.places: dict[Tensor, list[tuple[str, int]]] = {}
-        self._rounds: dict[tuple[Matrix, ...], list[Round]] = {}
+    name: str
+    shape: Sequence[int]
+    ranges: Sequence[range]
+    first: int
 
-    def add(self, name: str, shape: Sequence[int], ranges: list[Range], key: Tensor, at: int) -> None:
-        """Add a parameter whose state this rank keeps under ``key``, from the element ``at`` on."""
-        self.shapes[name] = shape
-        self.ranges[name] = ranges
-        self.places.setdefault(key, []).append((name, at - ranges[self.rank].start))
 
-    def rounds(self, matrices: Sequence[Matrix]) -> list[Round]:
-        """Return the rounds in which all ranks put these matrices together."""
-        key = tuple(matrices)
-        if key not in self._rounds:
-            by_owner = map(self._cut, self._divide(matrices))
-            self._rounds[key] = [Round(own, self) for own in zip_longest(*by_owner, fillvalue=[])]
-        return self._rounds[key]
+class Held(NamedTuple):
+    """A parameter in a step, and this rank's part: flat weights, gradient and state."""
 
-    def _divide(self, matrices: Sequence[Matrix]) -> list[list[Matrix]]:
-        """Return the matrices of each owner."""
-        ranks = range(self.world)
-        load = [0] * self.world
-        owned: list[list[Matrix]] = [[] for _ in ranks]
-        enough = _IMBALANCE * sum(matrix.cost for matrix in matrices) / self.world
-        for matrix in sorted(matrices, key=lambda matrix: (-matrix.cost, matrix)):
-            sizes = [matrix.cut(held).size for held in self.ranges[matrix.name]]
-            owner = max(ranks, key=lambda rank: (sizes[rank], -load[rank]))  # noqa: B023
-            if load[owner] + matrix.cost > enough:
-                owner = min(ranks, key=load.__getitem__)
-            load[owner] += matrix.cost
-            owned[owner].append(matrix)
-        return owned
+    place: Place
+    group: Group
+    tensors: Sequence[Tensor]
 
-    def _cut(self, matrices: Sequence[Matrix]) -> list[list[Matrix]]:
-        """Cut the matrices of an owner into rounds."""
-        rounds: list[list[Matrix]] = []
-        room = 0
-        for matrix in matrices:
-            # An owner sends a matrix to each copy of the model.
-            size = matrix.size * len({held.copy for held in self.ranges[matrix.name]})
-            if size > room:
-                rounds.append([])
-                room = _ROUND
-            rounds[-1].append(matrix)
-            room -= size
-        return rounds
+    def cut(self, piece: range) -> list[Tensor]:
+        """Return a piece of the weights, the gradient and the state."""
+        own = slice(piece.start - self.place.first, piece.stop - self.place.first)
+        return [tensor[own] for tensor in self.tensors]
 
 
 class WholeOptimizer(Optimizer):
     """The base of optimizers that compute updates from whole matrices.
 
-    ``accumulate``, ``direction`` and ``apply`` see flat pieces, element by element. ``update`` sees
-    a whole matrix on a single rank. Without ``bind`` the parameters are whole.
+    ``accumulate``, ``direction`` and ``apply`` compute element by element, on flat pieces.
+    ``update`` sees a whole matrix, on a single rank. Without ``bind`` all parameters are whole.
 
     Attributes:
         kept: the keys of the state, tensors of the parameter's shape that begin with zeros.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()
-    _parts: Parts | None = None
+    # Before ``bind`` a step is that of a single process.
+    _rank = 0
+    _device: torch.device | None = None  # on which owners compute, by default that of a parameter
+    _places: Mapping[Tensor, Sequence[Place]] = {}
 
     # -- for subclasses ---------------------------------------------------------------------------
 
-    def is_whole(self, group: dict[str, Any]) -> bool:
-        """Return whether a group is stepped by matrices, and not by ``step_elements``."""
-        return True
+    def step_elements(self, group: Group, parameters: Sequence[Tensor]) -> bool:
+        """Step the parameters of a group that needs no matrices. False for a group that does."""
+        return False
 
-    def step_elements(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
-        """Step parameters of a group for which ``is_whole`` says no, element by element."""
-
-    def form(self, group: dict[str, Any], shape: Sequence[int]) -> tuple[int, int, int]:
+    def form(self, group: Group, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the number of matrices in a parameter of a shape, their rows and their columns."""
         return 1, shape[0], math.prod(shape[1:])
 
@@ -246,127 +122,161 @@ class WholeOptimizer(Optimizer):
         """Return the dtype in which pieces travel and owners compute."""
         return torch.float32
 
-    def accumulate(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> None:
+    def accumulate(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
         """Change the state by a gradient."""
 
-    def direction(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> Tensor:
-        """Return the piece from which, with the others, the owner computes the update."""
+    def direction(self, group: Group, gradient: Tensor, *kept: Tensor) -> Tensor:
+        """Return the piece that travels to the owner. The state must not change."""
         return gradient
 
-    def update(self, group: dict[str, Any], matrix: Tensor) -> Tensor:
+    def update(self, group: Group, matrix: Tensor) -> Tensor:
         """Return the update from the whole direction, which may be changed."""
         raise NotImplementedError
 
-    def apply(
-        self, group: dict[str, Any], weights: Tensor, update: Tensor, matrix: Matrix
-    ) -> None:
+    def apply(self, group: Group, weights: Tensor, update: Tensor, matrix: Matrix) -> None:
         """Change weights in place by a piece of the update of a matrix."""
-        weights.mul_(1 - group["lr"] * group.get("weight_decay", 0.0))
         weights.add_(update, alpha=-group["lr"])
 
     # -- for the trainer --------------------------------------------------------------------------
 
-    def bind(self, strategy: Strategy, names: Sequence[Sequence[str]]) -> list[str]:
+    def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Learn which parts ranks have, after ``Strategy.prepare``. Return lines for the banner.
 
         Args:
-            names: of the parameters of each group.
+            groups: the ``names`` of the parameters of each group.
         """
-        accelerator = strategy.accelerator
-        world = accelerator.num_processes
-        parts = Parts(accelerator.device, accelerator.process_index, world)
+        rank = strategy.accelerator.process_index
+        world = range(strategy.accelerator.num_processes)
         shards = {shard.name: shard for shard in strategy.shards()}
-        handles = {name: (shape, handle) for name, shape, _, handle in strategy.named_tensors()}
-        for group, own in zip(self.param_groups, names, strict=True):
-            for name in own:
+        places: dict[Any, list[Place]] = defaultdict(list)
+        handles: dict[str, Any] = {
+            name: (shape, handle)
+            for name, shape, _, handle in strategy.named_tensors()
+            if handle.requires_grad
+        }
+        for group, described in zip(self.param_groups, groups, strict=True):
+            for name in filter(handles.__contains__, described["names"]):
                 shape, handle = handles[name]
-                if not handle.requires_grad:
-                    continue
-                ranges = [strategy.range_of(handle, rank) for rank in range(world)]
-                shard = shards.get(name)
-                if shard is None:  # others have the parameter, and this rank a part of its group
-                    parts.add(name, shape, ranges, group["params"][0], 0)
-                    continue
-                mine = ranges[parts.rank]
-                assert (shard.start, shard.tensor.numel()) == (mine.start, mine.stop - mine.start)
-                assert shard.state_key is not None
-                parts.add(name, shape, ranges, shard.state_key, shard.state_offset)
-        self._parts = parts
+                ranges = [strategy.range_of(handle, other) for other in world]
+                if name in shards:
+                    own = shards[name]
+                    assert own.start == ranges[rank].start, name
+                    key, first = own.state_key, own.start - own.state_offset
+                else:  # this rank has other parts of the group
+                    key, first = group["params"][0], 0
+                places[key].append(Place(name, shape, ranges, first))
+        self._rank, self._places, self._device = rank, places, strategy.accelerator.device
+        self._rounds: dict[tuple[str, ...], list[Round]] = {}  # by the names in a call
         return []
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Make a step. After ``bind`` collective: call on every rank."""
-        parts = self._parts or self._alone()
         held: dict[str, Held] = {}
-        matrices: list[Matrix] = []
         for group in self.param_groups:
-            own = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not self.is_whole(group):
-                self.step_elements(group, own)
+            parameters = [own for own in group["params"] if own.grad is not None]
+            if self.step_elements(group, parameters):
                 continue
-            for parameter in own:
-                state = self.state[parameter]
+            for own in parameters:
+                state = self.state[own]
                 for key in self.kept:
                     if key not in state:
-                        state[key] = torch.zeros_like(parameter)
-                kept = [state[key] for key in self.kept]
-                flat = [local(t).reshape(-1) for t in (parameter.data, parameter.grad, *kept)]
+                        state[key] = torch.zeros_like(own)
+                tensors = own.data, own.grad, *(state[key] for key in self.kept)
+                flat = [local(tensor).reshape(-1) for tensor in tensors]
                 self.accumulate(group, *flat[1:])
-                # An engine steps a group, or a part of a group, at a time. All ranks have the names
-                # in the tensors of the call in the same order.
-                for name, first in parts.places[parameter]:
-                    held[name] = Held(group, flat, first)
-                    matrices += self._matrices(group, name, parts.shapes[name])
+                # An engine may step a group, or a part of a group, at a time. The names in these
+                # are the same on all ranks, in the same order.
+                whole = Place(str(len(held)), own.shape, [range(own.numel())], 0)
+                for place in self._places.get(own, [whole]):
+                    held[place.name] = Held(place, group, flat)
+        if not held:
+            return
 
-        for some in parts.rounds(matrices):
-            self._make(some, held, self.dtype(parts.device), parts.device)
+        device = self._device or flat[0].device
+        like = torch.empty(0, dtype=self.dtype(device), device=device)
+        known, names = vars(self).get("_rounds", {}), tuple(held)
+        if names not in known:
+            known[names] = self._divide(held)
+        for some in known[names]:
+            self._make(some, held, like)
 
-    def _make(
-        self,
-        some: Round,
-        held: Mapping[str, Held],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def _divide(self, held: Mapping[str, Held]) -> list[Round]:
+        """Find the owner and the round of each matrix."""
+        matrices = [
+            Matrix(name, start, rows, columns)
+            for name, (place, group, _) in held.items()
+            for number, rows, columns in [self.form(group, place.shape)]
+            for start in range(0, number * rows * columns, max(1, rows * columns))
+        ]
+        total = sum(matrix.cost for matrix in matrices)
+        rounds: dict[int, Round] = {}
+        load: dict[int, int] = defaultdict(int)
+        sent: dict[int, int] = defaultdict(int)
+        for matrix in sorted(matrices, key=lambda matrix: (-matrix.cost, matrix)):
+            pieces = dict(enumerate(map(matrix.cut, held[matrix.name].place.ranges)))
+            enough = _IMBALANCE * total / len(pieces)
+            # Ranks with little work so far, of these the rank with most of the matrix.
+            *_, owner = min(
+                (max(enough, load[rank] + matrix.cost), -len(piece), load[rank], rank)
+                for rank, piece in pieces.items()
+            )
+            some = rounds.setdefault(sent[owner] // _ROUND, Round(len(pieces)))
+            load[owner] += matrix.cost
+            sent[owner] += sum(map(len, pieces.values()))
+            self._add(some, matrix, pieces, owner)
+        return [rounds[number] for number in sorted(rounds)]
+
+    def _add(self, some: Round, matrix: Matrix, pieces: Mapping[int, range], owner: int) -> None:
+        """Let the pieces of a matrix travel to the owner and back in a round."""
+        # Of ranks with the same piece the nearest sends.
+        distant = sorted(pieces, key=lambda rank: -abs(rank - owner))
+        senders = {pieces[rank]: rank for rank in distant}
+        mine = pieces[self._rank]
+        some.returning[owner].append((matrix, mine))
+        if senders[mine] == self._rank:
+            some.there[owner].append((matrix, mine))
+        if owner == self._rank:
+            for rank, piece in pieces.items():
+                some.back[rank].append((matrix, piece))
+                if senders[piece] == rank:
+                    some.arriving[rank].append((matrix, piece))
+
+    def _make(self, some: Round, held: Mapping[str, Held], like: Tensor) -> None:
         """Update the matrices of a round. Collective: call on every rank."""
-        whole = {
-            matrix: torch.empty(matrix.size, dtype=dtype, device=device) for matrix in some.owned
-        }
+        whole = {matrix: like.new_empty(matrix.size) for matrix, _ in some.back[self._rank]}
 
-        def read(piece: Piece) -> Tensor:
-            own = held[piece.matrix.name]
+        def read(matrix: Matrix, piece: range) -> Tensor:
+            own = held[matrix.name]
             return self.direction(own.group, *own.cut(piece)[1:])
 
-        def of_whole(piece: Piece) -> Tensor:
-            first = piece.matrix.start
-            return whole[piece.matrix][piece.start - first : piece.stop - first]
+        def of_whole(matrix: Matrix, piece: range) -> Tensor:
+            return whole[matrix][piece.start - matrix.start : piece.stop - matrix.start]
 
-        def write(piece: Piece, update: Tensor) -> None:
-            own = held[piece.matrix.name]
-            weights = own.cut(piece)[0]
-            self.apply(own.group, weights, update.to(weights.device), piece.matrix)
-
-        some.there.move(dtype, read, lambda piece, values: of_whole(piece).copy_(values))
-        for matrix in some.owned:
-            direction = whole.pop(matrix).view(matrix.rows, matrix.columns)
-            update = self.update(held[matrix.name].group, direction)
+        for matrix, piece, values in _exchange(some.there, some.arriving, like, read):
+            of_whole(matrix, piece).copy_(values)
+        for matrix, direction in whole.items():
+            update = self.update(held[matrix.name].group, direction.view(-1, matrix.columns))
             whole[matrix] = update.reshape(-1)
-        some.back.move(dtype, of_whole, write)
+        for matrix, piece, values in _exchange(some.back, some.returning, like, of_whole):
+            own = held[matrix.name]
+            weights = own.cut(piece)[0]
+            self.apply(own.group, weights, values.to(weights.device), matrix)
 
-    def _matrices(
-        self, group: dict[str, Any], name: str, shape: Sequence[int]
-    ) -> Iterator[Matrix]:
-        """Yield the matrices of a parameter."""
-        number, rows, columns = self.form(group, shape)
-        for place in range(number):
-            yield Matrix(name, place * rows * columns, rows, columns)
 
-    def _alone(self) -> Parts:
-        """Return the parts of a process that has all parameters whole."""
-        parameters = [own for group in self.param_groups for own in group["params"]]
-        parts = Parts(parameters[0].device)
-        for number, parameter in enumerate(parameters):
-            whole = [Range(0, parameter.numel())]
-            parts.add(str(number), parameter.shape, whole, parameter, 0)
-        return parts
+def _exchange(
+    out: Sequence[Sequence[Piece]],
+    into: Sequence[Sequence[Piece]],
+    like: Tensor,
+    read: Callable[[Matrix, range], Tensor],
+) -> Iterator[tuple[Matrix, range, Tensor]]:
+    """Send the pieces that this rank has, and yield those that come. Collective."""
+    leaving, coming = ([[len(piece) for _, piece in own] for own in side] for side in (out, into))
+    sent = torch.cat([like, *(read(*own).to(like) for own in chain(*out))])
+    received = sent
+    if len(out) > 1:
+        received = like.new_empty(sum(map(sum, coming)))
+        dist.all_to_all_single(received, sent, [*map(sum, coming)], [*map(sum, leaving)])
+    values = torch.split(received, [*chain(*coming)])
+    for (matrix, piece), own in zip(chain(*into), values, strict=True):
+        yield matrix, piece, own

@@ -109,37 +109,41 @@ def forget_released(zero: Any) -> None:
 
 
 class FlatRange(NamedTuple):
-    """This rank's full-precision values of a trainable parameter.
+    """This rank's full-precision values of a parameter.
 
     Args:
         values: flat, a view. In stage 3 with the padding of the last rank.
-        start: of ``values`` within the flattened parameter. None in stage 3, where the parts of
-            all ranks have the same size.
-        flat_group: the tensor that torch's optimizer steps and keeps state for.
+        flat_group: the tensor that torch's optimizer steps and keeps state for. None for a frozen
+            parameter of stage 3, whose values have the dtype that the model computes with.
         offset: of ``values`` within ``flat_group``.
     """
 
     values: Tensor
-    start: int | None
-    flat_group: Tensor
+    flat_group: Tensor | None
     offset: int
 
 
-def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
-    """Return this rank's part of a trainable parameter in stage 1 or 2. None without a part."""
+def flat_range(zero: Any, parameter: Any, stage: int) -> FlatRange | None:
+    """Return this rank's part of a parameter. None without a part."""
+    if stage == 3:
+        if not parameter.requires_grad:
+            return FlatRange(parameter.ds_tensor.data, None, 0)
+        values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+        _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+        return FlatRange(values, zero.fp32_partitioned_groups_flat[group], int(offset))
+
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
     return FlatRange(
         values=mapping.hp_fragment.view(-1),
-        start=mapping.lp_fragment_address.start,
         flat_group=zero.single_partition_of_fp32_groups[mapping.param_group_index],
         offset=mapping.hp_fragment_address.start,
     )
 
 
 def places_in_groups(zero: Any) -> dict[Tensor, tuple[int, int]]:
-    """Return the offset of each parameter in the vector of its group in stage 1 or 2, by parameter.
+    """Return the place of each parameter in the vector of its group, in stage 1 or 2.
 
     With the size of the slice of this vector that each rank has.
     """
@@ -154,18 +158,6 @@ def places_in_groups(zero: Any) -> dict[Tensor, tuple[int, int]]:
         for parameters, offsets, size in groups
         for parameter, offset in zip(parameters, offsets, strict=True)
     }
-
-
-def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
-    """Return this rank's part of a trainable parameter in stage 3."""
-    values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-    _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-    return FlatRange(
-        values=values,
-        start=None,
-        flat_group=zero.fp32_partitioned_groups_flat[group],
-        offset=int(offset),
-    )
 
 
 # -- gradients ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.utils import send_to_device
@@ -45,14 +45,6 @@ if TYPE_CHECKING:
     from ..run_plan import Plan
 
 _NOTHING = contextlib.nullcontext()
-
-
-class Range(NamedTuple):
-    """The elements of a flattened parameter that a rank has, the same for ranks of one ``copy``."""
-
-    start: int
-    stop: int
-    copy: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,8 +381,8 @@ class Strategy(ABC):
         """Return this rank's part of a parameter, or None. Frozen parameters keep their dtype."""
 
     @abstractmethod
-    def range_of(self, parameter: nn.Parameter, rank: int) -> Range:
-        """Return the range of a trainable parameter that any rank has, by a formula."""
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
+        """Return the elements of a flattened trainable parameter that any rank has."""
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
         """Yield this rank's parts of trainable, frozen or all (None) parameters."""

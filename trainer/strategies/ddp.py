@@ -17,7 +17,7 @@ from torch.nn.parallel import distributed as torch_ddp
 from ..errors import LaunchError
 from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
-from .base import Range, Shard, Strategy
+from .base import Shard, Strategy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -112,8 +112,8 @@ class DDP(Strategy):
         state_key = parameter if parameter.requires_grad else None
         return self.replicated(name, parameter.data, state_key)
 
-    def range_of(self, parameter: nn.Parameter, rank: int) -> Range:
-        return Range(0, parameter.numel(), copy=rank)
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
+        return range(parameter.numel())
 
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private import deepspeed_engine as private_deepspeed
 from ..private.torch import pre_hooks
-from .base import Range, Shard, StepResult, Strategy, compute_in
+from .base import Shard, StepResult, Strategy, compute_in
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
@@ -305,53 +305,31 @@ class ZeRO(Strategy):
     # -- weights ----------------------------------------------------------------------------------
 
     def shard(self, name: str, parameter: Any) -> Shard | None:
-        if self._stage == 3:
-            return self._shard_of_stage_3(name, parameter)
-        if not parameter.requires_grad:
+        if self._stage < 3 and not parameter.requires_grad:
             return self.replicated(name, parameter.data)
 
-        part = private_deepspeed.flat_range(self.zero, parameter)
+        part = private_deepspeed.flat_range(self.zero, parameter, self._stage)
         if part is None:
             return None
-        assert part.start is not None
+        own = self.range_of(parameter, self.accelerator.process_index)
         return Shard(
             name=name,
-            start=part.start,
-            tensor=part.values,
+            start=own.start,
+            tensor=part.values[: len(own)],  # padding at the end is left out
             state_key=part.flat_group,
             state_offset=part.offset,
         )
 
-    def _shard_of_stage_3(self, name: str, parameter: Any) -> Shard:
-        flat: Tensor = parameter.ds_tensor.data
-        state_key = None
-        offset = 0
-        if parameter.requires_grad:
-            part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
-            flat, state_key, offset = part.values, part.flat_group, part.offset
-
-        start, stop, _ = self.range_of(parameter, self.accelerator.process_index)
-        return Shard(
-            name=name,
-            start=start,
-            tensor=flat[: stop - start],
-            state_key=state_key,
-            state_offset=offset,
-        )
-
-    def range_of(self, parameter: Any, rank: int) -> Range:
-        # Padding at the end is left out.
+    def range_of(self, parameter: Any, rank: int) -> range:
         if self._stage == 3:
-            place, each, whole = 0, parameter.ds_tensor.numel(), parameter.ds_numel
+            first, each, size = 0, parameter.ds_tensor.numel(), parameter.ds_numel
         else:
-            place, each = self._places[parameter]
-            whole = parameter.numel()
-        start, stop = (min(max(0, edge * each - place), whole) for edge in (rank, rank + 1))
-        return Range(start, stop)
+            first, each, size = *self._places[parameter], parameter.numel()
+        start = rank * each - first
+        return range(size)[max(0, start) : max(0, start + each)]
 
     @cached_property
     def _places(self) -> dict[Tensor, tuple[int, int]]:
-        """The place of a parameter in the vector of its group, and the size of a rank's slice."""
         return private_deepspeed.places_in_groups(self.zero)
 
     def write_back(self) -> None:

@@ -37,7 +37,7 @@ from ..private.torch_fsdp import (
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
-from .base import Range, Shard, Strategy, compute_in
+from .base import Shard, Strategy, compute_in
 from .gathered import carry_hooks, units_of
 from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
@@ -204,7 +204,7 @@ class FSDP2(Strategy):
         """The ranks as a grid: copies of the model if there are several (HSDP), then rows."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = {"shard": self.plan.world_size // self._copies}
+        sizes = {"shard": self._parts}
         if self._copies > 1:
             sizes = {"replicate": self._copies, **sizes}
         device = self.accelerator.device.type
@@ -213,6 +213,10 @@ class FSDP2(Strategy):
     @property
     def _copies(self) -> int:
         return int(self.plan.fsdp.get("dp_replicate_size", 1))
+
+    @property
+    def _parts(self) -> int:
+        return self.plan.world_size // self._copies
 
     def _precision(self) -> MixedPrecisionPolicy:
         # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
@@ -346,25 +350,23 @@ class FSDP2(Strategy):
     # -- weights ----------------------------------------------------------------------------------
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        start, _, copy = self.range_of(parameter, self.accelerator.process_index)
+        rank = self.accelerator.process_index
         return Shard(
             name=name,
-            start=start,
+            start=self.range_of(parameter, rank).start,
             tensor=local_of(parameter).detach().view(-1),
             state_key=parameter if parameter.requires_grad else None,
-            copy=copy,
+            copy=rank // self._parts,
             copies=self._copies,
         )
 
-    def range_of(self, parameter: nn.Parameter, rank: int) -> Range:
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
         # As torch.chunk cuts the first dimension.
-        parts = self.plan.world_size // self._copies
-        copy, place = divmod(rank, parts)
         height = max(1, parameter.shape[0])
-        rows = -(-height // parts)
         width = parameter.numel() // height
-        start, stop = (min(height, rows * border) * width for border in (place, place + 1))
-        return Range(start, stop, copy)
+        first = rank % self._parts * -(-height // self._parts)
+        rows = range(height)[first : first - (-height // self._parts)]
+        return range(rows.start * width, rows.stop * width)
 
     def write_back(self) -> None:
         self.settle()
