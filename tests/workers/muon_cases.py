@@ -119,11 +119,9 @@ class Toy(WholeOptimizer):
     def __init__(self, params: Any, lr: float, weight_decay: float, decay: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "decay": decay})
 
-    def accumulate(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> None:
+    def direct(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> None:
         kept[0].mul_(group["decay"]).add_(gradient)
-
-    def direction(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> Tensor:
-        return kept[0]
+        gradient.copy_(kept[0])
 
     def update(self, group: dict[str, Any], matrix: Tensor) -> Tensor:
         return matrix / matrix.norm(dim=1).max().clamp(min=1e-6)
@@ -163,7 +161,9 @@ def train(launched: Launched, folder: Path, settings: Mapping[str, Any]) -> dict
         strategy = strategy_class(plan.strategy)(one.plan, one.accelerator)
         run = Trainer(task, config, dataclasses.replace(one, strategy=strategy))
         rows = [
-            [info.metrics["loss"], info.metrics["grad_norm"]] for info in run.steps() if info.metrics
+            [info.metrics["loss"], info.metrics["grad_norm"]]
+            for info in run.steps()
+            if info.metrics
         ]
         run.run.export(folder / "model")
         optimizer: Any = run.run.strategy.optimizer

@@ -90,23 +90,26 @@ class Muon(WholeOptimizer, AdamW):
     def groups_of(model: nn.Module, plan: Plan) -> list[Group]:
         """Divide the trainable parameters of a model. Vectors do not decay.
 
-        AdamW steps vectors, embeddings, the output layer (``get_output_embeddings``, else the last
-        nn.Linear of the model), LoRA's factors, and parameters whose name ends in ``embed``,
-        ``embedding`` or ``token``.
+        AdamW steps vectors, embeddings, the last nn.Linear of the model, which computes the output,
+        LoRA's factors, and parameters whose name ends in ``embed``, ``embedding`` or ``token``.
         """
         settings = plan.optimizer_settings
         adam_lr = settings.get("adam_lr")
         rate = {"lr": adam_lr * plan.lr / plan.lr_reference} if adam_lr else {}
-        named = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
-        edges = _edges(model)
-        filters = {m.weight for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+        patterns = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
+        modules = list(model.modules())
+        edges = {m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+        linear = (m.weight for m in modules if isinstance(m, nn.Linear))
+        edges |= {*[own for own in linear if own.requires_grad][-1:]}
+        filters = {m.weight for m in modules if isinstance(m, nn.modules.conv._ConvNd)}
+
         groups: dict[str, Group] = {}
         for name, own in model.named_parameters():
             if not own.requires_grad:
                 continue
-            rules = [rule for pattern, rule in named.items() if fnmatchcase(name, pattern)]
+            rules = [rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)]
             rule = ["adamw" if own in edges else "muon", *rules][-1]
-            group = {"rule": rule, "stacked": own.dim() > 2 and own not in filters}
+            group: Group = {"rule": rule, "stacked": own.dim() > 2 and own not in filters}
             if own.dim() < 2:
                 group = {"rule": "adamw", "weight_decay": 0.0}
             if group["rule"] == "adamw":
@@ -116,27 +119,23 @@ class Muon(WholeOptimizer, AdamW):
 
     def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         super().bind(strategy, groups)
-        told: dict[str, list[str]] = {"muon": [], "adamw": []}
-        for group, described in zip(self.param_groups, groups, strict=True):
-            told[group["rule"]] += described["names"]
-        parts = [
-            f"{rule} steps {len(own)} parameters ({listed(own)})" for rule, own in told.items()
-        ]
-        return [f"{', '.join(parts)}; optimizer_settings.names sets others"]
+        pairs = zip(self.param_groups, groups, strict=True)
+        return [f"{group['rule']} steps {listed(own['names'])}" for group, own in pairs]
 
-    def form(self, group: Group, shape: Sequence[int]) -> tuple[int, int, int]:
-        if group["stacked"]:
-            return math.prod(shape[:-2]), shape[-2], shape[-1]
-        return super().form(group, shape)
+    def matrices(self, group: Group, name: str, shape: Sequence[int]) -> list[Matrix]:
+        if not group["stacked"]:
+            return super().matrices(group, name, shape)
+        rows, columns = shape[-2:]
+        starts = range(0, math.prod(shape), rows * columns)
+        return [Matrix(name, start, rows, columns) for start in starts]
 
     def dtype(self, device: torch.device) -> torch.dtype:
         return self._dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
 
-    def accumulate(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
-        kept[0].lerp_(gradient, 1 - group["momentum"])
-
-    def direction(self, group: Group, gradient: Tensor, *kept: Tensor) -> Tensor:
-        return gradient.lerp(kept[0], group["momentum"]) if group["nesterov"] else kept[0]
+    def direct(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
+        (momentum,) = kept
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        gradient.lerp_(momentum, group["momentum"] if group["nesterov"] else 1.0)
 
     def update(self, group: Group, matrix: Tensor) -> Tensor:
         return orthogonal(matrix, group["ns_steps"])
@@ -146,24 +145,13 @@ class Muon(WholeOptimizer, AdamW):
         weights.mul_(1 - group["lr"] * group["weight_decay"])
         weights.add_(update, alpha=-(group["lr"] * scale))
 
-    def step_elements(self, group: Group, parameters: Sequence[Tensor]) -> bool:
+    def step_elements(self, group: Group) -> bool:
         if group["rule"] == "muon":
             return False
         every, self.param_groups = self.param_groups, [group]
         AdamW.step(self)
         self.param_groups = every
         return True
-
-
-def _edges(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of embeddings and of the output layer."""
-    modules = list(model.modules())
-    named = (getattr(module, "get_output_embeddings", lambda: None)() for module in modules)
-    heads = [head for head in named if head is not None]
-    if not heads:
-        heads = [module for module in modules if isinstance(module, nn.Linear)][-1:]
-    embeddings = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    return {module.weight for module in (*heads, *embeddings)}
 
 
 def orthogonal(matrix: Tensor, steps: int) -> Tensor:

@@ -80,54 +80,45 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A parameter in a step, and this rank's part: flat weights, gradient and state."""
+    """This rank's part of a parameter in a step, flat."""
 
     place: Place
     group: Group
-    tensors: Sequence[Tensor]
-
-    def cut(self, piece: range) -> list[Tensor]:
-        """Return a piece of the weights, the gradient and the state."""
-        own = slice(piece.start - self.place.first, piece.stop - self.place.first)
-        return [tensor[own] for tensor in self.tensors]
+    weights: Tensor
+    direction: Tensor
 
 
 class WholeOptimizer(Optimizer):
     """The base of optimizers that compute updates from whole matrices.
 
-    ``accumulate``, ``direction`` and ``apply`` compute element by element, on flat pieces.
-    ``update`` sees a whole matrix, on a single rank. Without ``bind`` all parameters are whole.
+    ``direct`` and ``apply`` compute element by element, on flat parts. ``update`` sees a whole
+    matrix, on a single rank. Before ``bind`` all parameters are whole.
 
     Attributes:
         kept: the keys of the state, tensors of the parameter's shape that begin with zeros.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()
-    # Before ``bind`` a step is that of a single process.
     _rank = 0
-    _device: torch.device | None = None  # on which owners compute, by default that of a parameter
+    _device: torch.device | None = None  # on which owners compute
     _places: Mapping[Tensor, Sequence[Place]] = {}
 
     # -- for subclasses ---------------------------------------------------------------------------
 
-    def step_elements(self, group: Group, parameters: Sequence[Tensor]) -> bool:
-        """Step the parameters of a group that needs no matrices. False for a group that does."""
+    def step_elements(self, group: Group) -> bool:
+        """Step a group that needs no matrices. Return whether the group is such a group."""
         return False
 
-    def form(self, group: Group, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return the number of matrices in a parameter of a shape, their rows and their columns."""
-        return 1, shape[0], math.prod(shape[1:])
+    def matrices(self, group: Group, name: str, shape: Sequence[int]) -> list[Matrix]:
+        """Return the matrices in a parameter: by default its first dimension are the rows."""
+        return [Matrix(name, 0, shape[0], math.prod(shape[1:]))]
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """Return the dtype in which pieces travel and owners compute."""
         return torch.float32
 
-    def accumulate(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
-        """Change the state by a gradient."""
-
-    def direction(self, group: Group, gradient: Tensor, *kept: Tensor) -> Tensor:
-        """Return the piece that travels to the owner. The state must not change."""
-        return gradient
+    def direct(self, group: Group, gradient: Tensor, *kept: Tensor) -> None:
+        """Turn a gradient into the direction that travels, in place, and change the state."""
 
     def update(self, group: Group, matrix: Tensor) -> Tensor:
         """Return the update from the whole direction, which may be changed."""
@@ -145,28 +136,18 @@ class WholeOptimizer(Optimizer):
         Args:
             groups: the ``names`` of the parameters of each group.
         """
-        rank = strategy.accelerator.process_index
-        world = range(strategy.accelerator.num_processes)
-        shards = {shard.name: shard for shard in strategy.shards()}
-        places: dict[Any, list[Place]] = defaultdict(list)
-        handles: dict[str, Any] = {
-            name: (shape, handle)
-            for name, shape, _, handle in strategy.named_tensors()
-            if handle.requires_grad
-        }
-        for group, described in zip(self.param_groups, groups, strict=True):
-            for name in filter(handles.__contains__, described["names"]):
-                shape, handle = handles[name]
-                ranges = [strategy.range_of(handle, other) for other in world]
-                if name in shards:
-                    own = shards[name]
-                    assert own.start == ranges[rank].start, name
-                    key, first = own.state_key, own.start - own.state_offset
-                else:  # this rank has other parts of the group
-                    key, first = group["params"][0], 0
-                places[key].append(Place(name, shape, ranges, first))
-        self._rank, self._places, self._device = rank, places, strategy.accelerator.device
+        self._rank = strategy.accelerator.process_index
+        self._device = strategy.accelerator.device
         self._rounds: dict[tuple[str, ...], list[Round]] = {}  # by the names in a call
+        places: dict[Any, list[Place]] = defaultdict(list)
+        shapes = {name: shape for name, shape, _, _ in strategy.named_tensors()}
+        for name, handle in strategy.parameters():
+            ranks = range(strategy.accelerator.num_processes)
+            ranges = [strategy.range_of(handle, rank) for rank in ranks]
+            own = strategy.shard(name, handle)
+            first = own.start - own.state_offset
+            places[own.state_key].append(Place(name, shapes[name], ranges, first))
+        self._places = places
         return []
 
     @torch.no_grad()
@@ -174,84 +155,80 @@ class WholeOptimizer(Optimizer):
         """Make a step. After ``bind`` collective: call on every rank."""
         held: dict[str, Held] = {}
         for group in self.param_groups:
-            parameters = [own for own in group["params"] if own.grad is not None]
-            if self.step_elements(group, parameters):
+            if self.step_elements(group):
                 continue
-            for own in parameters:
+            for own in group["params"]:
+                if own.grad is None:
+                    continue
                 state = self.state[own]
                 for key in self.kept:
                     if key not in state:
                         state[key] = torch.zeros_like(own)
                 tensors = own.data, own.grad, *(state[key] for key in self.kept)
-                flat = [local(tensor).reshape(-1) for tensor in tensors]
-                self.accumulate(group, *flat[1:])
+                weights, direction, *kept = (local(tensor).reshape(-1) for tensor in tensors)
+                self.direct(group, direction, *kept)
                 # An engine may step a group, or a part of a group, at a time. The names in these
                 # are the same on all ranks, in the same order.
                 whole = Place(str(len(held)), own.shape, [range(own.numel())], 0)
                 for place in self._places.get(own, [whole]):
-                    held[place.name] = Held(place, group, flat)
-        if not held:
-            return
+                    held[place.name] = Held(place, group, weights, direction)
 
-        device = self._device or flat[0].device
-        like = torch.empty(0, dtype=self.dtype(device), device=device)
-        known, names = vars(self).get("_rounds", {}), tuple(held)
+        names = tuple(held)
+        known = self._rounds if self._device else {}
         if names not in known:
             known[names] = self._divide(held)
         for some in known[names]:
-            self._make(some, held, like)
+            self._make(some, held)
 
     def _divide(self, held: Mapping[str, Held]) -> list[Round]:
-        """Find the owner and the round of each matrix."""
+        """Find the owner and the round of each matrix, and the pieces that travel."""
         matrices = [
-            Matrix(name, start, rows, columns)
-            for name, (place, group, _) in held.items()
-            for number, rows, columns in [self.form(group, place.shape)]
-            for start in range(0, number * rows * columns, max(1, rows * columns))
+            matrix
+            for name, (place, group, *_) in held.items()
+            for matrix in self.matrices(group, name, place.shape)
         ]
-        total = sum(matrix.cost for matrix in matrices)
         rounds: dict[int, Round] = {}
         load: dict[int, int] = defaultdict(int)
         sent: dict[int, int] = defaultdict(int)
+        total = sum(matrix.cost for matrix in matrices)
         for matrix in sorted(matrices, key=lambda matrix: (-matrix.cost, matrix)):
-            pieces = dict(enumerate(map(matrix.cut, held[matrix.name].place.ranges)))
-            enough = _IMBALANCE * total / len(pieces)
-            # Ranks with little work so far, of these the rank with most of the matrix.
-            *_, owner = min(
-                (max(enough, load[rank] + matrix.cost), -len(piece), load[rank], rank)
-                for rank, piece in pieces.items()
+            pieces = [matrix.cut(own) for own in held[matrix.name].place.ranges]
+            # A rank with little work so far. Of several the rank with most of the matrix.
+            enough = _IMBALANCE * total / len(pieces) - matrix.cost
+            _, _, owner = min(
+                (max(enough, load[rank]), -len(piece), rank) for rank, piece in enumerate(pieces)
             )
             some = rounds.setdefault(sent[owner] // _ROUND, Round(len(pieces)))
             load[owner] += matrix.cost
-            sent[owner] += sum(map(len, pieces.values()))
-            self._add(some, matrix, pieces, owner)
+            sent[owner] += sum(map(len, pieces))
+
+            # Of ranks with the same piece the nearest sends.
+            distant = sorted(range(len(pieces)), key=lambda rank: -abs(rank - owner))
+            senders = {pieces[rank]: rank for rank in distant}
+            for rank, piece in enumerate(pieces):
+                if owner == self._rank:
+                    some.back[rank].append((matrix, piece))
+                if rank == self._rank:
+                    some.returning[owner].append((matrix, piece))
+                if senders[piece] == rank:
+                    if owner == self._rank:
+                        some.arriving[rank].append((matrix, piece))
+                    if rank == self._rank:
+                        some.there[owner].append((matrix, piece))
         return [rounds[number] for number in sorted(rounds)]
 
-    def _add(self, some: Round, matrix: Matrix, pieces: Mapping[int, range], owner: int) -> None:
-        """Let the pieces of a matrix travel to the owner and back in a round."""
-        # Of ranks with the same piece the nearest sends.
-        distant = sorted(pieces, key=lambda rank: -abs(rank - owner))
-        senders = {pieces[rank]: rank for rank in distant}
-        mine = pieces[self._rank]
-        some.returning[owner].append((matrix, mine))
-        if senders[mine] == self._rank:
-            some.there[owner].append((matrix, mine))
-        if owner == self._rank:
-            for rank, piece in pieces.items():
-                some.back[rank].append((matrix, piece))
-                if senders[piece] == rank:
-                    some.arriving[rank].append((matrix, piece))
-
-    def _make(self, some: Round, held: Mapping[str, Held], like: Tensor) -> None:
+    def _make(self, some: Round, held: Mapping[str, Held]) -> None:
         """Update the matrices of a round. Collective: call on every rank."""
+        device = self._device or next(iter(held.values())).weights.device
+        like = torch.empty(0, dtype=self.dtype(device), device=device)
         whole = {matrix: like.new_empty(matrix.size) for matrix, _ in some.back[self._rank]}
 
         def read(matrix: Matrix, piece: range) -> Tensor:
             own = held[matrix.name]
-            return self.direction(own.group, *own.cut(piece)[1:])
+            return _cut(own.direction, own.place.first, piece)
 
         def of_whole(matrix: Matrix, piece: range) -> Tensor:
-            return whole[matrix][piece.start - matrix.start : piece.stop - matrix.start]
+            return _cut(whole[matrix], matrix.start, piece)
 
         for matrix, piece, values in _exchange(some.there, some.arriving, like, read):
             of_whole(matrix, piece).copy_(values)
@@ -259,9 +236,14 @@ class WholeOptimizer(Optimizer):
             update = self.update(held[matrix.name].group, direction.view(-1, matrix.columns))
             whole[matrix] = update.reshape(-1)
         for matrix, piece, values in _exchange(some.back, some.returning, like, of_whole):
-            own = held[matrix.name]
-            weights = own.cut(piece)[0]
-            self.apply(own.group, weights, values.to(weights.device), matrix)
+            place, group, weights, _ = held[matrix.name]
+            own = _cut(weights, place.first, piece)
+            self.apply(group, own, values.to(own.device), matrix)
+
+
+def _cut(flat: Tensor, first: int, piece: range) -> Tensor:
+    """Return a piece of a flat tensor that begins at the element ``first`` of the parameter."""
+    return flat[piece.start - first : piece.stop - first]
 
 
 def _exchange(
@@ -271,12 +253,12 @@ def _exchange(
     read: Callable[[Matrix, range], Tensor],
 ) -> Iterator[tuple[Matrix, range, Tensor]]:
     """Send the pieces that this rank has, and yield those that come. Collective."""
-    leaving, coming = ([[len(piece) for _, piece in own] for own in side] for side in (out, into))
+    leaving, coming = ([sum(len(piece) for _, piece in own) for own in way] for way in (out, into))
     sent = torch.cat([like, *(read(*own).to(like) for own in chain(*out))])
     received = sent
     if len(out) > 1:
-        received = like.new_empty(sum(map(sum, coming)))
-        dist.all_to_all_single(received, sent, [*map(sum, coming)], [*map(sum, leaving)])
-    values = torch.split(received, [*chain(*coming)])
-    for (matrix, piece), own in zip(chain(*into), values, strict=True):
-        yield matrix, piece, own
+        received = like.new_empty(sum(coming))
+        dist.all_to_all_single(received, sent, coming, leaving)
+    for matrix, piece in chain(*into):
+        yield matrix, piece, received[: len(piece)]
+        received = received[len(piece) :]

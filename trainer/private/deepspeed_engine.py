@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,56 +108,33 @@ def forget_released(zero: Any) -> None:
 # -- full-precision values ------------------------------------------------------------------------
 
 
-class FlatRange(NamedTuple):
-    """This rank's full-precision values of a parameter.
+def flat_groups(zero: Any) -> dict[Tensor, tuple[Tensor, int]]:
+    """Return, by trainable parameter, the tensor that torch's optimizer steps in stage 1 or 2.
 
-    Args:
-        values: flat, a view. In stage 3 with the padding of the last rank.
-        flat_group: the tensor that torch's optimizer steps and keeps state for. None for a frozen
-            parameter of stage 3, whose values have the dtype that the model computes with.
-        offset: of ``values`` within ``flat_group``.
-    """
-
-    values: Tensor
-    flat_group: Tensor | None
-    offset: int
-
-
-def flat_range(zero: Any, parameter: Any, stage: int) -> FlatRange | None:
-    """Return this rank's part of a parameter. None without a part."""
-    if stage == 3:
-        if not parameter.requires_grad:
-            return FlatRange(parameter.ds_tensor.data, None, 0)
-        values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-        _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-        return FlatRange(values, zero.fp32_partitioned_groups_flat[group], int(offset))
-
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
-    return FlatRange(
-        values=mapping.hp_fragment.view(-1),
-        flat_group=zero.single_partition_of_fp32_groups[mapping.param_group_index],
-        offset=mapping.hp_fragment_address.start,
-    )
-
-
-def places_in_groups(zero: Any) -> dict[Tensor, tuple[int, int]]:
-    """Return the place of each parameter in the vector of its group, in stage 1 or 2.
-
-    With the size of the slice of this vector that each rank has.
+    This tensor is this rank's slice, one of equal slices, of the group's parameters laid end to
+    end. With the place of the parameter among these.
     """
     groups = zip(
         zero.round_robin_bit16_groups,
         zero.round_robin_bit16_offsets,
-        zero.partition_size,
+        zero.single_partition_of_fp32_groups,
         strict=True,
     )
     return {
-        parameter: (offset, size)
-        for parameters, offsets, size in groups
+        parameter: (flat, offset)
+        for parameters, offsets, flat in groups
         for parameter, offset in zip(parameters, offsets, strict=True)
     }
+
+
+def flat_range_stage_3(zero: Any, parameter: Any) -> tuple[Tensor, Tensor, int]:
+    """Return this rank's full-precision values of a trainable parameter in stage 3, with padding.
+
+    With the tensor that torch's optimizer steps, and the offset of the values in this tensor.
+    """
+    values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+    _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+    return values, zero.fp32_partitioned_groups_flat[group], int(offset)
 
 
 # -- gradients ------------------------------------------------------------------------------------

@@ -304,33 +304,42 @@ class ZeRO(Strategy):
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def shard(self, name: str, parameter: Any) -> Shard | None:
+    def shard(self, name: str, parameter: Any) -> Shard:
         if self._stage < 3 and not parameter.requires_grad:
             return self.replicated(name, parameter.data)
 
-        part = private_deepspeed.flat_range(self.zero, parameter, self._stage)
-        if part is None:
-            return None
-        own = self.range_of(parameter, self.accelerator.process_index)
+        rank = self.accelerator.process_index
+        own = self.range_of(parameter, rank)
+        offset = 0
+        key: Tensor | None = None
+        if self._stage < 3:
+            key, first = self._flat_groups[parameter]
+            offset = max(0, first - rank * key.numel())
+            values = key.detach()[offset:]
+        elif parameter.requires_grad:
+            values, key, offset = private_deepspeed.flat_range_stage_3(self.zero, parameter)
+        else:
+            values = parameter.ds_tensor.data
         return Shard(
             name=name,
             start=own.start,
-            tensor=part.values[: len(own)],  # padding at the end is left out
-            state_key=part.flat_group,
-            state_offset=part.offset,
+            tensor=values[: len(own)],  # padding at the end is left out
+            state_key=key,
+            state_offset=offset,
         )
 
     def range_of(self, parameter: Any, rank: int) -> range:
         if self._stage == 3:
-            first, each, size = 0, parameter.ds_tensor.numel(), parameter.ds_numel
+            size, each, first = parameter.ds_numel, parameter.ds_tensor.numel(), 0
         else:
-            first, each, size = *self._places[parameter], parameter.numel()
+            flat, first = self._flat_groups[parameter]
+            size, each = parameter.numel(), flat.numel()
         start = rank * each - first
         return range(size)[max(0, start) : max(0, start + each)]
 
     @cached_property
-    def _places(self) -> dict[Tensor, tuple[int, int]]:
-        return private_deepspeed.places_in_groups(self.zero)
+    def _flat_groups(self) -> dict[Tensor, tuple[Tensor, int]]:
+        return private_deepspeed.flat_groups(self.zero)
 
     def write_back(self) -> None:
         # After the engine's own functions that set a value (safe_set_full_fp32_param), the model
