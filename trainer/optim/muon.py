@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from ..private.torch import ConvolutionBase, adjusted_lr
 from ..text import listed
 from .whole import Group, Matrix, WholeOptimizer
 
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
     from ..run_plan import Plan
     from ..strategies import Strategy
 
-# How the rate grows with rows and columns.
-_SCALES = {
-    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-}
+_SCALES = ("match_rms_adamw", "original")
 _DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp32": torch.float32}
 _RULES = ("muon", "adamw")
 # Names of LoRA's factors, and of embeddings without a module.
@@ -71,9 +68,7 @@ class Muon(WholeOptimizer, AdamW):
         for value, known in (*chosen, *((rule, _RULES) for rule in (names or {}).values())):
             if value not in known:
                 raise ValueError(f"{value!r} must be one of {', '.join(known)}")
-        super().__init__(params, lr, betas, eps, weight_decay, fused=True)
-        # The kernel of AdamW would skip a step by itself, and Muon's part would not.
-        self._step_supports_amp_scaling = False
+        super().__init__(params, lr, betas, eps, weight_decay)
         self._dtype = _DTYPES[dtype]
         defaults = {
             "rule": "muon",
@@ -84,7 +79,7 @@ class Muon(WholeOptimizer, AdamW):
             "adjust_lr_fn": adjust_lr_fn,
         }
         for group in self.param_groups:
-            group |= defaults | group
+            group |= defaults | group | {"fused": True}
 
     @staticmethod
     def groups_of(model: nn.Module, plan: Plan) -> list[Group]:
@@ -98,10 +93,10 @@ class Muon(WholeOptimizer, AdamW):
         rate = {"lr": adam_lr * plan.lr / plan.lr_reference} if adam_lr else {}
         patterns = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
         modules = list(model.modules())
-        edges = {m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+        edges = {m.weight for m in modules if isinstance(m, nn.Embedding)}
         linear = (m.weight for m in modules if isinstance(m, nn.Linear))
         edges |= {*[own for own in linear if own.requires_grad][-1:]}
-        filters = {m.weight for m in modules if isinstance(m, nn.modules.conv._ConvNd)}
+        filters = {m.weight for m in modules if isinstance(m, ConvolutionBase)}
 
         groups: dict[str, Group] = {}
         for name, own in model.named_parameters():
@@ -115,7 +110,7 @@ class Muon(WholeOptimizer, AdamW):
             if group["rule"] == "adamw":
                 group |= rate
             groups.setdefault(str(group), {"params": [], **group})["params"].append(own)
-        return list(groups.values())
+        return sorted(groups.values(), key=lambda group: str(group["rule"]), reverse=True)
 
     def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         super().bind(strategy, groups)
@@ -141,9 +136,9 @@ class Muon(WholeOptimizer, AdamW):
         return orthogonal(matrix, group["ns_steps"])
 
     def apply(self, group: Group, weights: Tensor, update: Tensor, matrix: Matrix) -> None:
-        scale = _SCALES[group["adjust_lr_fn"]](matrix.rows, matrix.columns)
+        shape = torch.Size((matrix.rows, matrix.columns))
         weights.mul_(1 - group["lr"] * group["weight_decay"])
-        weights.add_(update, alpha=-(group["lr"] * scale))
+        weights.add_(update, alpha=-adjusted_lr(group["lr"], group["adjust_lr_fn"], shape))
 
     def step_elements(self, group: Group) -> bool:
         if group["rule"] == "muon":
@@ -156,12 +151,12 @@ class Muon(WholeOptimizer, AdamW):
 
 def orthogonal(matrix: Tensor, steps: int) -> Tensor:
     """Return about the nearest orthogonal matrix, by the iteration of Newton and Schulz."""
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if is_tall else matrix
-    x = x / x.norm().clamp(min=1e-7)
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonal(matrix.t(), steps).t()
+    x: Tensor = matrix / matrix.norm().clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.T
         # The polynomial 3.4445 s - 4.775 s^3 + 2.0315 s^5 of the singular values.
         factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.addmm(x, factor, x, beta=3.4445)
-    return x.T if is_tall else x
+    return x

@@ -161,9 +161,8 @@ class WholeOptimizer(Optimizer):
                 if own.grad is None:
                     continue
                 state = self.state[own]
-                for key in self.kept:
-                    if key not in state:
-                        state[key] = torch.zeros_like(own)
+                if not state:
+                    state |= {key: torch.zeros_like(own) for key in self.kept}
                 tensors = own.data, own.grad, *(state[key] for key in self.kept)
                 weights, direction, *kept = (local(tensor).reshape(-1) for tensor in tensors)
                 self.direct(group, direction, *kept)
@@ -202,19 +201,18 @@ class WholeOptimizer(Optimizer):
             load[owner] += matrix.cost
             sent[owner] += sum(map(len, pieces))
 
-            # Of ranks with the same piece the nearest sends.
-            distant = sorted(range(len(pieces)), key=lambda rank: -abs(rank - owner))
-            senders = {pieces[rank]: rank for rank in distant}
-            for rank, piece in enumerate(pieces):
-                if owner == self._rank:
+            # A single rank sends each piece to the owner, if possible the owner itself.
+            others = (*range(owner + 1, len(pieces)), *range(owner + 1))
+            senders = {pieces[rank]: rank for rank in others}
+            mine = pieces[self._rank]
+            some.returning[owner].append((matrix, mine))
+            if senders[mine] == self._rank:
+                some.there[owner].append((matrix, mine))
+            if owner == self._rank:
+                for rank, piece in enumerate(pieces):
                     some.back[rank].append((matrix, piece))
-                if rank == self._rank:
-                    some.returning[owner].append((matrix, piece))
-                if senders[piece] == rank:
-                    if owner == self._rank:
+                    if senders[piece] == rank:
                         some.arriving[rank].append((matrix, piece))
-                    if rank == self._rank:
-                        some.there[owner].append((matrix, piece))
         return [rounds[number] for number in sorted(rounds)]
 
     def _make(self, some: Round, held: Mapping[str, Held]) -> None:
@@ -243,7 +241,7 @@ class WholeOptimizer(Optimizer):
 
 def _cut(flat: Tensor, first: int, piece: range) -> Tensor:
     """Return a piece of a flat tensor that begins at the element ``first`` of the parameter."""
-    return flat[piece.start - first : piece.stop - first]
+    return flat[piece.start - first :][: len(piece)]
 
 
 def _exchange(
