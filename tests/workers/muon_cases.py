@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from of_all_ranks import leave, of_all
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer
+from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.launching import Launched, launch
 from trainer.optim.whole import WholeOptimizer
 from trainer.strategies import strategy_class
@@ -127,7 +128,15 @@ class Toy(WholeOptimizer):
         return matrix / matrix.norm(dim=1).max().clamp(min=1e-6)
 
 
-TASKS = {"llama": SmallLlama, "digits": DigitsCNN, "experts": Experts}
+@dataclass(frozen=True, kw_only=True)
+class OwnMuon(SmallLlama):
+    """As people write it for a single process."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=plan.lr)
+
+
+TASKS = {"llama": SmallLlama, "digits": DigitsCNN, "experts": Experts, "own": OwnMuon}
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:
@@ -139,7 +148,7 @@ def configured(world: int, **settings: Any) -> TrainConfig:
             "global_batch_size": GLOBAL_BATCH,
             "max_steps": 20,
             "optimizer": "muon",
-            "lr": 0.02,
+            "lr": 0.01,
             "weight_decay": 0.1,
             "max_grad_norm": 1.0,
             "schedule": "cosine",
