@@ -6,9 +6,9 @@ the numbers are those of ``torch.optim.Muon`` and of ``torch.optim.AdamW``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from ..private.torch import ConvolutionBase, adjusted_lr
+from ..strategies.tensors import DTYPES
 from ..text import listed
 from .whole import Group, Matrix, WholeOptimizer
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from ..run_plan import Plan
     from ..strategies import Strategy
 
-_SCALES = ("match_rms_adamw", "original")
-_DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp32": torch.float32}
-_RULES = ("muon", "adamw")
 # Names of LoRA's factors, and of embeddings without a module.
 _EDGES = ("*lora_*", "*embed", "*embedding", "*token")
 
@@ -64,15 +62,15 @@ class Muon(WholeOptimizer, AdamW):
         eps: float = 1e-8,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        chosen: list[tuple[str, Any]] = [(dtype, _DTYPES), (adjust_lr_fn, _SCALES)]
-        for value, known in (*chosen, *((rule, _RULES) for rule in (names or {}).values())):
+        allowed: list[Any] = [(rule, ("muon", "adamw")) for rule in (names or {}).values()]
+        allowed += [(dtype, ("auto", *DTYPES)), (adjust_lr_fn, ("match_rms_adamw", "original"))]
+        for value, known in allowed:
             if value not in known:
                 raise ValueError(f"{value!r} must be one of {', '.join(known)}")
         super().__init__(params, lr, betas, eps, weight_decay)
-        self._dtype = _DTYPES[dtype]
+        self._dtype = DTYPES.get(dtype)
         defaults = {
             "rule": "muon",
-            "stacked": False,
             "momentum": momentum,
             "nesterov": nesterov,
             "ns_steps": ns_steps,
@@ -89,14 +87,13 @@ class Muon(WholeOptimizer, AdamW):
         LoRA's factors, and parameters whose name ends in ``embed``, ``embedding`` or ``token``.
         """
         settings = plan.optimizer_settings
-        adam_lr = settings.get("adam_lr")
-        rate = {"lr": adam_lr * plan.lr / plan.lr_reference} if adam_lr else {}
+        adam_lr = settings.get("adam_lr") or plan.lr_reference
+        rates = {"muon": plan.lr, "adamw": adam_lr * plan.lr / plan.lr_reference}
         patterns = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
         modules = list(model.modules())
-        edges = {m.weight for m in modules if isinstance(m, nn.Embedding)}
-        linear = (m.weight for m in modules if isinstance(m, nn.Linear))
-        edges |= {*[own for own in linear if own.requires_grad][-1:]}
         filters = {m.weight for m in modules if isinstance(m, ConvolutionBase)}
+        linear = [m.weight for m in modules if isinstance(m, nn.Linear) and m.weight.requires_grad]
+        edges = {*linear[-1:], *(m.weight for m in modules if isinstance(m, nn.Embedding))}
 
         groups: dict[str, Group] = {}
         for name, own in model.named_parameters():
@@ -104,25 +101,21 @@ class Muon(WholeOptimizer, AdamW):
                 continue
             rules = [rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)]
             rule = ["adamw" if own in edges else "muon", *rules][-1]
-            group: Group = {"rule": rule, "stacked": own.dim() > 2 and own not in filters}
             if own.dim() < 2:
-                group = {"rule": "adamw", "weight_decay": 0.0}
-            if group["rule"] == "adamw":
-                group |= rate
-            groups.setdefault(str(group), {"params": [], **group})["params"].append(own)
-        return sorted(groups.values(), key=lambda group: str(group["rule"]), reverse=True)
+                rule = "adamw"
+            group = {
+                "rule": rule,
+                "lr": rates[rule],
+                "weight_decay": settings["weight_decay"] if own.dim() > 1 else 0.0,
+                "stacked": own.dim() > 2 and own not in filters,
+            }
+            groups.setdefault(str(group), {**group, "params": []})["params"].append(own)
+        return sorted(groups.values(), key=itemgetter("rule"), reverse=True)
 
     def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         super().bind(strategy, groups)
         pairs = zip(self.param_groups, groups, strict=True)
         return [f"{group['rule']} steps {listed(own['names'])}" for group, own in pairs]
-
-    def matrices(self, group: Group, name: str, shape: Sequence[int]) -> list[Matrix]:
-        if not group["stacked"]:
-            return super().matrices(group, name, shape)
-        rows, columns = shape[-2:]
-        starts = range(0, math.prod(shape), rows * columns)
-        return [Matrix(name, start, rows, columns) for start in starts]
 
     def dtype(self, device: torch.device) -> torch.dtype:
         return self._dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
@@ -133,12 +126,19 @@ class Muon(WholeOptimizer, AdamW):
         gradient.lerp_(momentum, group["momentum"] if group["nesterov"] else 1.0)
 
     def update(self, group: Group, matrix: Tensor) -> Tensor:
-        return orthogonal(matrix, group["ns_steps"])
+        """Return about the nearest orthogonal matrix, by the iteration of Newton and Schulz."""
+        if matrix.shape[0] > matrix.shape[1]:
+            return self.update(group, matrix.t()).t()
+        x: Tensor = matrix / matrix.norm().clamp(min=1e-7)
+        for _ in range(group["ns_steps"]):
+            gram = x @ x.T
+            # The polynomial 3.4445 s - 4.775 s^3 + 2.0315 s^5 of the singular values.
+            factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+            x = torch.addmm(x, factor, x, beta=3.4445)
+        return x
 
-    def apply(self, group: Group, weights: Tensor, update: Tensor, matrix: Matrix) -> None:
-        shape = torch.Size((matrix.rows, matrix.columns))
-        weights.mul_(1 - group["lr"] * group["weight_decay"])
-        weights.add_(update, alpha=-adjusted_lr(group["lr"], group["adjust_lr_fn"], shape))
+    def rate(self, group: Group, matrix: Matrix) -> float:
+        return adjusted_lr(group["lr"], group["adjust_lr_fn"], (matrix.rows, matrix.columns))
 
     def step_elements(self, group: Group) -> bool:
         if group["rule"] == "muon":
@@ -147,16 +147,3 @@ class Muon(WholeOptimizer, AdamW):
         AdamW.step(self)
         self.param_groups = every
         return True
-
-
-def orthogonal(matrix: Tensor, steps: int) -> Tensor:
-    """Return about the nearest orthogonal matrix, by the iteration of Newton and Schulz."""
-    if matrix.shape[0] > matrix.shape[1]:
-        return orthogonal(matrix.t(), steps).t()
-    x: Tensor = matrix / matrix.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        # The polynomial 3.4445 s - 4.775 s^3 + 2.0315 s^5 of the singular values.
-        factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
-        x = torch.addmm(x, factor, x, beta=3.4445)
-    return x

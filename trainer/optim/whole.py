@@ -91,8 +91,9 @@ class Held(NamedTuple):
 class WholeOptimizer(Optimizer):
     """The base of optimizers that compute updates from whole matrices.
 
-    ``direct`` and ``apply`` compute element by element, on flat parts. ``update`` sees a whole
-    matrix, on a single rank. Before ``bind`` all parameters are whole.
+    ``direct`` computes element by element, on flat parts. ``update`` sees a whole matrix, on a
+    single rank. The first dimension of a parameter are the rows, or in a group with ``stacked:
+    True`` the last two dimensions are matrices. Before ``bind`` all parameters are whole.
 
     Attributes:
         kept: the keys of the state, tensors of the parameter's shape that begin with zeros.
@@ -109,10 +110,6 @@ class WholeOptimizer(Optimizer):
         """Step a group that needs no matrices. Return whether the group is such a group."""
         return False
 
-    def matrices(self, group: Group, name: str, shape: Sequence[int]) -> list[Matrix]:
-        """Return the matrices in a parameter: by default its first dimension are the rows."""
-        return [Matrix(name, 0, shape[0], math.prod(shape[1:]))]
-
     def dtype(self, device: torch.device) -> torch.dtype:
         """Return the dtype in which pieces travel and owners compute."""
         return torch.float32
@@ -124,9 +121,9 @@ class WholeOptimizer(Optimizer):
         """Return the update from the whole direction, which may be changed."""
         raise NotImplementedError
 
-    def apply(self, group: Group, weights: Tensor, update: Tensor, matrix: Matrix) -> None:
-        """Change weights in place by a piece of the update of a matrix."""
-        weights.add_(update, alpha=-group["lr"])
+    def rate(self, group: Group, matrix: Matrix) -> float:
+        """Return the factor of an update."""
+        return float(group["lr"])
 
     # -- for the trainer --------------------------------------------------------------------------
 
@@ -163,7 +160,7 @@ class WholeOptimizer(Optimizer):
                 state = self.state[own]
                 if not state:
                     state |= {key: torch.zeros_like(own) for key in self.kept}
-                tensors = own.data, own.grad, *(state[key] for key in self.kept)
+                tensors = own.data, own.grad, *map(state.__getitem__, self.kept)
                 weights, direction, *kept = (local(tensor).reshape(-1) for tensor in tensors)
                 self.direct(group, direction, *kept)
                 # An engine may step a group, or a part of a group, at a time. The names in these
@@ -177,15 +174,16 @@ class WholeOptimizer(Optimizer):
         if names not in known:
             known[names] = self._divide(held)
         for some in known[names]:
-            self._make(some, held)
+            self._make(some, held, self._device or weights.device)
 
     def _divide(self, held: Mapping[str, Held]) -> list[Round]:
         """Find the owner and the round of each matrix, and the pieces that travel."""
-        matrices = [
-            matrix
-            for name, (place, group, *_) in held.items()
-            for matrix in self.matrices(group, name, place.shape)
-        ]
+        matrices: list[Matrix] = []
+        for name, (place, group, *_) in held.items():
+            shape = place.shape[-2:] if group.get("stacked") else place.shape
+            rows, columns = shape[0], math.prod(shape[1:])
+            starts = range(0, math.prod(place.shape), rows * columns or 1)
+            matrices += [Matrix(name, start, rows, columns) for start in starts]
         rounds: dict[int, Round] = {}
         load: dict[int, int] = defaultdict(int)
         sent: dict[int, int] = defaultdict(int)
@@ -194,30 +192,29 @@ class WholeOptimizer(Optimizer):
             pieces = [matrix.cut(own) for own in held[matrix.name].place.ranges]
             # A rank with little work so far. Of several the rank with most of the matrix.
             enough = _IMBALANCE * total / len(pieces) - matrix.cost
-            _, _, owner = min(
+            owner = min(
                 (max(enough, load[rank]), -len(piece), rank) for rank, piece in enumerate(pieces)
-            )
+            )[2]
             some = rounds.setdefault(sent[owner] // _ROUND, Round(len(pieces)))
             load[owner] += matrix.cost
             sent[owner] += sum(map(len, pieces))
 
             # A single rank sends each piece to the owner, if possible the owner itself.
-            others = (*range(owner + 1, len(pieces)), *range(owner + 1))
-            senders = {pieces[rank]: rank for rank in others}
-            mine = pieces[self._rank]
-            some.returning[owner].append((matrix, mine))
-            if senders[mine] == self._rank:
-                some.there[owner].append((matrix, mine))
+            last = sorted(range(len(pieces)), key=lambda rank: rank <= owner)
+            senders = {pieces[rank]: rank for rank in last}
+            for piece, rank in senders.items():
+                if rank == self._rank:
+                    some.there[owner].append((matrix, piece))
+                if owner == self._rank:
+                    some.arriving[rank].append((matrix, piece))
+            some.returning[owner].append((matrix, pieces[self._rank]))
             if owner == self._rank:
                 for rank, piece in enumerate(pieces):
                     some.back[rank].append((matrix, piece))
-                    if senders[piece] == rank:
-                        some.arriving[rank].append((matrix, piece))
         return [rounds[number] for number in sorted(rounds)]
 
-    def _make(self, some: Round, held: Mapping[str, Held]) -> None:
+    def _make(self, some: Round, held: Mapping[str, Held], device: torch.device) -> None:
         """Update the matrices of a round. Collective: call on every rank."""
-        device = self._device or next(iter(held.values())).weights.device
         like = torch.empty(0, dtype=self.dtype(device), device=device)
         whole = {matrix: like.new_empty(matrix.size) for matrix, _ in some.back[self._rank]}
 
@@ -236,7 +233,8 @@ class WholeOptimizer(Optimizer):
         for matrix, piece, values in _exchange(some.back, some.returning, like, of_whole):
             place, group, weights, _ = held[matrix.name]
             own = _cut(weights, place.first, piece)
-            self.apply(group, own, values.to(own.device), matrix)
+            own.mul_(1 - group["lr"] * group.get("weight_decay", 0.0))
+            own.add_(values.to(own.device), alpha=-self.rate(group, matrix))
 
 
 def _cut(flat: Tensor, first: int, piece: range) -> Tensor:

@@ -35,7 +35,7 @@ leaves_of = tree_leaves
 DropoutBase = _DropoutNd
 
 # How the rate of torch.optim.Muon depends on the shape of a matrix. Nothing public tells.
-adjusted_lr = _adjust_lr
+adjusted_lr: Callable[..., float] = _adjust_lr
 
 # The part that activation checkpointing adds to the names of parameters.
 RECOMPUTED = "_checkpoint_wrapped_module"
