@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
         "max_steps": 4,
         "optimizer_settings": {"nesterov": False, "adjust_lr_fn": "original", "adam_lr": 0.003},
     },
-    "toy": {"kind": "experts", "optimizer": "muon_cases:Toy", "max_steps": 6, **FREE},
+    "toy": {"kind": "experts", "optimizer": "row_scaled.RowScaled", "max_steps": 6, **FREE},
 }
 STEPS = 3 * len(CHAIN)
 LEG = {"kind": "llama", "max_steps": STEPS, "save_every": 3, "keep_last": 5}

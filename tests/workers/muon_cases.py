@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 import trainer
 from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.launching import Launched, launch
-from trainer.optim.whole import WholeOptimizer
 from trainer.strategies import strategy_class
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -110,22 +109,6 @@ class Experts(Task):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss = F.cross_entropy(model(batch["x"]), batch["label"])
         return loss * (float("nan") if trainer.now().step == self.broken else 1.0)
-
-
-class Toy(WholeOptimizer):
-    """Moves each matrix along its momentum, at the length of its largest row."""
-
-    kept = ("momentum",)
-
-    def __init__(self, params: Any, lr: float, weight_decay: float, decay: float = 0.9) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "decay": decay})
-
-    def direct(self, group: dict[str, Any], gradient: Tensor, *kept: Tensor) -> None:
-        kept[0].mul_(group["decay"]).add_(gradient)
-        gradient.copy_(kept[0])
-
-    def update(self, group: dict[str, Any], matrix: Tensor) -> Tensor:
-        return matrix / matrix.norm(dim=1).max().clamp(min=1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)

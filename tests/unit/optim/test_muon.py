@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from launchers import ROOT
 from plans import plan, refusal
 from torch import Tensor, nn
 
@@ -304,3 +305,9 @@ def test_the_iteration_is_in_bf16_on_gpus_alone() -> None:
     kinds: list[Any] = [SimpleNamespace(type=kind) for kind in ("cpu", "cuda")]
     assert [optimizer.dtype(kind) for kind in kinds] == [torch.float32, torch.bfloat16]
     assert Muon([torch.zeros(1)], dtype="fp32").dtype(kinds[1]) == torch.float32
+
+
+def test_the_optimizer_on_the_page_is_the_one_that_is_tested() -> None:
+    page = (ROOT / "docs" / "muon.md").read_text()
+    source = (ROOT / "tests" / "workers" / "row_scaled.py").read_text()
+    assert f"```python\n# row_scaled.py\n{source}```" in page
