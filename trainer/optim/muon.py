@@ -87,8 +87,10 @@ class Muon(WholeOptimizer, AdamW):
         LoRA's factors, and parameters whose name ends in ``embed``, ``embedding`` or ``token``.
         """
         settings = plan.optimizer_settings
-        adam_lr = settings.get("adam_lr") or plan.lr_reference
-        rates = {"muon": plan.lr, "adamw": adam_lr * plan.lr / plan.lr_reference}
+        rates = {
+            "muon": plan.lr,
+            "adamw": (settings.get("adam_lr") or plan.lr_reference) * plan.lr / plan.lr_reference,
+        }
         patterns = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
         modules = list(model.modules())
         filters = {m.weight for m in modules if isinstance(m, ConvolutionBase)}
@@ -99,8 +101,10 @@ class Muon(WholeOptimizer, AdamW):
         for name, own in model.named_parameters():
             if not own.requires_grad:
                 continue
-            rules = [rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)]
-            rule = ["adamw" if own in edges else "muon", *rules][-1]
+            rule = [
+                "adamw" if own in edges else "muon",
+                *(rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)),
+            ][-1]
             if own.dim() < 2:
                 rule = "adamw"
             group = {
@@ -114,8 +118,10 @@ class Muon(WholeOptimizer, AdamW):
 
     def bind(self, strategy: Strategy, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         super().bind(strategy, groups)
-        pairs = zip(self.param_groups, groups, strict=True)
-        return [f"{group['rule']} steps {listed(own['names'])}" for group, own in pairs]
+        return [
+            f"{group['rule']} steps {listed(own['names'])}"
+            for group, own in zip(self.param_groups, groups, strict=True)
+        ]
 
     def dtype(self, device: torch.device) -> torch.dtype:
         return self._dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)

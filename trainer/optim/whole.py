@@ -140,10 +140,14 @@ class WholeOptimizer(Optimizer):
         shapes = {name: shape for name, shape, _, _ in strategy.named_tensors()}
         for name, handle in strategy.parameters():
             ranks = range(strategy.accelerator.num_processes)
-            ranges = [strategy.range_of(handle, rank) for rank in ranks]
             own = strategy.shard(name, handle)
-            first = own.start - own.state_offset
-            places[own.state_key].append(Place(name, shapes[name], ranges, first))
+            place = Place(
+                name,
+                shapes[name] or (1,),
+                ranges=[strategy.range_of(handle, rank) for rank in ranks],
+                first=own.start - own.state_offset,
+            )
+            places[own.state_key].append(place)
         self._places = places
         return []
 
@@ -160,8 +164,10 @@ class WholeOptimizer(Optimizer):
                 state = self.state[own]
                 if not state:
                     state |= {key: torch.zeros_like(own) for key in self.kept}
-                tensors = own.data, own.grad, *map(state.__getitem__, self.kept)
-                weights, direction, *kept = (local(tensor).reshape(-1) for tensor in tensors)
+                weights, direction, *kept = (
+                    local(tensor).reshape(-1)
+                    for tensor in (own.data, own.grad, *map(state.__getitem__, self.kept))
+                )
                 self.direct(group, direction, *kept)
                 # An engine may step a group, or a part of a group, at a time. The names in these
                 # are the same on all ranks, in the same order.
@@ -193,15 +199,18 @@ class WholeOptimizer(Optimizer):
             # A rank with little work so far. Of several the rank with most of the matrix.
             enough = _IMBALANCE * total / len(pieces) - matrix.cost
             owner = min(
-                (max(enough, load[rank]), -len(piece), rank) for rank, piece in enumerate(pieces)
-            )[2]
+                (max(enough, load[rank]), -len(piece), load[rank], rank)
+                for rank, piece in enumerate(pieces)
+            )[3]
             some = rounds.setdefault(sent[owner] // _ROUND, Round(len(pieces)))
             load[owner] += matrix.cost
             sent[owner] += sum(map(len, pieces))
 
             # A single rank sends each piece to the owner, if possible the owner itself.
-            last = sorted(range(len(pieces)), key=lambda rank: rank <= owner)
-            senders = {pieces[rank]: rank for rank in last}
+            senders = {
+                pieces[rank]: rank
+                for rank in sorted(range(len(pieces)), key=lambda rank: rank <= owner)
+            }
             for piece, rank in senders.items():
                 if rank == self._rank:
                     some.there[owner].append((matrix, piece))
@@ -228,8 +237,9 @@ class WholeOptimizer(Optimizer):
         for matrix, piece, values in _exchange(some.there, some.arriving, like, read):
             of_whole(matrix, piece).copy_(values)
         for matrix, direction in whole.items():
-            update = self.update(held[matrix.name].group, direction.view(-1, matrix.columns))
-            whole[matrix] = update.reshape(-1)
+            whole[matrix] = self.update(
+                held[matrix.name].group, direction.view(-1, matrix.columns)
+            ).reshape(-1)
         for matrix, piece, values in _exchange(some.back, some.returning, like, of_whole):
             place, group, weights, _ = held[matrix.name]
             own = _cut(weights, place.first, piece)
