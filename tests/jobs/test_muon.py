@@ -2,9 +2,9 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Losses, norms and weights are those of one process, also with accumulation, experts, LoRA, an average, a step that is left out, unused and frozen parameters, and of an optimizer of one's own | DDP on 2, FSDP2 and ZeRO-1 on 3, ZeRO-3 on 2; all others on 2 and 3, HSDP on 4, ZeRO-3 with offload (nightly) | test_muon_has_the_curve_of_one_process |
-| Under fp16 and its scaling too | DDP on 2; FSDP2 on 3 (nightly) | test_muon_under_fp16_follows_one_process |
-| A run goes on from layout to layout | ZeRO-3 on 2, FSDP2 on 3, ZeRO-1 on 3, DDP on 2 | test_a_run_goes_on_from_layout_to_layout |
+| Losses, norms and weights are those of one process, also with accumulation, experts, LoRA, an average, a step that is left out, unused and frozen parameters, and of an optimizer of one's own | ZeRO-3 on 2, FSDP2 on 3; all others on 2 and 3, HSDP on 4, ZeRO-3 with offload (nightly) | test_muon_has_the_curve_of_one_process |
+| Under fp16 and its scaling too | FSDP2 on 3; DDP on 2 (nightly) | test_muon_under_fp16_follows_one_process |
+| A run goes on from layout to layout | one process, ZeRO-3 on 2, FSDP2 on 3; then ZeRO-1 on 3, DDP on 2 (nightly) | test_a_run_goes_on_from_layout_to_layout |
 | What cannot run right is refused in one line | one process, FSDP2 on 3 | test_what_cannot_run_is_refused_with_the_line_to_change |
 """
 
@@ -104,7 +104,7 @@ def slow(layouts: list[Layout]) -> list[Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", [*CHAIN, *slow(SLOW)])
+@pytest.mark.parametrize("layout", [*CHAIN[:2], *slow([*CHAIN[2:], *SLOW])])
 def test_muon_has_the_curve_of_one_process(layout: Layout, folder: Path) -> None:
     alone, found = trained(ALONE, folder), trained(layout, folder)
     for name in CASES:
@@ -132,7 +132,7 @@ def test_muon_has_the_curve_of_one_process(layout: Layout, folder: Path) -> None
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", [("ddp", 2), *slow([("fsdp", 3)])])
+@pytest.mark.parametrize("layout", [("fsdp", 3), *slow([("ddp", 2)])])
 def test_muon_under_fp16_follows_one_process(layout: Layout, folder: Path) -> None:
     alone, found = trained(ALONE, folder)["fp16"], trained(layout, folder)["fp16"]
     losses = [[row[0] for row in case["rows"]] for case in (alone, found)]
@@ -140,11 +140,12 @@ def test_muon_under_fp16_follows_one_process(layout: Layout, folder: Path) -> No
 
 
 @pytest.mark.timeout(900)
-def test_a_run_goes_on_from_layout_to_layout(folder: Path) -> None:
+@pytest.mark.parametrize("legs", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_layout_to_layout(legs: int, folder: Path) -> None:
     unbroken = trained(ALONE, folder)["leg"]["rows"]
-    rows = [row for layout in CHAIN for row in trained(layout, folder)["leg"]["rows"]]
-    assert len(rows) == STEPS
-    for own, expected in zip(rows, unbroken, strict=True):
+    rows = [row for layout in CHAIN[:legs] for row in trained(layout, folder)["leg"]["rows"]]
+    assert len(unbroken) == STEPS and len(rows) == 3 * legs
+    for own, expected in zip(rows, unbroken, strict=False):
         assert own == pytest.approx(expected, rel=1e-6)
 
 

@@ -27,8 +27,9 @@ from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from digits_cnn import DigitsCNN
+from smooth_cnn import SmoothCNN
 
 GLOBAL_BATCH = 24  # is cut evenly by 1 to 4 processes, and in two micro-batches each
 VOCABULARY = 48
@@ -119,7 +120,7 @@ class OwnMuon(SmallLlama):
         return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=plan.lr)
 
 
-TASKS = {"llama": SmallLlama, "digits": DigitsCNN, "experts": Experts, "own": OwnMuon}
+TASKS = {"llama": SmallLlama, "digits": SmoothCNN, "experts": Experts, "own": OwnMuon}
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:
