@@ -27,8 +27,8 @@ class DivisibleOptimizer(Callback):
             origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
             if built_by:
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
-            short = kind.rpartition(".")[2].lower()
-            other = f"optimizer: {short}" if short in OPTIMIZERS else "another one"
+            name = type(optimizer).__name__.lower()
+            other = f"optimizer: {name}" if name in OPTIMIZERS else "another one"
             raise origin.error(f"{problem}, or take {other}", kind)
 
 

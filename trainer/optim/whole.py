@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 Group = dict[str, Any]  # of ``Optimizer.param_groups``
 
 _ROUND = 1 << 24  # elements that an owner sends in a round, or those of a single larger matrix
-# How much more than the mean an owner may have to compute, so that fewer pieces travel.
-_IMBALANCE = 1.1
 
 
 class Matrix(NamedTuple):
@@ -141,13 +139,14 @@ class WholeOptimizer(Optimizer):
         for name, handle in strategy.parameters():
             ranks = range(strategy.accelerator.num_processes)
             own = strategy.shard(name, handle)
-            place = Place(
-                name,
-                shapes[name] or (1,),
-                ranges=[strategy.range_of(handle, rank) for rank in ranks],
-                first=own.start - own.state_offset,
+            places[own.state_key].append(
+                Place(
+                    name,
+                    shapes[name] or (1,),
+                    [strategy.range_of(handle, rank) for rank in ranks],
+                    first=own.start - own.state_offset,
+                )
             )
-            places[own.state_key].append(place)
         self._places = places
         return []
 
@@ -196,8 +195,9 @@ class WholeOptimizer(Optimizer):
         total = sum(matrix.cost for matrix in matrices)
         for matrix in sorted(matrices, key=lambda matrix: (-matrix.cost, matrix)):
             pieces = [matrix.cut(own) for own in held[matrix.name].place.ranges]
-            # A rank with little work so far. Of several the rank with most of the matrix.
-            enough = _IMBALANCE * total / len(pieces) - matrix.cost
+            # A rank that stays below 1.1 of the mean. Of several the rank with most of the matrix,
+            # so that fewer pieces travel.
+            enough = 1.1 * total / len(pieces) - matrix.cost
             owner = min(
                 (max(enough, load[rank]), -len(piece), load[rank], rank)
                 for rank, piece in enumerate(pieces)
