@@ -127,14 +127,10 @@ def flat_groups(zero: Any) -> dict[Tensor, tuple[Tensor, int]]:
     }
 
 
-def flat_range_stage_3(zero: Any, parameter: Any) -> tuple[Tensor, Tensor, int]:
-    """Return this rank's full-precision values of a trainable parameter in stage 3, with padding.
-
-    With the tensor that torch's optimizer steps, and the offset of the values in this tensor.
-    """
-    values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-    _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-    return values, zero.fp32_partitioned_groups_flat[group], int(offset)
+def flat_group_stage_3(zero: Any, parameter: Any) -> tuple[Tensor, int]:
+    """Return the tensor that torch's optimizer steps in stage 3, and the offset of a parameter."""
+    group, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+    return zero.fp32_partitioned_groups_flat[group], int(offset)
 
 
 # -- gradients ------------------------------------------------------------------------------------

@@ -310,20 +310,18 @@ class ZeRO(Strategy):
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
-        offset = 0
         key: Tensor | None = None
+        offset = 0
         if self._stage < 3:
-            key, first = self._flat_groups[parameter]
-            offset = max(0, first - rank * key.numel())
-            values = key.detach()[offset:]
+            key, place = self._flat_groups[parameter]
+            offset = max(0, place - rank * key.numel())
         elif parameter.requires_grad:
-            values, key, offset = private_deepspeed.flat_range_stage_3(self.zero, parameter)
-        else:
-            values = parameter.ds_tensor.data
+            key, offset = private_deepspeed.flat_group_stage_3(self.zero, parameter)
+        values = parameter.ds_tensor.data if key is None else key.detach()
         return Shard(
             name=name,
             start=own.start,
-            tensor=values[: len(own)],  # padding at the end is left out
+            tensor=values[offset:][: len(own)],  # padding at the end is left out
             state_key=key,
             state_offset=offset,
         )

@@ -204,7 +204,7 @@ class FSDP2(Strategy):
         """The ranks as a grid: copies of the model if there are several (HSDP), then rows."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = {"shard": self._parts}
+        sizes = {"shard": self.plan.world_size // self._copies}
         if self._copies > 1:
             sizes = {"replicate": self._copies, **sizes}
         device = self.accelerator.device.type
@@ -213,10 +213,6 @@ class FSDP2(Strategy):
     @property
     def _copies(self) -> int:
         return int(self.plan.fsdp.get("dp_replicate_size", 1))
-
-    @property
-    def _parts(self) -> int:
-        return self.plan.world_size // self._copies
 
     def _precision(self) -> MixedPrecisionPolicy:
         # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
@@ -356,7 +352,7 @@ class FSDP2(Strategy):
             start=self.range_of(parameter, rank).start,
             tensor=local_of(parameter).detach().view(-1),
             state_key=parameter if parameter.requires_grad else None,
-            copy=rank // self._parts,
+            copy=rank * self._copies // self.plan.world_size,
             copies=self._copies,
         )
 
@@ -364,9 +360,10 @@ class FSDP2(Strategy):
         # As torch.chunk cuts the first dimension.
         height = max(1, parameter.shape[0])
         width = parameter.numel() // height
-        first = rank % self._parts * -(-height // self._parts)
-        rows = range(height)[first : first - (-height // self._parts)]
-        return range(rows.start * width, rows.stop * width)
+        parts = self.plan.world_size // self._copies
+        rows = -(-height // parts)
+        own = range(height)[rank % parts * rows :][:rows]
+        return range(own.start * width, own.stop * width)
 
     def write_back(self) -> None:
         self.settle()
