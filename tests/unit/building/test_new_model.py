@@ -183,7 +183,6 @@ def test_a_pretrained_model_trains_in_training_mode() -> None:
     [
           # a teacher
         (lambda: nn.ModuleDict({"body": small().eval(), "head": nn.Linear(1, 1)}), "model.body"),
-        
         (lambda: nn.Sequential(small().eval(), nn.Dropout(0.1).eval(), small()), "model[0], model[1]"),
         (lambda: nn.Sequential(small(), nn.Dropout(0.1)).eval().append(small()), "model[0][0][1], model[0][0][2], model[1]"),
     ],

@@ -36,23 +36,16 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(here: Pa
     ("argv", "expected"),
     [
         (["--lr", "3e-4"], {"lr": 3e-4}),
-        
         (["lr=3e-4"], {"lr": 3e-4}),
         (["--lr", "1", "--lr=0.0003"], {"lr": 3e-4}),
-        
         (["--overwrite", "seed=4"], {"overwrite": True, "seed": 4}),
         (["--overwrite", "--seed", "4"], {"overwrite": True, "seed": 4}),
         (["--overwrite", "false"], {"overwrite": False}),
-        
         (["--mixed-precision=bf16", "--log-every", "3"], {"mixed_precision": "bf16", "log_every": 3}),
         (["--mixed_precision", "null"], {"mixed_precision": None}),
-        
         (["--output_dir", "no"], {"output_dir": "no"}),
         (["--output_dir=a=b"], {"output_dir": "a=b"}),
-        
-        
         (["--betas", "[0.8, 0.9]"], {"betas": (0.8, 0.9)}),
-        
         (["--local_rank=1"], {}),
     ],
 )  # fmt: skip
@@ -74,18 +67,12 @@ def test_what_is_typed_is_read_as_yaml_unless_that_would_change_text(text: str, 
     ("argv", "message"),
     [
         (["--seed"], "seed: needs a value: --seed VALUE"),
-        
         (["--config"], "config: needs a value: --config VALUE"),
         (["--ovrwrite"], "ovrwrite: true: unknown key; did you mean 'overwrite'?"),
-        
         (["--learning_rate", "1"], "learning_rate: 1: unknown key; did you mean 'lr'?"),
         (["--lr.x=3"], "lr: {'x': 3}: must be a valid number"),
-        
         (["--lr", "2024-13-45"], "lr: '2024-13-45': must be a valid number"),
-        
         (["--task=mytask.Digits"], "task: 'mytask.Digits': must be module:Class, such as digits_cnn:DigitsCNN"),
-        
-        
         (["--best_metric=loss"], "best_metric: 'loss': must have the form of the key: keep the best model by this, such as eval/loss"),
     ],
 )  # fmt: skip

@@ -29,21 +29,14 @@ def test_numbers_are_what_they_look_like_and_all_else_is_text(here: Path) -> Non
     ("line", "message"),
     [
         ("lr: .nan", ":3: lr: '.nan': must be a valid number"),
-        
-        
         ("max_steps: 010", ":3: max_steps: '010': must be a valid integer"),
-        
         ("mixed_precision: no", ":3: mixed_precision: false: must be 'no', 'bf16' or 'fp16'"),
-        
         ("lr: 1\nlr: 2", ":4: lr: is set twice, first on line 3; keep one"),
         ("task_settings: {1: 2}", ":3: task_settings.1: a key must be text; put it in quotes"),
         ("task_settings: {? [a, b] : 2}", ": task_settings.[ScalarNode"),
         ("lr: !!python/name:os.system", ":3: the file cannot be read: could not determine a constructor for the tag"),
-        
         ("\tlr: 1", ":3: the file cannot be read: found character '\\t' that cannot start any token"),
-        
         ("--- {}\n", ":3: the file cannot be read: but found another document"),
-        
         ("task_settings: &a {x: *a}", ": the file cannot be read: maximum recursion depth"),
         ("x\x7f: 1", ": the file cannot be read: unacceptable character #x007f"),
     ],

@@ -118,28 +118,18 @@ def test_the_type_of_a_setting_decides_how_its_argument_is_read(here: Path) -> N
         ("width: 0", ".width: 0: must be greater than or equal to 1"),
         ("width: 13", ": 13 channels bring bad luck"),
         ("width: '3'", ".width: '3': must be a valid integer"),
-        
         ("width: true", ".width: true: must be a valid integer"),
-        
         ("sizes: [1, 2.5]", ".sizes.1: 2.5: must be a valid integer"),
-        
         ("pair: [1, 2]", ".pair.1: 2: must be a valid string"),
         ("limit: soon", ".limit: 'soon': must be 'auto' or must be a valid integer"),
-        
-        
-        
-        
         ("shares: [1e999]", ".shares.0: 'inf': must be a valid number"),
         ("counts: {a: b}", ".counts.a: 'b': must be a valid integer"),
         ("inner: 3", ".inner: 3: must be an object"),
         ("inner: {rate: 1}", ".inner.rate: 1: must be less than 1"),
-        
         ("inner: {kind: no}", ".inner.kind: false: must be 'relu' or 'no'"),
-        
         ("layers: [a]", ".layers.0: 'a': must be an object or must be a valid integer"),
         ("registry: {}", ".registry: {}: unknown key; known: activation, anything, bound"),
         ("memory: []", ".memory: []: unknown key; known: activation, anything, bound"),
-        
         ("activation: RELU", ".activation: 'RELU': must be 'relu' or 'gelu'"),
         ("bound: -2", ".bound: -2: must be greater than or equal to 0"),
         ("dtype: int", ".dtype: 'int': must be a type"),

@@ -24,35 +24,22 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("epohs", 3, "unknown key; did you mean 'epochs'?"),
         ("micro_batch_size", 0, "must be greater than or equal to 1"),
         ("micro_batch_size", 2.5, "must be a valid integer"),
-        
         ("seed", 2**32, "must be less than or equal to 4294967295"),
-        
-        
         ("lr", "fast", "must be a valid number"),
-        
         ("betas", [0.9, 0.9, 0.9], "Tuple should have at most 2 items"),
-        
         ("trackers", "wandb", "must be a valid array"),
-        
-        ("optimizer", "adamW", "must have the form of the key: adamw, adam, sgd, or a"),
+        ("optimizer", "adamW", "must have the form of the key: adamw, adam, sgd, muon, or a"),
         ("optimizer_settings", {"amsgrad": True}, "not for optimizer adamw, whose settings are keys"),
         ("lr_scaling", "linear", "needs reference_batch_size, the global batch that lr belongs to"),
-        
         ("best_metric", "loss", "the form of the key: keep the best model by this, such as eval/loss"),
         ("eval_every", "weekly", INTERVAL),
-        
         ("stop_at", 0, INTERVAL),
         ("max_time", "2x", "must be a time such as 90s, 45m, 1h30m or 2d"),
         ("task_settings", 3, "must be an object"),
-        
-        
         ("profile_steps", "all", "must have the form of the key: "),
         ("profile_steps", "1-3", "must be steps such as 10-12, from 2 (the first warms up) to max_steps"),
-        
-        
         ("push_to_hub", "digits", "must have the form of the key: "),
         ("schedule", "cosin", "unknown schedule; did you mean 'cosine'?"),
-        
         ("schedule_settings", {"gamma": 1}, "needs schedule, whose settings these are"),
     ],
 )  # fmt: skip
@@ -88,7 +75,6 @@ def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
         ({"warmup_steps": 3, "warmup_samples": 9}, "warmup_samples: 9: sets the same length as warmup_steps in"),
         ({"schedule": "step"}, "schedule_settings.milestones: is required"),
         ({"schedule": "step", "schedule_settings": {"milestones": [3], "gama": 0.5}}, "did you mean 'gamma'?"),
-        
         ({"schedule": "cosine", "schedule_settings": {"gamma": 1}}, "schedule_settings.gamma: 1: unknown key"),
         ({"schedule": "wsd"}, "schedule_settings: needs one of decay_steps and decay_fraction, such as"),
         ({"schedule": "wsd", "schedule_settings": {"decay_steps": 3, "decay_fraction": 0.1}}, "needs one of decay"),
