@@ -19,13 +19,14 @@ class Plan:
         launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or
             ``environment``.
         world_size: processes in all.
+        context_parallel: processes of a group that share rows. 1: each process has its own rows.
         device: ``cuda`` or ``cpu``.
         rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of ``micro_batch_size``,
-            ``accumulation_steps`` and ``world_size``.
+            ``accumulation_steps`` and ``groups``.
         max_grad_norm: the global norm of the gradients is clipped to this. None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
@@ -69,6 +70,7 @@ class Plan:
     warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
+    context_parallel: int = 1
     find_unused_parameters: bool = False
     sync_each_batch: bool = False
     bucket_cap_mb: int | None = None
@@ -84,6 +86,11 @@ class Plan:
     def origin(self, key: str) -> Origin:
         """Return the place that set a value, for messages."""
         return self.origins.get(key, DEFAULT)
+
+    @property
+    def groups(self) -> int:
+        """Return the number of processes, or groups of processes, that have rows of their own."""
+        return self.world_size // self.context_parallel
 
     @property
     def precision(self) -> dict[str, str]:

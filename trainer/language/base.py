@@ -16,6 +16,7 @@ from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .card import model_card
+from .documents import NAME, Whole
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
 from .packing import IGNORED
@@ -26,6 +27,8 @@ from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, paddin
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ..run_plan import Plan
 
 # For these values of ``attention`` transformers keeps packed documents apart by a mask. The others
 # are flash kernels.
@@ -42,6 +45,7 @@ class LanguageTask(Task):
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
+    has_documents: ClassVar[bool] = False  # whether its rows may be computed by documents
 
     model: LocalPath | None = None
     tokenizer: LocalPath | None = None
@@ -57,6 +61,18 @@ class LanguageTask(Task):
         """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
+        if self.attention == NAME and not self.has_documents:
+            raise ValueError(f"attention: {type(self).__name__} has no {NAME}; leave it out")
+
+    @property
+    def built_attention(self) -> str | None:
+        """Return the attention that the model is built with. None: the choice of its class."""
+        return None if self.attention == NAME else self.attention
+
+    @property
+    def computes_parts(self) -> bool:
+        """Return whether a process can compute a part of the tokens of its rows."""
+        return False
 
     @property
     def quantize(self) -> str | None:
@@ -76,6 +92,21 @@ class LanguageTask(Task):
         }
 
     # -- data -------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan) -> None:
+        if not self.computes_parts:
+            super().begin(plan)
+        processes = Whole()
+        if plan.context_parallel > 1:
+            from .context import Group
+
+            processes = Group(plan.context_parallel)
+        self.memory.update(plan=plan, processes=processes)
+
+    @property
+    def processes(self) -> Whole:
+        """Return the processes that share rows: this process alone before ``begin``."""
+        return self.memory.setdefault("processes", Whole())  # type: ignore[no-any-return]
 
     def parts(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -131,7 +162,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
-            self.attention,
+            self.built_attention,
             self.cache_dir,
             auto_class,
             self.ignore_tensors or (),
@@ -231,7 +262,7 @@ class TokenTask(LanguageTask):
             model = self.build_pretrained(auto_class)
         else:
             defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
-            model = from_configuration(self.config, self.attention, defaults, auto_class)
+            model = from_configuration(self.config, self.built_attention, defaults, auto_class)
         self.check_vocabulary(model)
         return model
 
@@ -259,14 +290,24 @@ class TokenTask(LanguageTask):
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         tokens = self.weight(batch)
         loss = self.training_step(model, batch)
-        return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
+        # Each process that shares the rows counts all tokens.
+        return {
+            "loss": (loss * tokens, tokens),
+            "tokens": (tokens / self.processes.size, None),
+        }
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss over the targets of each row, and the number of these targets."""
-        labels = batch["labels"]
-        losses = token_losses(model, self.inputs(batch), labels)
-        tokens = (labels != IGNORED).sum(-1)
+        losses = self.token_losses(model, batch)
+        tokens = (batch["labels"] != IGNORED).sum(-1)
         return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
+
+    def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
+        """Return the loss of each position, (rows, tokens).
+
+        ``which`` are further arguments of the model.
+        """
+        return token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how

@@ -8,10 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..task import Data
-from .base import DENSE
 from .columns import USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import LongDocuments, Packing, Rows, collate
+from .packing import LongDocuments, Packing, Rows
 from .problems import setting_error
 from .sources import Row
 from .templates import ALPACA_INPUT
@@ -30,6 +29,7 @@ class CausalLM(DecoderTask):
     """
 
     card: ClassVar[tuple[str, str]] = ("text-generation", "Causal language model")
+    has_documents: ClassVar[bool] = True
 
     text_column: str = "text"
     messages_column: str | None = None
@@ -52,11 +52,7 @@ class CausalLM(DecoderTask):
                 cache=self.cache_dir,
             ),
         )
-        batch = partial(
-            collate,
-            length=None if self.packing == "none" else self.sequence_length,
-            padding=self.padding,
-        )
+        batch = partial(self.collate_rows, length=self.sequence_length if self.packs else None)
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
@@ -84,16 +80,20 @@ class CausalLM(DecoderTask):
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        model = self.build_decoder(self.loss, packed=self.packing == "best_fit")
-        return model  # type: ignore[no-any-return]
+        return self.build_decoder(self.loss)  # type: ignore[no-any-return]
+
+    @property
+    def packs(self) -> bool:
+        return self.packing == "best_fit"
+
+    @property
+    def computes_parts(self) -> bool:
+        own = ("inputs", "training_step", "evaluation_step", "prediction_step")
+        return all(getattr(type(self), name) is getattr(CausalLM, name) for name in own)
 
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        if self.packing == "none":
-            return super().inputs(batch)
-
-        # For flash kernels transformers 5.23 finds the documents in the positions of a single row
-        # only. All rows as a single long row have the same loss.
-        rows = len(batch["input_ids"]) if self.attention in DENSE else 1
-        return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
+        inputs = super().inputs(batch)
+        # The positions tell transformers the documents of a row.
+        return inputs if not self.packs else {"position_ids": batch["position_ids"], **inputs}
