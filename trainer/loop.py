@@ -158,8 +158,8 @@ class Trainer:
                 )
             if run.task.counts_tokens:
                 # Each process that shares rows has counted their tokens.
-                share = 1 / run.plan.context_parallel
-                run.meter.count(tokens * share, trained=totals[0] * share)
+                shared = run.plan.context_parallel
+                run.meter.count(tokens / shared, trained=totals[0] / shared)
             return dict(zip(names, totals, strict=True))
 
         return total_weights

@@ -148,9 +148,8 @@ class Task:
         losses is the loss of the batch.
         """
         if plan.context_parallel > 1:
-            raise plan.origin("context_parallel").error(
-                f"{type(self).__name__} computes whole rows", plan.context_parallel
-            )
+            rule = "must be 1: the task computes whole rows"
+            raise plan.origin("context_parallel").error(rule, plan.context_parallel)
 
     def build_data(self) -> Data:
         """Build the data sets."""

@@ -100,15 +100,8 @@ class TrainConfig:
         ),
     ] = None
     context_parallel: Annotated[
-        int | None,
-        Field(
-            description=(
-                "processes that share rows, each with a part of the tokens; else from the launch "
-                "files, else 1"
-            ),
-            ge=1,
-        ),
-    ] = None
+        int, Field(description="processes that share rows, each with a part of the tokens", ge=1)
+    ] = 1
     evaluation_batch_size: Annotated[
         int | None, Field(description="per process; else micro_batch_size", ge=1)
     ] = None

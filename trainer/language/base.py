@@ -16,6 +16,7 @@ from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .card import model_card
+from .context import Group
 from .documents import NAME, Whole
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 # For these values of ``attention`` transformers keeps packed documents apart by a mask. The others
 # are flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
+# The methods that compute with whole rows if a user writes them.
+_STEPS = {
+    "evaluation_step", "inputs", "log_probs", "losses", "prediction_step", "rows", "token_losses",
+    "training_step", "weight",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +67,17 @@ class LanguageTask(Task):
         """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
-        if self.attention == NAME and not self.has_documents:
-            raise ValueError(f"attention: {type(self).__name__} has no {NAME}; leave it out")
 
     @property
     def built_attention(self) -> str | None:
         """Return the attention that the model is built with. None: the choice of its class."""
-        return None if self.attention == NAME else self.attention
+        return None if self.has_documents and self.attention == NAME else self.attention
 
     @property
     def computes_parts(self) -> bool:
-        """Return whether a process can compute a part of the tokens of its rows."""
-        return False
+        """Return whether a process can compute a part of the tokens: by no method of a user."""
+        others = [kind for kind in type(self).__mro__ if not kind.__module__.startswith("trainer.")]
+        return self.has_documents and not any(_STEPS & vars(kind).keys() for kind in others)
 
     @property
     def quantize(self) -> str | None:
@@ -96,12 +101,9 @@ class LanguageTask(Task):
     def begin(self, plan: Plan) -> None:
         if not self.computes_parts:
             super().begin(plan)
-        processes = Whole()
-        if plan.context_parallel > 1:
-            from .context import Group
-
-            processes = Group(plan.context_parallel)
-        self.memory.update(plan=plan, processes=processes)
+        size = plan.context_parallel
+        processes = Group(size) if size > 1 else Whole()
+        self.memory.update(plan=plan, processes=processes, has_mask=False)
 
     @property
     def processes(self) -> Whole:
@@ -281,8 +283,12 @@ class TokenTask(LanguageTask):
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments that the model is called with."""
 
+    def labels(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the labels of the positions of ``inputs``."""
+        return batch["labels"]  # type: ignore[no-any-return]
+
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return mean_loss(model, self.inputs(batch), batch["labels"])
+        return mean_loss(model, self.inputs(batch), self.labels(batch))
 
     def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
@@ -307,7 +313,7 @@ class TokenTask(LanguageTask):
 
         ``which`` are further arguments of the model.
         """
-        return token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
+        return token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how

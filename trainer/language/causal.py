@@ -86,11 +86,6 @@ class CausalLM(DecoderTask):
     def packs(self) -> bool:
         return self.packing == "best_fit"
 
-    @property
-    def computes_parts(self) -> bool:
-        own = ("inputs", "training_step", "evaluation_step", "prediction_step")
-        return all(getattr(type(self), name) is getattr(CausalLM, name) for name in own)
-
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:

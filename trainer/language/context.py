@@ -22,7 +22,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, heads: Tensor, group: Any, given: int, taken: int) -> Tensor:
         ctx.back = (group, taken, given)
-        parts = torch.stack([part.contiguous() for part in heads.chunk(group.size(), given)])
+        parts = torch.stack(heads.chunk(group.size(), given))
         others = torch.empty_like(parts)
         dist.all_to_all_single(others, parts, group=group)
         return torch.cat(list(others), taken)
@@ -55,11 +55,9 @@ class Group(Whole):
     """
 
     def __init__(self, size: int) -> None:
-        firsts = range(0, dist.get_world_size(), size)
-        groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
-        index, self.number = divmod(dist.get_rank(), size)
-        self.group = groups[index]
         self.size = size
+        self.group, _ = dist.new_subgroups(size)  # type: ignore[no-untyped-call]
+        self.number = dist.get_rank(self.group)
 
     def gather(self, heads: Tensor) -> Tensor:
         return _Exchange.apply(heads, self.group, 1, 2)  # type: ignore[no-any-return,no-untyped-call]

@@ -15,29 +15,19 @@ from torch import nn
 from .base import DENSE, TokenTask
 from .chat import ChatWriter
 from .columns import Columns
-from .documents import (
-    NAME,
-    Whole,
-    attend_by,
-    boundaries,
-    collate_documents,
-    computed,
-    inputs_of,
-    register,
-    set_attention,
-)
+from .documents import NAME, attend_by, collate_documents
 from .ends import end_with
-from .loss import FusedHead, mean_loss, token_losses, why_not_fusible
+from .loss import FusedHead, mean_loss, why_not_fusible
 from .model_files import CAUSAL, small_copy
 from .packing import IGNORED, collate
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
-from .separation import check_separation, small_batch, why_not_separate
+from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import read_template
 from .tokens import Encoder
-from .trial import of_any, why_not
+from .trial import inputs_of_trial, why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +99,7 @@ class DecoderTask(TokenTask):
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         if self._has_documents(batch):
-            return inputs_of(batch)
+            return self.processes.inputs(batch)
         # No mask: with a mask, models ignore the positions. Padding is behind the row's only
         # document, which does not see the padding.
         return {"input_ids": batch["input_ids"]}
@@ -117,41 +107,28 @@ class DecoderTask(TokenTask):
     def _has_documents(self, batch: Mapping[str, Any]) -> bool:
         return "boundaries" in batch and not self.memory.get("has_mask")
 
-    def _part(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
-        """Return the arguments of the model and the labels, of the tokens of this process."""
-        part = self.processes.part
-        inputs = self.inputs(batch)
-        cut = {name: part(inputs[name]) for name in ("input_ids", "position_ids")}
-        return {**inputs, **cut}, part(computed(batch, "labels"))
+    def labels(self, batch: Mapping[str, Any]) -> Tensor:
+        if self._has_documents(batch):
+            return self.processes.tokens(batch, "labels")
+        return super().labels(batch)
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        if not self._has_documents(batch):
-            return super().training_step(model, batch)
-        inputs, labels = self._part(batch)
         if self.processes.size == 1:
-            return mean_loss(model, inputs, labels)
-
-        own, of_all = ((each != IGNORED).sum() for each in (labels, batch["labels"]))
-        # A part without a target has 0 times the loss of some target. A mean of nothing is NaN.
-        first = labels[:, :1]
-        first = first.where(own > 0, torch.zeros_like(first))
-        loss = mean_loss(model, inputs, torch.cat([first, labels[:, 1:]], 1))
+            return super().training_step(model, batch)
+        labels = self.labels(batch)
+        own = (labels != IGNORED).sum()
+        # A part without a target has 0 times the loss of false targets. A mean of nothing is NaN.
+        loss = mean_loss(model, self.inputs(batch), torch.where(own > 0, labels, 0))
         # The mean over the processes is the mean over all targets.
-        return loss * (self.processes.size * own / of_all)
+        return loss * (self.processes.size * own / self.weight(batch))
 
     def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
+        losses = super().token_losses(model, batch, **which)
         if not self._has_documents(batch):
-            return super().token_losses(model, batch, **which)
-        inputs, labels = self._part(batch)
-        losses = token_losses(model, {**inputs, **which}, labels)
-
-        shape = batch["labels"].shape
-        places = batch.get("places")
-        if places is None:
-            places = torch.arange(shape.numel(), device=losses.device)
-        whole = losses.new_zeros(shape.numel())
-        whole = whole.index_copy(0, self.processes.part(places[None])[0], losses[0])
-        return self.processes.sum(whole).view(shape)
+            return losses
+        whole = torch.zeros_like(batch["labels"], dtype=losses.dtype).flatten()
+        whole = whole.index_copy(0, self.processes.places(batch), losses[0])
+        return self.processes.sum(whole).view_as(batch["labels"])
 
     def computed_tokens(self, batch: Any) -> int:
         return len(batch["places"]) if "places" in batch else super().computed_tokens(batch)
@@ -183,7 +160,7 @@ class DecoderTask(TokenTask):
 
         # The model has no values yet. A small copy with random values is tried.
         probe = small_copy(model)
-        if not (self.takes_documents and self._choose_documents(model, probe)):
+        if not (self.takes_documents and self._chooses_documents(model, probe)):
             probe.to("cpu" if self.attention in DENSE else training_device())
             if self.packs:
                 check_separation(probe, self._trial_inputs)
@@ -204,48 +181,36 @@ class DecoderTask(TokenTask):
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
 
-    def _choose_documents(self, model: Any, probe: Any) -> bool:
+    def _chooses_documents(self, model: Any, probe: Any) -> bool:
         """Let a model attend within documents, if its small copy proves that the model can.
 
         Raises ``ConfigError`` if the model cannot, and a setting asks for it.
         """
         size, name = self.processes.size, type(model).__name__
-        self.memory["has_mask"] = False
-        if self.attention not in (None, NAME):
-            if size > 1:
-                rule = f"context_parallel: {size} needs {NAME}; leave attention out"
-                raise setting_error("attention", self.attention, rule)
+        if self.attention in (None, NAME):
+            reason = why_not(probe, size)
+        elif size == 1:
             return False  # another kernel, which takes the same boundaries
+        else:
+            reason = f"it has attention: {self.attention}"
 
-        own = probe.config._attn_implementation
-        reason = why_not(probe, size)
-        if not reason:
-            set_attention(probe, register(Whole()))
-            reason = why_not_separate(probe.to(training_device()), self._trial_inputs)
-        reason = of_any(reason)
         if not reason:
             attend_by(model, self.processes)
-            how = f", {size} processes a part of the heads each" if size > 1 else ""
-            self.note(f"attention: {NAME}, within documents, without a mask{how}")
+            self.note(f"attention: {NAME}, within documents, without a mask")
             return True
-
         if size > 1:
-            origin = self.memory["plan"].origin("context_parallel")
-            raise origin.error(f"{name} cannot be computed in parts: {reason}", size)
-        if self.attention == NAME:
+            rule = f"{name} cannot be computed in parts: {reason}"
+            raise self.memory["plan"].origin("context_parallel").error(rule, size)
+        if self.attention:
             raise setting_error("attention", NAME, f"{name}: {reason}; leave it out")
         self.memory["has_mask"] = True
-        probe.set_attn_implementation(own)
         self.note(f"attention: a mask keeps documents apart, since {name}: {reason}")
         return False
 
     def _trial_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the model for a small batch of packed rows."""
-        if not self.takes_documents:
-            return self.inputs(batch)
-        ends = boundaries(batch["position_ids"].cpu())
-        ends["boundaries"] = ends["boundaries"].to(batch["input_ids"].device)
-        return self.inputs({**batch, **ends})
+        has_mask = self.memory.get("has_mask") or not self.takes_documents
+        return self.inputs(batch) if has_mask else inputs_of_trial(batch)
 
     def load_model(self) -> Any:
         """Build the transformers model. A subclass may override this method."""

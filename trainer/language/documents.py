@@ -23,7 +23,7 @@ from .quantized import dtype_of_products
 NAME = "varlen"
 # Arguments of transformers' models that do not change the attention. Any other value is refused.
 _NO_CHANGE = {
-    "cache_position", "cu_seq_lens_k", "is_causal", "max_length_k", "output_attentions",
+    "cache_position", "cu_seq_lens_k", "max_length_k", "output_attentions",
     "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids",
     "return_dict", "use_cache",
 }  # fmt: skip
@@ -47,19 +47,44 @@ class Whole:
         """Add up the values of all processes."""
         return values
 
-    def part(self, tokens: Tensor) -> Tensor:
-        """Return the columns of this process, of all columns of a row."""
-        return tokens.chunk(self.size, 1)[self.number]
+    def places(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the places of the tokens that this process computes."""
+        places: Tensor = batch["places"].chunk(self.size)[self.number]
+        return places
+
+    def tokens(self, batch: Mapping[str, Any], name: str) -> Tensor:
+        """Return the tokens that this process computes, as a single row."""
+        tokens: Tensor = batch[name].flatten()[None, self.places(batch)]
+        return tokens
+
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a model of transformers, under names of the flash kernels."""
+        ends, longest = batch["boundaries"], batch["longest"]
+        return {
+            "input_ids": self.tokens(batch, "input_ids"),
+            "position_ids": self.tokens(batch, "position_ids"),
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
-def boundaries(positions: Tensor) -> dict[str, Any]:
-    """Return the boundaries of the documents of a batch on the host. Positions restart at 0."""
-    [starts] = (positions.flatten() == 0).nonzero(as_tuple=True)
-    ends = torch.cat([starts, starts.new_tensor([positions.numel()])]).int()
-    return {"boundaries": ends, "longest": int(ends.diff().max())}
+def with_documents(batch: Mapping[str, Any], places: Tensor | None = None) -> dict[str, Any]:
+    """Add the boundaries of the documents to a batch of rows. Positions restart at 0.
+
+    ``places`` are those of the tokens to compute, in all rows behind one another. By default all.
+    """
+    positions = batch["position_ids"].flatten()
+    if places is None:
+        places = torch.arange(len(positions), device=positions.device)
+    [starts] = (positions[places] == 0).nonzero(as_tuple=True)
+    ends = F.pad(starts, (0, 1), value=len(places)).int()
+    longest = int(ends.diff().max())
+    return {**batch, "places": places, "boundaries": ends, "longest": longest}
 
 
 def collate_documents(
@@ -74,38 +99,14 @@ def collate_documents(
 
     Args:
         parts: divides the number of tokens to compute. For that, rows may be longer.
-        leaves_out: name the ``places`` of the tokens to compute, which are not padding, but for
-            fewer than ``parts``.
+        leaves_out: padding is not computed, but for fewer tokens than ``parts``.
     """
-    batch: dict[str, Any] = collate(rows, padding=padding, length=length, parts=parts)
-    positions = batch["position_ids"]
-    if leaves_out:
-        columns = torch.arange(positions.shape[1])
-        is_computed = torch.cat([columns < len(row["input_ids"]) for row in rows])
-        [rest] = (~is_computed).nonzero(as_tuple=True)
-        is_computed[rest[: -int(is_computed.sum()) % parts]] = True
-        [batch["places"]] = is_computed.nonzero(as_tuple=True)
-        positions = positions.flatten()[batch["places"]]
-    return {**batch, **boundaries(positions)}
-
-
-def computed(batch: Mapping[str, Any], name: str) -> Tensor:
-    """Return the tokens to compute of a batch, as a single row."""
-    row: Tensor = batch[name].reshape(1, -1)
-    return row[:, batch["places"]] if "places" in batch else row
-
-
-def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a model of transformers, whose names flash kernels know as well."""
-    ends, longest = batch["boundaries"], batch["longest"]
-    return {
-        "input_ids": computed(batch, "input_ids"),
-        "position_ids": computed(batch, "position_ids"),
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+    marked = [{**row, "attention_mask": torch.ones_like(row["labels"])} for row in rows]
+    batch = collate(marked, padding=padding, length=length, parts=parts)
+    mask = batch.pop("attention_mask").flatten()
+    count = int(mask.sum()) if leaves_out else len(mask)
+    texts_first = mask.argsort(descending=True, stable=True)
+    return with_documents(batch, texts_first[: count + -count % parts].sort().values)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -131,22 +132,18 @@ def attend(
     Raises:
         NotImplementedError: the model asks for something else.
     """
-    asked = {name for name, given in others.items() if given is not None} - _NO_CHANGE
-    directions = (getattr(module, "is_causal", True), others.get("is_causal"))
-    facts = {
-        "mask": mask is not None,
-        "dropout": dropout > 0,
-        "attention in both directions": False in directions,
-        "heads of two sizes": query.shape[-1] != value.shape[-1],
-        "cache": query.shape[2] != key.shape[2],
-        "call without boundaries": cu_seq_lens_q is None,
-        f"{query.shape[1]} heads for {processes.size} processes": query.shape[1] % processes.size,
+    size = processes.size
+    asked = {
+        **others,
+        "dropout": dropout or None,
+        "attention in both directions": getattr(module, "is_causal", True) is False or None,
+        f"{query.shape[1]} heads for {size} processes": query.shape[1] % size or None,
     }
-    asked.update(name for name, is_asked in facts.items() if is_asked)
-    if asked or cu_seq_lens_q is None:
-        raise NotImplementedError(f"attention {NAME} has no {', '.join(sorted(asked))}")
+    unknown = {name for name, given in asked.items() if given is not None} - _NO_CHANGE
+    if unknown or cu_seq_lens_q is None:
+        raise NotImplementedError(f"attention {NAME} has no {', '.join(sorted(unknown))}")
 
-    copies = processes.size // math.gcd(processes.size, key.shape[1])
+    copies = size // math.gcd(size, key.shape[1])
     if copies > 1:  # the fewest by which each process has as many heads
         key, value = (heads.repeat_interleave(copies, 1) for heads in (key, value))
     # A norm of queries and keys leaves float32, and autocast does not act on the kernel.
@@ -155,20 +152,11 @@ def attend(
     if query.is_cuda and dtype != torch.float32:
         from torch.nn.attention.varlen import varlen_attn
 
+        documents = [cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q]
+        attend_in_row: Any = partial(varlen_attn, scale=scaling, enable_gqa=True)
+        window = ((sliding_window or 0) - 1, 0)  # -1: none
         tokens = [each[0].transpose(0, 1).contiguous() for each in heads]
-        found: Any = varlen_attn(
-            tokens[0],
-            tokens[1],
-            tokens[2],
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=True,
-        )
-        found = found.transpose(0, 1)[None]
+        found = attend_in_row(*tokens, *documents, window_size=window).transpose(0, 1)[None]
     else:
         sizes = cu_seq_lens_q.diff().tolist()
         alone = partial(_alone, window=sliding_window, scale=scaling)
@@ -180,21 +168,28 @@ def _alone(
     query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None
 ) -> Tensor:
     """Attend within a single document."""
-    size, mask = query.shape[2], None
-    if window is not None and size > window:
-        pairs = torch.ones(size, size, dtype=torch.bool, device=query.device)
+    mask = None
+    if window is not None:
+        pairs = query.new_ones(query.shape[2], query.shape[2], dtype=torch.bool)
         mask = pairs.tril().triu(1 - window)
     return F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
 
 
-def set_attention(model: Any, name: str) -> None:
-    """Let a model compute attention by another function. ValueError if the model keeps its own."""
+def set_attention(model: Any, processes: Whole, name: str = NAME) -> str:
+    """Let a model compute attention by ``attend``, under a name for transformers.
+
+    Without a function for masks of the same name, transformers makes no masks, and does not wait
+    for the device to look for documents. ValueError if the model keeps its attention.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(name, partial(attend, processes))
     model.set_attn_implementation(name)
-    kept = model.config._attn_implementation
-    if kept != name:
-        raise ValueError(f"its attention stays {kept}")
+    if model.config._attn_implementation != name:
+        raise ValueError("its attention cannot be replaced")
+    return name
 
 
 def attend_by(model: Any, processes: Whole) -> None:
@@ -203,8 +198,7 @@ def attend_by(model: Any, processes: Whole) -> None:
     Such calls are those of ``generate``, which have a cache, and masks of padding.
     """
     before = model.config._attn_implementation
-    name = register(processes)
-    set_attention(model, name)
+    name = set_attention(model, processes)
 
     def enter(inner: Any, arguments: Any, named: Mapping[str, Any]) -> None:
         if named.get("cu_seq_lens_q") is None:
@@ -217,16 +211,3 @@ def attend_by(model: Any, processes: Whole) -> None:
     # An adapter calls the ``forward`` of the whole model, and no hooks of the whole model.
     model.base_model.register_forward_pre_hook(enter, with_kwargs=True)
     model.base_model.register_forward_hook(leave, always_call=True)
-
-
-def register(processes: Whole, kind: str = "") -> str:
-    """Make an attention function known to transformers, and return its name.
-
-    Without a function for masks of the same name, transformers makes no masks, and does not wait
-    for the device to look for documents.
-    """
-    from transformers import AttentionInterface
-
-    name = f"{NAME}{kind}_{processes.size}" if processes.size > 1 else f"{NAME}{kind}"
-    AttentionInterface.register(name, partial(attend, processes))
-    return name

@@ -100,11 +100,6 @@ class DPO(PreferenceTask):
         rows = [row_of(side, np.array([[0, len(side) - 1]])) for side in sides]
         return self.collate_rows(rows)
 
-    @property
-    def computes_parts(self) -> bool:
-        own = ("inputs", "losses", "log_probs", "training_step", "prediction_step")
-        return all(getattr(type(self), name) is getattr(DPO, name) for name in own)
-
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:

@@ -60,7 +60,6 @@ def resolve(
     )
     optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
     schedule = choose_schedule(request.scheduler, both)
-    context = context or 1
     if world % context:
         rule = f"must divide the number of processes, {world}"
         both.fail(Sourced(context, origin_of(both.origins, "context_parallel")), rule)
@@ -119,18 +118,22 @@ def resolve(
 def _cut(
     global_batch: int | None, micro: int | None, steps: int | None, groups: int, both: Reconciler
 ) -> tuple[int, int]:
-    """Return the size of a micro-batch, and their number in a step of each group of processes."""
+    """Return the size of a micro-batch, and their number in a step of each process.
+
+    ``groups`` is the number of processes, or of groups of processes, with rows of their own.
+    """
     found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
+    counted = "world_size" if "context_parallel" not in both.origins else "groups"
     if micro is None:
         shares = (steps or 1) * groups
         if not global_batch or global_batch % shares:
-            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x world_size"
+            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x {counted}"
             both.fail(found, f"{rule} {groups}), as micro_batch_size is null")
         return global_batch // shares, steps or 1
 
     accumulation = steps or max(1, (global_batch or 0) // (micro * groups))
     if global_batch not in (None, micro * accumulation * groups):
-        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
+        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x {counted}"
         both.refuse(found, f"{rule} {groups}; micro_batch_size: null takes an equal share")
     return micro, accumulation
 

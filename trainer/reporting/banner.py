@@ -49,9 +49,8 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
         "(micro x accumulation x world = global)",
         "optimizer": "{optimizer}, lr {lr:g}, {told}",
     }
-    shared = plan.get("context_parallel", 1)  # missing in an older plan.json
-    if shared > 1:
-        groups = f"{plan['world_size'] // shared} groups of {shared}"
+    if plan.get("context_parallel", 1) > 1:  # missing in an older plan.json
+        groups = "{world_size} / {context_parallel}"
         rows["batch"] = rows["batch"].replace("{world_size}", groups)
     if plan["rehearsal"]:
         rows["strategy"] += " (rehearsal over gloo)"

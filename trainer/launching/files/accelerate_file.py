@@ -201,12 +201,12 @@ def _context(entries: Entries, check: Findings) -> Sourced[int] | None:
     Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A single method
     serves all strategies here.
     """
-    sizes = read_values(_Parallelism, entries, check).model_dump()
-    keys = ("parallelism_config_cp_size", "parallelism_config_sp_size")
-    given = [entries[key] for key in keys if sizes[key] > 1]
-    if len(given) > 1:
-        check.disagree(*given)
-    return given[0] if given else None
+    sizes = read_values(_Parallelism, entries, check)
+    ring, exchange = sizes.parallelism_config_cp_size, sizes.parallelism_config_sp_size
+    if ring * exchange == 1:
+        return None
+    found = entries[f"parallelism_config_{'cp' if ring > 1 else 'sp'}_size"]
+    return found.meaning(ring * exchange)
 
 
 def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
