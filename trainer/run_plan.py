@@ -26,7 +26,7 @@ class Plan:
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of ``micro_batch_size``,
-            ``accumulation_steps`` and ``groups``.
+            ``accumulation_steps`` and ``world_size``, divided by ``context_parallel``.
         max_grad_norm: the global norm of the gradients is clipped to this. None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
@@ -86,11 +86,6 @@ class Plan:
     def origin(self, key: str) -> Origin:
         """Return the place that set a value, for messages."""
         return self.origins.get(key, DEFAULT)
-
-    @property
-    def groups(self) -> int:
-        """Return the number of processes, or groups of processes, that have rows of their own."""
-        return self.world_size // self.context_parallel
 
     @property
     def precision(self) -> dict[str, str]:

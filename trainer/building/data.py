@@ -31,7 +31,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
     layout = Layout(
         # Processes that share rows have the same batches.
         rank=setup.strategy.accelerator.process_index // plan.context_parallel,
-        world_size=plan.groups,
+        world_size=plan.world_size // plan.context_parallel,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
     )

@@ -17,7 +17,6 @@ from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .card import model_card
 from .context import Group
-from .documents import NAME, Whole
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
 from .packing import IGNORED
@@ -25,6 +24,7 @@ from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
 from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
+from .varlen import NAME, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

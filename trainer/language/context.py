@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .documents import Whole
+from .varlen import Whole
 
 
 class _Exchange(torch.autograd.Function):

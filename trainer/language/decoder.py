@@ -15,7 +15,6 @@ from torch import nn
 from .base import DENSE, TokenTask
 from .chat import ChatWriter
 from .columns import Columns
-from .documents import NAME, attend_by, collate_documents
 from .ends import end_with
 from .loss import FusedHead, mean_loss, why_not_fusible
 from .model_files import CAUSAL, small_copy
@@ -28,6 +27,7 @@ from .sources import Row
 from .templates import read_template
 from .tokens import Encoder
 from .trial import inputs_of_trial, why_not
+from .varlen import NAME, attend_by, collate_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,8 +74,9 @@ class DecoderTask(TokenTask):
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
         plan = self.memory.get("plan")
-        has_kernel = plan is not None and plan.device == "cuda" and plan.mixed_precision != "no"
-        return self.attention is None and self.packs and has_kernel
+        if plan is None or self.attention or not self.packs:
+            return False
+        return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
 
     @property
     def packs(self) -> bool:

@@ -16,10 +16,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..private.accelerate import is_connected
-from .documents import NAME, Whole, set_attention, with_documents
 from .problems import first_line
 from .quantized import training_device
 from .separation import why_not_separate
+from .varlen import NAME, Whole, set_attention, with_documents
 
 _SIZES = [19, 29]  # of the documents, in tokens. Their sum has many divisors.
 
@@ -60,7 +60,7 @@ def why_not(model: Any, parts: int) -> str:
         set_attention(model.train(), Whole(), f"{NAME}_alone")
         reason = why_not_separate(model.to(training_device()), inputs_of_trial)
     if is_connected():  # otherwise a state of Accelerate would be made
-        reason = next(filter(None, gather_object([reason])), "")
+        reason = max(gather_object([reason]))
     if reason:
         model.set_attn_implementation(own)
     return reason

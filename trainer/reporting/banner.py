@@ -50,8 +50,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
         "optimizer": "{optimizer}, lr {lr:g}, {told}",
     }
     if plan.get("context_parallel", 1) > 1:  # missing in an older plan.json
-        groups = "{world_size} / {context_parallel}"
-        rows["batch"] = rows["batch"].replace("{world_size}", groups)
+        rows["batch"] = rows["batch"].replace("{world_size}", "{world_size} / {context_parallel}")
     if plan["rehearsal"]:
         rows["strategy"] += " (rehearsal over gloo)"
     if len(set(plan["precision"].values())) == 1:

@@ -131,7 +131,7 @@ MISTAKES = [
         f"{DDP}mixed_precision: no",
         "a.yaml:3: mixed_precision: false: must be 'no', 'bf16' or 'fp16'",
     ),
-    (f"{DDP}parallelism_config:\n  parallelism_config_cp_size: 2", f"{SIZES}cp_size: 2: must be 1"),
+    (f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2", f"{SIZES}tp_size: 2: must be 1"),
     (
         f"{DDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2",
         f"{SIZES}dp_replicate_size: 2: needs distributed_type: FSDP; write that, or remove it",

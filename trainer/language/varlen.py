@@ -24,8 +24,7 @@ NAME = "varlen"
 # Arguments of transformers' models that do not change the attention. Any other value is refused.
 _NO_CHANGE = {
     "cache_position", "cu_seq_lens_k", "max_length_k", "output_attentions",
-    "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids",
-    "return_dict", "use_cache",
+    "output_router_logits", "position_embeddings", "position_ids", "use_cache",
 }  # fmt: skip
 
 
