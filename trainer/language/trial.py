@@ -86,7 +86,7 @@ def _difference(model: Any, parts: int) -> str:
 
     model.set_attn_implementation("eager")
     alone = torch.cat([logits(input_ids=document) for document in torch.split(ids, sizes, 1)])
-    limit = 1e-4 * alone.abs().max()
+    limit = 1e-5 * alone.abs().max()
     if (whole - alone).abs().max() > limit:
         return "documents in a row have other outputs than each alone"
     if (in_parts - whole).abs().max() > limit:
