@@ -136,7 +136,7 @@ class Trainer:
         """Begin to sum weights and tokens over ranks, during the first forward pass. Collective."""
         run = self.run
         if run.train_data.weight_is_planned:
-            return lambda: {"": float(window.samples)}
+            return lambda: {"": float(window.samples * run.plan.context_parallel)}
         names = window.micros[0].weights
         if run.step == self._first_step:  # other names on a rank would never be answered
             parts = {"the result of Task.weight": ", ".join(names)}
@@ -157,7 +157,9 @@ class Trainer:
                     "Check Task.weight"
                 )
             if run.task.counts_tokens:
-                run.meter.count(tokens, trained=totals[0])
+                # Each process that shares rows has counted their tokens.
+                shared = run.plan.context_parallel
+                run.meter.count(tokens / shared, trained=totals[0] / shared)
             return dict(zip(names, totals, strict=True))
 
         return total_weights

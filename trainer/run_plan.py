@@ -19,13 +19,14 @@ class Plan:
         launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or
             ``environment``.
         world_size: processes in all.
+        context_parallel: processes of a group that share rows. 1: each process has its own rows.
         device: ``cuda`` or ``cpu``.
         rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of ``micro_batch_size``,
-            ``accumulation_steps`` and ``world_size``.
+            ``accumulation_steps`` and ``world_size``, divided by ``context_parallel``.
         max_grad_norm: the global norm of the gradients is clipped to this. None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
@@ -70,6 +71,7 @@ class Plan:
     warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
+    context_parallel: int = 1
     find_unused_parameters: bool = False
     sync_each_batch: bool = False
     bucket_cap_mb: int | None = None

@@ -140,6 +140,17 @@ class Task:
         """
         return {}
 
+    def begin(self, plan: Plan) -> None:
+        """Take note of the plan, before ``build_data``. Collective.
+
+        A task that can compute a part of the tokens of its rows accepts ``plan.context_parallel``.
+        Then ``training_step`` has the same batch on all processes of a group, and the mean of their
+        losses is the loss of the batch.
+        """
+        if plan.context_parallel > 1:
+            rule = "must be 1: the task computes whole rows"
+            raise plan.origin("context_parallel").error(rule, plan.context_parallel)
+
     def build_data(self) -> Data:
         """Build the data sets."""
         raise NotImplementedError(f"{type(self).__name__}.build_data")

@@ -38,7 +38,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ipo": ("DPO", {**PAIRS, "reference": "computed_once", "objective": "ipo", "beta": 0.3}, {}),
     "dpo-adapter": ("DPO", {**PAIRS, "adapter": {"r": 4}, "sft_weight": 0.2}, {}),
     "reward": ("RewardModel", {**PAIRS, "sequence_length": 128}, {"lr": 1e-3}),
+    "documents": ("CausalLM", {**TEXTS, "attention": "varlen"}, {}),
     "bf16": ("CausalLM", TEXTS, {"mixed_precision": "bf16"}),
+    "bf16-mask": ("CausalLM", {**TEXTS, "attention": "sdpa"}, {"mixed_precision": "bf16"}),
+    "bf16-dpo": ("DPO", {**PAIRS, "attention": "varlen"}, {"mixed_precision": "bf16"}),
     "fp16": ("CausalLM", TEXTS, {"mixed_precision": "fp16"}),
 }
 pytestmark = pytest.mark.skipif(not installed("datasets", "peft"), reason="datasets and peft read")
@@ -97,6 +100,6 @@ def test_each_task_has_the_curve_of_the_cpu(
             for step, loss in told["losses"].items()
         )
     note(furthest_losses=gaps)
-    low = {name: gaps.pop(name) for name in ("bf16", "fp16")}
+    low = {name: gaps.pop(name) for name in CASES if name.startswith(("bf16", "fp16"))}
     assert max(gaps.values()) <= 2e-6, gaps
     assert max(low.values()) <= LOW.step, low

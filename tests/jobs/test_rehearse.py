@@ -143,6 +143,11 @@ def test_a_rehearsal_is_like_a_real_run(strategy: str, case: str, tmp_path: Path
 CASES_ON_GPU: dict[str, dict[str, str]] = {
     "words": {"mixed_precision": "bf16"},
     "packed": {"mixed_precision": "bf16", "task": "trainer.language:CausalLM"},
+    "mask": {
+        "mixed_precision": "bf16",
+        "task": "trainer.language:CausalLM",
+        "task_settings.attention": "sdpa",
+    },
     "adapter": {
         "mixed_precision": "bf16",
         "task": "trainer.language:CausalLM",
@@ -209,6 +214,8 @@ def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
         {"strategies/base.py: finish_step"} if (strategy, case) == ("fsdp", "fp16") else set()
     )
     assert places >= expected
+    if case == "packed":  # documents without a mask: nobody looks for them on the device
+        assert not any("masking_utils" in place for place in places)
 
 
 def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:

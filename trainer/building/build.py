@@ -321,8 +321,8 @@ def _divide(built: Built, optimizer: Optimizer) -> None:
     built.note(*strategy.notices)
     built.agreement.limit_waits()
 
-    # Dropout differs between the batches of the ranks.
-    set_seed(seed_of(built.config.seed, built.train_data.layout.rank))
+    # Dropout differs between the batches of the ranks, and between the parts of a batch.
+    set_seed(seed_of(built.config.seed, strategy.accelerator.process_index))
 
 
 def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:

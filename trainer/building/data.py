@@ -29,12 +29,14 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
     """Build the data sets, which give the length of the run. Collective: call on every rank."""
     task, config, plan = setup.task, setup.config, setup.plan
     layout = Layout(
-        rank=setup.strategy.accelerator.process_index,
-        world_size=plan.world_size,
+        # Processes that share rows have the same batches.
+        rank=setup.strategy.accelerator.process_index // plan.context_parallel,
+        world_size=plan.world_size // plan.context_parallel,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
         whole_micro_batches=plan.same_bits,
     )
+    task.begin(plan)
     pin_memory = plan.device == "cuda"
     data, train = build_data(task, config, layout, setup.origins, pin_memory=pin_memory)
     if train.size is not None and hasattr(data.train, "set_epoch"):

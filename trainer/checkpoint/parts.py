@@ -82,11 +82,11 @@ class Parts:
 
     @property
     def rank(self) -> int:
-        return self.data.layout.rank
+        return int(self.strategy.accelerator.process_index)
 
     @property
     def world_size(self) -> int:
-        return self.data.layout.world_size
+        return self.plan.world_size
 
     def named_callbacks(self) -> dict[str, StatefulCallback]:
         """Return the callbacks by class name, with ``#2`` for the second of a class, and so on."""

@@ -157,6 +157,7 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
         global_batch_size=None,
         accumulation_steps=None,
         micro_batch_size=config.micro_batch_size or training.plan.get("micro_batch_size", 8),
+        context_parallel=config.context_parallel if "context_parallel" in loaded.texts else 1,
     )
     launched = launch_as(loaded, task, config)
 

@@ -41,7 +41,9 @@ def write_predictions(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> 
         ):
             for batch, examples in evaluation_set:
                 predicted = run.task.prediction_step(run.model, run.strategy.to_device(batch))
-                for row in chain(*run.agreement.gather(_rows(predicted, examples))):
+                of_ranks = run.agreement.gather(_rows(predicted, examples))
+                # Each process that shares rows has all of them.
+                for row in chain(*of_ranks[:: run.plan.context_parallel]):
                     print(json.dumps(dict(index=count, **row), ensure_ascii=False), file=lines)
                     count += 1
 

@@ -99,6 +99,9 @@ class TrainConfig:
             description="examples per optimizer step: micro batch x accumulation x processes", ge=1
         ),
     ] = None
+    context_parallel: Annotated[
+        int, Field(description="processes that share rows, each with a part of the tokens", ge=1)
+    ] = 1
     evaluation_batch_size: Annotated[
         int | None, Field(description="per process; else micro_batch_size", ge=1)
     ] = None

@@ -17,6 +17,7 @@ from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part, add_adapter
 from .card import model_card
+from .context import Group
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
 from .packing import IGNORED
@@ -24,14 +25,22 @@ from .pretrained import from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
 from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
+from .varlen import NAME, Whole
 from .weighted_source import WeightedSource
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..run_plan import Plan
+
 # For these values of ``attention`` transformers keeps packed documents apart by a mask. The others
 # are flash kernels.
 DENSE = (None, "sdpa", "eager", "flex_attention")
+# The methods that compute with whole rows if a user writes them.
+_STEPS = {
+    "evaluation_step", "inputs", "log_probs", "losses", "prediction_step", "rows", "token_losses",
+    "training_step", "weight",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,7 @@ class LanguageTask(Task):
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
+    has_documents: ClassVar[bool] = False  # whether its rows may be computed by documents
 
     model: LocalPath | None = None
     tokenizer: LocalPath | None = None
@@ -72,6 +82,17 @@ class LanguageTask(Task):
         return isinstance(self.data[0], WeightedSource)
 
     @property
+    def built_attention(self) -> str | None:
+        """Return the attention that the model is built with. None: the choice of its class."""
+        return None if self.has_documents and self.attention == NAME else self.attention
+
+    @property
+    def computes_parts(self) -> bool:
+        """Return whether a process can compute a part of the tokens: by no method of a user."""
+        others = [kind for kind in type(self).__mro__ if not kind.__module__.startswith("trainer.")]
+        return self.has_documents and not any(_STEPS & vars(kind).keys() for kind in others)
+
+    @property
     def quantize(self) -> str | None:
         """Return the format of the frozen weights, if they are quantized."""
         return self.adapter.quantize if self.adapter else None
@@ -89,6 +110,18 @@ class LanguageTask(Task):
         }
 
     # -- data -------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan) -> None:
+        if not self.computes_parts:
+            super().begin(plan)
+        size = plan.context_parallel
+        processes = Group(size) if size > 1 else Whole()
+        self.memory.update(plan=plan, processes=processes, has_mask=False)
+
+    @property
+    def processes(self) -> Whole:
+        """Return the processes that share rows: this process alone before ``begin``."""
+        return self.memory.setdefault("processes", Whole())  # type: ignore[no-any-return]
 
     def parts(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -160,7 +193,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
-            self.attention,
+            self.built_attention,
             self.cache_dir,
             auto_class,
             self.ignore_tensors or (),
@@ -260,7 +293,7 @@ class TokenTask(LanguageTask):
             model = self.build_pretrained(auto_class)
         else:
             defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
-            model = from_configuration(self.config, self.attention, defaults, auto_class)
+            model = from_configuration(self.config, self.built_attention, defaults, auto_class)
         self.check_vocabulary(model)
         return model
 
@@ -279,8 +312,12 @@ class TokenTask(LanguageTask):
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments that the model is called with."""
 
+    def labels(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the labels of the positions of ``inputs``."""
+        return batch["labels"]  # type: ignore[no-any-return]
+
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return mean_loss(model, self.inputs(batch), batch["labels"])
+        return mean_loss(model, self.inputs(batch), self.labels(batch))
 
     def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
@@ -288,14 +325,24 @@ class TokenTask(LanguageTask):
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         tokens = self.weight(batch)
         loss = self.training_step(model, batch)
-        return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
+        # Each process that shares the rows counts all tokens.
+        return {
+            "loss": (loss * tokens, tokens),
+            "tokens": (tokens / self.processes.size, None),
+        }
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss over the targets of each row, and the number of these targets."""
-        labels = batch["labels"]
-        losses = token_losses(model, self.inputs(batch), labels)
-        tokens = (labels != IGNORED).sum(-1)
+        losses = self.token_losses(model, batch)
+        tokens = (batch["labels"] != IGNORED).sum(-1)
         return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
+
+    def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
+        """Return the loss of each position, (rows, tokens).
+
+        ``which`` are further arguments of the model.
+        """
+        return token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how

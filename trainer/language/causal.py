@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..task import Data
-from .base import DENSE
 from .columns import USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import LongDocuments, Packing, Rows, collate, row_of
+from .packing import LongDocuments, Packing, Rows, row_of
 from .problems import setting_error
 from .sources import Row
 from .templates import ALPACA_INPUT
@@ -32,6 +31,7 @@ class CausalLM(DecoderTask):
     """
 
     card: ClassVar[tuple[str, str]] = ("text-generation", "Causal language model")
+    has_documents: ClassVar[bool] = True
 
     text_column: str = "text"
     messages_column: str | None = None
@@ -64,11 +64,7 @@ class CausalLM(DecoderTask):
                 cache=self.cache_dir,
             ),
         )
-        batch = partial(
-            collate,
-            length=None if self.packing == "none" else self.sequence_length,
-            padding=self.padding,
-        )
+        batch = partial(self.collate_rows, length=self.sequence_length if self.packs else None)
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
     def _streamed(self) -> Data:
@@ -82,7 +78,7 @@ class CausalLM(DecoderTask):
             encoder=self.encoder(iter([rows[0]])),
             length=self.sequence_length,
             cuts=self.long_documents == "cut",
-            padding=self.padding,
+            form=partial(self.collate_rows, length=None),
         )
         evaluation: Any = self.evaluation
         if isinstance(evaluation, Mapping):
@@ -116,23 +112,22 @@ class CausalLM(DecoderTask):
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        model = self.build_decoder(self.loss, packed=self.packing == "best_fit")
-        return model  # type: ignore[no-any-return]
+        return self.build_decoder(self.loss)  # type: ignore[no-any-return]
+
+    @property
+    def packs(self) -> bool:
+        return self.packing == "best_fit"
 
     # -- training ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        if self.packing == "none":
-            return super().inputs(batch)
-
-        # For flash kernels transformers 5.23 finds the documents in the positions of a single row
-        # only. All rows as a single long row have the same loss.
-        rows = len(batch["input_ids"]) if self.attention in DENSE else 1
-        return {name: batch[name].reshape(rows, -1) for name in ("input_ids", "position_ids")}
+        inputs = super().inputs(batch)
+        # The positions tell transformers the documents of a row.
+        return inputs if not self.packs else {"position_ids": batch["position_ids"], **inputs}
 
 
 def tokenized_batch(
-    rows: Sequence[Row], *, encoder: Encoder, length: int, cuts: bool, padding: int
+    rows: Sequence[Row], *, encoder: Encoder, length: int, cuts: bool, form: Callable[..., Any]
 ) -> dict[str, Tensor]:
     """Return a batch of rows, each tokenized and cut off behind ``length`` positions.
 
@@ -148,4 +143,4 @@ def tokenized_batch(
     tokens = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in pairs]
     ends = [min(len(of_row) - 1, length) for of_row in tokens]
     batch = [row_of(of_row, np.array([[0, end]])) for of_row, end in zip(tokens, ends, strict=True)]
-    return collate(batch, padding=padding)
+    return form(batch)  # type: ignore[no-any-return]

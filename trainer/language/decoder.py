@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,8 +16,9 @@ from .base import DENSE, TokenTask
 from .chat import ChatWriter
 from .columns import Columns
 from .ends import end_with
-from .loss import FusedHead, why_not_fusible
+from .loss import FusedHead, mean_loss, why_not_fusible
 from .model_files import CAUSAL, small_copy
+from .packing import IGNORED, collate
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
@@ -25,6 +26,8 @@ from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import read_template
 from .tokens import Encoder
+from .trial import inputs_of_trial, why_not
+from .varlen import NAME, attend_by, collate_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,16 +66,79 @@ class DecoderTask(TokenTask):
         tokenizer = self.load_tokenizer()
         return tokenizer.pad_token_id or tokenizer.eos_token_id or 0
 
+    # -- documents --------------------------------------------------------------------------------
+
+    @property
+    def takes_documents(self) -> bool:
+        """Return whether batches have the boundaries of their documents."""
+        if self.processes.size > 1 or self.attention not in DENSE:
+            return True
+        plan = self.memory.get("plan")
+        if plan is None or self.attention or not self.packs:
+            return False
+        return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
+
+    @property
+    def packs(self) -> bool:
+        """Return whether a row holds several documents."""
+        return False
+
+    def collate_rows(
+        self, rows: Sequence[dict[str, Tensor]], *, length: int | None = None
+    ) -> dict[str, Any]:
+        """Return a batch of rows, of a fixed length or of that of the longest row."""
+        if not self.takes_documents:
+            return collate(rows, padding=self.padding, length=length)
+        return collate_documents(
+            rows,
+            padding=self.padding,
+            length=length,
+            parts=self.processes.size,
+            # A method of a subclass may need all columns of a row.
+            leaves_out=length is None and self.computes_parts,
+        )
+
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        if self._has_documents(batch):
+            return self.processes.inputs(batch)
         # No mask: with a mask, models ignore the positions. Padding is behind the row's only
         # document, which does not see the padding.
         return {"input_ids": batch["input_ids"]}
 
+    def _has_documents(self, batch: Mapping[str, Any]) -> bool:
+        return "boundaries" in batch and not self.memory.get("has_mask")
+
+    def labels(self, batch: Mapping[str, Any]) -> Tensor:
+        if self._has_documents(batch):
+            return self.processes.tokens(batch, "labels")
+        return super().labels(batch)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.processes.size == 1:
+            return super().training_step(model, batch)
+        labels = self.labels(batch)
+        own = (labels != IGNORED).sum()
+        # A part without a target has 0 times the loss of false targets. A mean of nothing is NaN.
+        loss = mean_loss(model, self.inputs(batch), torch.where(own > 0, labels, 0))
+        # The mean over the processes is the mean over all targets.
+        return loss * (self.processes.size * own / self.weight(batch))
+
+    def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
+        losses = super().token_losses(model, batch, **which)
+        if not self._has_documents(batch):
+            return losses
+        whole = torch.zeros_like(batch["labels"], dtype=losses.dtype).flatten()
+        whole = whole.index_copy(0, self.processes.places(batch), losses[0])
+        return self.processes.sum(whole).view_as(batch["labels"])
+
+    def computed_tokens(self, batch: Any) -> int:
+        return len(batch["places"]) if "places" in batch else super().computed_tokens(batch)
+
     # -- model ------------------------------------------------------------------------------------
 
-    def build_decoder(self, loss: LossMemory, *, packed: bool) -> Any:
+    def build_decoder(self, loss: LossMemory) -> Any:
         """Build the model with its adapters, and a last layer that may compute the loss."""
-        is_known = self.attention in (*DENSE, "flash_attention_2")
+        is_known = self.attention in (*DENSE, NAME, "flash_attention_2")
         if torch.are_deterministic_algorithms_enabled() and not is_known:
             raise setting_error(
                 "attention",
@@ -94,15 +160,17 @@ class DecoderTask(TokenTask):
             checkpoint_activations(model, self.activation_checkpointing)
 
         # The model has no values yet. A small copy with random values is tried.
-        probe = small_copy(model).to("cpu" if self.attention in DENSE else training_device())
-        if packed:
-            check_separation(probe, self.inputs)
+        probe = small_copy(model)
+        if not (self.takes_documents and self._chooses_documents(model, probe)):
+            probe.to("cpu" if self.attention in DENSE else training_device())
+            if self.packs:
+                check_separation(probe, self._trial_inputs)
         adapted = self.adapted(model, "CAUSAL_LM")
         if loss == "plain":
             return adapted
 
         head = adapted.get_output_embeddings()
-        reason = why_not_fusible(probe, self.inputs(small_batch(probe)))
+        reason = why_not_fusible(probe, self._trial_inputs(small_batch(probe)))
         if not reason and type(head) is not nn.Linear:
             reason = "the last layer has an adapter"
         if not reason:
@@ -113,6 +181,37 @@ class DecoderTask(TokenTask):
         else:
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
+
+    def _chooses_documents(self, model: Any, probe: Any) -> bool:
+        """Let a model attend within documents, if its small copy proves that the model can.
+
+        Raises ``ConfigError`` if the model cannot, and a setting asks for it.
+        """
+        size, name = self.processes.size, type(model).__name__
+        if self.attention in (None, NAME):
+            reason = why_not(probe, size)
+        elif size == 1:
+            return False  # another kernel, which takes the same boundaries
+        else:
+            reason = f"it has attention: {self.attention}"
+
+        if not reason:
+            attend_by(model, self.processes)
+            self.note(f"attention: {NAME}, within documents, without a mask")
+            return True
+        if size > 1:
+            rule = f"{name} cannot be computed in parts: {reason}"
+            raise self.memory["plan"].origin("context_parallel").error(rule, size)
+        if self.attention:
+            raise setting_error("attention", NAME, f"{name}: {reason}; leave it out")
+        self.memory["has_mask"] = True
+        self.note(f"attention: a mask keeps documents apart, since {name}: {reason}")
+        return False
+
+    def _trial_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the model for a small batch of packed rows."""
+        has_mask = self.memory.get("has_mask") or not self.takes_documents
+        return self.inputs(batch) if has_mask else inputs_of_trial(batch)
 
     def load_model(self) -> Any:
         """Build the transformers model. A subclass may override this method."""

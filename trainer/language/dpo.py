@@ -25,8 +25,7 @@ from ..reporting.say import say
 from ..task import Pretrained
 from .base import LanguageTask
 from .decoder import LossMemory
-from .loss import token_losses
-from .packing import IGNORED, collate, row_of
+from .packing import IGNORED, row_of
 from .preference import PreferenceTask, without_dropout
 from .problems import setting_error
 from .quantized import training_device
@@ -63,6 +62,7 @@ class DPO(PreferenceTask):
 
     card: ClassVar[tuple[str, str]] = ("text-generation", "Language model trained on preferences")
     exported: ClassVar[str] = "policy"
+    has_documents: ClassVar[bool] = True
 
     reference: Reference | None = None
     reference_model: LocalPath | None = None
@@ -98,16 +98,19 @@ class DPO(PreferenceTask):
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         rows = [row_of(side, np.array([[0, len(side) - 1]])) for side in sides]
-        return collate(rows, padding=self.padding)
+        return self.collate_rows(rows)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        policy = self.build_decoder(self.loss, packed=False)
+        if self.kind == "computed_once" and self.processes.size > 1:
+            rule = "gives each process other pairs; set context_parallel: 1, or reference: frozen"
+            raise setting_error("reference", self.kind, rule)
+        policy = self.build_decoder(self.loss)
         reference = None
         if self.kind == "frozen":
             other = self._task_of_reference()
-            reference = other.build_decoder(self.loss, packed=False)
+            reference = other.build_decoder(self.loss)
             reference.requires_grad_(False)
             self.memory["reference"] = other.memory["stored"]
         return PolicyAndReference(policy, reference)
@@ -115,6 +118,8 @@ class DPO(PreferenceTask):
     def _task_of_reference(self) -> DPO:
         """Return the task of the reference. Raise ``ConfigError`` if its tokens are others."""
         other = replace(self, model=self.reference_model or self.model, adapter=None)
+        # A copy has its own memory, and would attend in its part of the tokens alone.
+        other.memory.update(plan=self.memory.get("plan"), processes=self.processes)
         if other.load_tokenizer().get_vocab() != self.load_tokenizer().get_vocab():
             raise setting_error(
                 "reference_model", self.reference_model, "has another vocabulary than the model"
@@ -177,7 +182,7 @@ class DPO(PreferenceTask):
 
     def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
         """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64."""
-        losses = token_losses(model, {**self.inputs(batch), **which}, batch["labels"])
+        losses = self.token_losses(model, batch, **which)
         return -losses.double().sum(-1).view(-1, 2)
 
     @torch.no_grad()

@@ -126,6 +126,7 @@ class ChunkedLoss(torch.autograd.Function):
             gradient = logarithms.exp_()
             gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
             gradient = gradient.to(dtype)
+            del logarithms  # otherwise two chunks would be in memory during the next softmax
             # Targets without a loss are left out here: each row has fewer features than words.
             torch.mm(gradient, matrix, out=hidden_gradient[chunk]).mul_(counted)
             if weight_gradient is None:

@@ -32,6 +32,7 @@ CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
+SMALL_WINDOW = 8  # tokens, so that short rows show what a window or a chunk changes
 
 
 def stored_part(
@@ -219,6 +220,9 @@ def small_copy(model: Any) -> Any:
     if "layer_types" in vars(config):  # other configurations derive the kinds
         config.layer_types = kinds[: config.num_hidden_layers]
     config.vocab_size = min(config.vocab_size, SMALL_VOCABULARY)
+    for key in ("sliding_window", "attention_chunk_size"):
+        if getattr(config, key, None):
+            setattr(config, key, min(getattr(config, key), SMALL_WINDOW))
     config.pad_token_id = None  # torch refuses a padding outside of the embedding
 
     with torch.random.fork_rng(devices=[]):

@@ -115,14 +115,16 @@ def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
 
 
 def collate(
-    rows: Sequence[dict[str, Tensor]], *, padding: int, length: int | None = None
+    rows: Sequence[dict[str, Tensor]], *, padding: int, length: int | None = None, parts: int = 1
 ) -> dict[str, Tensor]:
     """Return a batch of rows, padded at the end. Each tensor is (rows, tokens).
 
     A row has input_ids, and any of labels, position_ids and attention_mask, each (tokens,).
-    ``length`` is by default that of the longest row of the batch. Padded positions have no loss.
+    ``length`` is by default that of the longest row of the batch, and becomes a multiple of
+    ``parts``. Padded positions have no loss.
     """
     width = length or max(len(row["input_ids"]) for row in rows)
+    width += -width % parts
     padded = []
     for row in rows:
         # The positions of padding begin at 0: a document, which no other document attends to.

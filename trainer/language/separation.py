@@ -54,20 +54,25 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
+    problem = why_not_separate(model, inputs)
+    if problem:
+        raise setting_error("packing", "best_fit", f"{problem}; set packing: none")
+
+
+def why_not_separate(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> str:
+    """Return why packed documents are not separate. The arguments are of ``check_separation``."""
     name = type(model).__name__
     try:
         reached = _tokens_that_reach_second_document(model, inputs)
     except Exception as error:  # models raise any error
-        problem = f"{name} cannot be trained on packed rows: {first_line(error)}"
-    else:
-        # All tokens of the document must have a gradient (or the gradient would prove nothing), and
-        # no other token.
-        expected = torch.zeros_like(reached)
-        expected[SECOND] = True
-        if torch.equal(reached, expected):
-            return
-        problem = f"documents of one row reach each other in {name}"
-    raise setting_error("packing", "best_fit", f"{problem}; set packing: none")
+        return f"{name} cannot be trained on packed rows: {first_line(error)}"
+    # All tokens of the document must have a gradient (or the gradient would prove nothing), and no
+    # other token.
+    expected = torch.zeros_like(reached)
+    expected[SECOND] = True
+    if torch.equal(reached, expected):
+        return ""
+    return f"documents of one row reach each other in {name}"
 
 
 def _tokens_that_reach_second_document(

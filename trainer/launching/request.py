@@ -40,6 +40,7 @@ class Request:
     strategy: Strategy
     strategy_origin: Origin
     world_size: Sourced[int] | None = None
+    context_parallel: Sourced[int] | None = None
     mixed_precision: Sourced[str] | None = None
     use_cpu: bool = False
     accumulation_steps: Sourced[int] | None = None

@@ -15,7 +15,7 @@ from .request import Request, Strategy
 # Keys of the training config that a launch file may give, too.
 _IN_BOTH = (
     "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
-    "max_grad_norm",
+    "max_grad_norm", "context_parallel",
 )  # fmt: skip
 # How lr grows with the batch. linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam.
 _EXPONENTS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
@@ -55,13 +55,17 @@ def resolve(
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
     has_compiler = _compiles(request, strategy, both)
-    precision, micro, global_batch, steps, clip = (
+    precision, micro, global_batch, steps, clip, context = (
         both.agree(key, getattr(request, key)) for key in _IN_BOTH
     )
     optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
     schedule = choose_schedule(request.scheduler, both)
-    micro, steps = _cut(global_batch, micro, steps, world, both)
-    batch = micro * steps * world
+    if world % context:
+        rule = f"must divide the number of processes, {world}"
+        both.fail(Sourced(context, origin_of(both.origins, "context_parallel")), rule)
+    groups = world // context
+    micro, steps = _cut(global_batch, micro, steps, groups, both)
+    batch = micro * steps * groups
     if config.reduce_dtype == "bf16":
         _check_reduction(strategy, precision, steps, both)
     both.end()
@@ -79,6 +83,7 @@ def resolve(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
+        context_parallel=context,
         device=device,
         rehearsal=is_rehearsal,
         mixed_precision=precision,
@@ -111,21 +116,25 @@ def resolve(
 
 
 def _cut(
-    global_batch: int | None, micro: int | None, steps: int | None, world: int, both: Reconciler
+    global_batch: int | None, micro: int | None, steps: int | None, groups: int, both: Reconciler
 ) -> tuple[int, int]:
-    """Return the size of a micro-batch, and their number in a step of each process."""
+    """Return the size of a micro-batch, and their number in a step of each process.
+
+    ``groups`` is the number of processes, or of groups of processes, with rows of their own.
+    """
     found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
+    counted = "world_size" if "context_parallel" not in both.origins else "groups"
     if micro is None:
-        shares = (steps or 1) * world
+        shares = (steps or 1) * groups
         if not global_batch or global_batch % shares:
-            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x world_size"
-            both.fail(found, f"{rule} {world}), as micro_batch_size is null")
+            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x {counted}"
+            both.fail(found, f"{rule} {groups}), as micro_batch_size is null")
         return global_batch // shares, steps or 1
 
-    accumulation = steps or max(1, (global_batch or 0) // (micro * world))
-    if global_batch not in (None, micro * accumulation * world):
-        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x world_size"
-        both.refuse(found, f"{rule} {world}; micro_batch_size: null takes an equal share")
+    accumulation = steps or max(1, (global_batch or 0) // (micro * groups))
+    if global_batch not in (None, micro * accumulation * groups):
+        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x {counted}"
+        both.refuse(found, f"{rule} {groups}; micro_batch_size: null takes an equal share")
     return micro, accumulation
 
 

@@ -397,7 +397,8 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     config["train_micro_batch_size_per_gpu"] = plan.micro_batch_size
     config["gradient_accumulation_steps"] = plan.accumulation_steps
-    config["train_batch_size"] = plan.global_batch_size
+    # The engine counts each process, also those that share rows.
+    config["train_batch_size"] = plan.global_batch_size * plan.context_parallel
     # Left out, Accelerate fills in 1.0 and clips silently.
     config["gradient_clipping"] = plan.max_grad_norm or 0.0
     config["zero_allow_untested_optimizer"] = True

@@ -48,9 +48,15 @@ def test_flash_attention_is_given_one_long_row(task: Callable[..., CausalLM]) ->
     rows = causal.build_data().train
     batch = causal.build_data().collate([rows[0], rows[1]])
     inputs = causal.inputs(batch)
-    assert {tensor.shape for tensor in inputs.values()} == {(1, 2 * 128)}
+    assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * 128)
     assert torch.equal(inputs["position_ids"].reshape(2, 128), batch["position_ids"])
-    assert task().inputs(batch)["input_ids"].shape == (2, 128)
+    starts = (batch["position_ids"].flatten() == 0).nonzero().flatten()
+    for ends in (inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"]):
+        assert ends.dtype == torch.int32 and ends.tolist() == [*starts.tolist(), 256]
+    assert inputs["max_length_q"] == inputs["max_length_k"] == int(ends.diff().max())
+    plain = task()
+    batch = plain.build_data().collate([rows[0], rows[1]])
+    assert plain.inputs(batch)["input_ids"].shape == (2, 128)
 
 
 def test_texts_that_are_read_in_blocks_have_the_tokens_of_prepared_ones(

@@ -20,7 +20,7 @@ from trainer.language.separation import check_separation
 DEFAULTS = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.parametrize(
     "name",
     sorted({*CONFIGS} - {"mixtral"}),  # torch multiplies experts in no float64

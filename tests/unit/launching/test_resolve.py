@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from origins import origin, sourced
 from plans import (
@@ -262,3 +264,24 @@ def test_a_global_batch_without_equal_shares() -> None:
         settings = {"global_batch_size": batch, "micro_batch_size": None}
         line = refusal(lambda settings=settings: plan(None, world=3, **settings))  # type: ignore[misc]
         assert line == f"{SAID}: global_batch_size: {'' if batch is None else '64: '}{rule}"
+
+
+def test_processes_that_share_rows_count_as_a_group() -> None:
+    """In the batch, and in a rate that follows the batch."""
+    settings: dict[str, Any] = {"micro_batch_size": 2, "global_batch_size": 16}
+    rate = {"lr": 1e-3, "lr_scaling": "linear", "reference_batch_size": 8}
+    made = plan(None, world=8, context_parallel=4, **settings, **rate)
+    assert (made.world_size, made.context_parallel) == (8, 4)
+    assert (made.accumulation_steps, made.global_batch_size) == (4, 16)
+    assert made.lr == pytest.approx(2e-3)
+    assert plan(None, world=8, context_parallel=4, micro_batch_size=2).global_batch_size == 4
+
+    of_file = plan(request("fsdp", context_parallel=asked(4)), world=8, **settings)
+    assert (of_file.context_parallel, of_file.accumulation_steps) == (4, 4)
+    line = refusal(lambda: plan(None, world=8, context_parallel=3))
+    assert line == f"{SAID}: context_parallel: 3: must divide the number of processes, 8"
+    line = refusal(
+        lambda: plan(None, world=8, context_parallel=4, micro_batch_size=3, global_batch_size=16)
+    )
+    assert line.startswith(f"{SAID}: global_batch_size: 16: must be micro_batch_size 3 x ")
+    assert "x groups 2; " in line

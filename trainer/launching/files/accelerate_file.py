@@ -39,8 +39,8 @@ class _TopLevel(BaseModel):
 class _Parallelism(BaseModel):
     parallelism_config_dp_replicate_size: _Size = 1
     parallelism_config_dp_shard_size: _Size = 1
-    parallelism_config_cp_size: Literal[1] = 1
-    parallelism_config_sp_size: Literal[1] = 1
+    parallelism_config_cp_size: _Size = 1
+    parallelism_config_sp_size: _Size = 1
     parallelism_config_tp_size: Literal[1] = 1
 
 
@@ -73,7 +73,8 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     top = read_values(_TopLevel, entries, check)
     use_cpu = "cpu" in entries or top.use_cpu
     world = _processes(kind, top.num_processes, entries, check)
-    copies = _copies(kind.value, entries, world, check)
+    context = _context(entries, check)
+    copies = _copies(kind.value, entries, world, context, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
 
     if kind.value == "DEEPSPEED":
@@ -102,6 +103,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         request,
         mixed_precision=precision,
         world_size=world,
+        context_parallel=context,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
         notices=tuple(check.notices),
@@ -169,7 +171,11 @@ def _processes(
 
 
 def _copies(
-    kind: str, entries: Entries, world: Sourced[int] | None, check: Findings
+    kind: str,
+    entries: Entries,
+    world: Sourced[int] | None,
+    context: Sourced[int] | None,
+    check: Findings,
 ) -> Sourced[int] | None:
     """Return the number of groups that hold the whole model each (HSDP), or None."""
     sizes = read_values(_Parallelism, entries, check)
@@ -180,11 +186,27 @@ def _copies(
     found = entries[f"parallelism_config_dp_{'shard' if shards > 1 else 'replicate'}_size"]
     if kind != "FSDP":
         check.refuse(found, "needs distributed_type: FSDP; write that, or remove it")
-    elif shards > 1 and world is not None and copies * shards != world.value:
+        return None
+    size = shards * (context.value if context else 1)  # Accelerate counts without the processes
+    if shards > 1 and world is not None and copies * size != world.value:
         check.refuse(
-            found, f"{copies} groups of {shards} are not the number of processes, {world.value}"
+            found, f"{copies} groups of {size} are not the number of processes, {world.value}"
         )
     return entries["parallelism_config_dp_replicate_size"].meaning(copies) if copies > 1 else None
+
+
+def _context(entries: Entries, check: Findings) -> Sourced[int] | None:
+    """Return the number of processes that share rows, or None.
+
+    Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A single method
+    serves all strategies here.
+    """
+    sizes = read_values(_Parallelism, entries, check)
+    ring, exchange = sizes.parallelism_config_cp_size, sizes.parallelism_config_sp_size
+    if ring * exchange == 1:
+        return None
+    found = entries[f"parallelism_config_{'cp' if ring > 1 else 'sp'}_size"]
+    return found.meaning(ring * exchange)
 
 
 def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:

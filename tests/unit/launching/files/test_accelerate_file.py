@@ -28,6 +28,26 @@ def test_dynamo(write: Write) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("sizes", "value", "key"),
+    [
+        ({"cp": 2}, 2, "cp"),
+        ({"sp": 4}, 4, "sp"),
+        ({"cp": 2, "sp": 2}, 4, "cp"),
+    ],
+)
+@pytest.mark.parametrize("text", [DDP, FSDP, f"{ZERO}  zero_stage: 3\n"])
+def test_both_keys_of_accelerate_share_rows(
+    text: str, sizes: dict[str, int], value: int, key: str, write: Write
+) -> None:
+    lines = [f"  parallelism_config_{name}_size: {size}\n" for name, size in sizes.items()]
+    request = read_accelerate_file(write("a.yaml", f"{text}parallelism_config:\n{''.join(lines)}"))
+    shared = request.context_parallel
+    assert shared is not None and shared.value == value
+    assert f"parallelism_config_{key}_size" in str(shared.origin)
+    assert read_accelerate_file(write("b.yaml", text)).context_parallel is None
+
+
 def test_sections_of_other_strategies_are_not_read(write: Write) -> None:
     text = f"{DDP}fp8_config:\n  backend: TE\nfsdp_config:\n  fsdp_version: 2\n"
     request = read_accelerate_file(write("a.yaml", text))
@@ -127,7 +147,7 @@ MISTAKES = [
         f"{DDP}mixed_precision: no",
         "a.yaml:3: mixed_precision: false: must be 'no', 'bf16' or 'fp16'",
     ),
-    (f"{DDP}parallelism_config:\n  parallelism_config_cp_size: 2", f"{SIZES}cp_size: 2: must be 1"),
+    (f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2", f"{SIZES}tp_size: 2: must be 1"),
     (f"{DDP}dynamo_config:\n  dynamo_mode: fastest", "dynamo_mode: 'fastest': must be 'default', "),
     (
         f"{ZERO}  deepspeed_config_file: missing.json",

@@ -126,6 +126,12 @@ MISTAKES = [
         "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: "
         "2 groups of 4 are not the number of processes, 2",
     ),
+    (
+        f"{FSDP}parallelism_config:\n  parallelism_config_cp_size: 2\n"
+        "  parallelism_config_dp_shard_size: 2",
+        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 2: "
+        "1 groups of 4 are not the number of processes, 2",
+    ),
 ]
 
 

@@ -1,0 +1,294 @@
+"""Attention within documents: the same function as a mask, and who may compute so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plans import plan
+from tiny_language import CONFIGS, build_with_batch, conversation, save_masked
+from torch import Tensor, nn
+
+from trainer import ConfigError
+from trainer.language import CausalLM, MaskedLM
+from trainer.language.model_files import small_copy
+from trainer.language.packing import IGNORED
+from trainer.language.pretrained import from_configuration
+from trainer.language.trial import why_not
+from trainer.language.varlen import NAME, Whole, attend, collate_documents, with_documents
+
+DEFAULTS = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+WIDE = {**CONFIGS["llama"], "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+ROWS = [
+    {
+        "input_ids": torch.arange(size) + 5,
+        "labels": torch.arange(size) + 6,
+        "position_ids": torch.cat([torch.arange(3), torch.arange(size - 3)]),
+    }
+    for size in (7, 4)
+]
+
+
+def small(name: str, **settings: Any) -> Any:
+    """A small copy of a model of a kind."""
+    config = {"model_type": name, **settings}
+    return small_copy(from_configuration(config, None, DEFAULTS))
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_boundaries_are_where_positions_begin() -> None:
+    batch = collate_documents(ROWS, padding=1, length=8)
+    assert batch["input_ids"].shape == (2, 8) and "attention_mask" not in batch
+    assert batch["boundaries"].tolist() == [0, 3, 7, 8, 11, 12, 16]  # padding is a document
+    assert batch["longest"] == 4 and batch["boundaries"].dtype == torch.int32
+    assert batch["places"].tolist() == [*range(16)]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_padding_is_left_out_but_for_a_rest(parts: int) -> None:
+    """Eleven tokens: those of the longest row are the columns, of which parts are as many."""
+    batch = collate_documents(ROWS, padding=1, parts=parts, leaves_out=True)
+    count = {1: 11, 2: 12, 4: 12}[parts]
+    assert len(batch["places"]) == count and batch["labels"].numel() % parts == 0
+    found = batch["labels"].flatten()[batch["places"]]
+    assert found[found != IGNORED].tolist() == torch.cat([row["labels"] for row in ROWS]).tolist()
+    assert batch["boundaries"][-1] == count
+
+
+def test_each_process_has_a_part_of_the_tokens() -> None:
+    batch = collate_documents(ROWS, padding=1, parts=4, leaves_out=True)
+    found = []
+    for number in range(4):
+        process = Whole()
+        process.size, process.number = 4, number
+        inputs = process.inputs(batch)
+        assert inputs["input_ids"].shape == (1, 3)
+        assert torch.equal(inputs["cu_seq_lens_q"], batch["boundaries"])
+        found.append(process.tokens(batch, "labels"))
+    assert torch.equal(torch.cat(found, 1), Whole().tokens(batch, "labels"))
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_is_that_of_a_mask(window: int | None) -> None:
+    """With fewer heads of keys, and an own scale."""
+    positions = torch.tensor([[*range(5), *range(9), 0]])
+    batch = with_documents({"position_ids": positions})
+    drawn = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, 15, 4, generator=drawn, dtype=torch.double) for heads in (4, 2, 2)
+    )
+    found, _ = attend(
+        Whole(), nn.Module(), query, key, value, None,
+        scaling=0.3, sliding_window=window, cu_seq_lens_q=batch["boundaries"],
+    )  # fmt: skip
+
+    number = (positions[0] == 0).cumsum(0)
+    place = torch.arange(15)
+    distance = place[:, None] - place
+    mask = (number[:, None] == number) & (distance >= 0) & (distance < (window or 15))
+    keys, values = (each.repeat_interleave(2, 1) for each in (key, value))
+    scores = (query @ keys.mT * 0.3).masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(found.transpose(1, 2), scores.softmax(-1) @ values)
+
+
+@pytest.mark.parametrize(
+    ("named", "rule"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"s_aux": torch.ones(2)}, "s_aux"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"is_causal": False}, "is_causal"),
+        ({"new": 1, "softcap": None}, "new"),
+    ],
+)
+def test_an_argument_that_is_not_known_is_refused(named: dict[str, Any], rule: str) -> None:
+    heads = [torch.ones(1, 2, 4, 4)] * 3
+    ends = torch.tensor([0, 4])
+    with pytest.raises(NotImplementedError, match=f"^attention varlen has no {rule}$"):
+        attend(Whole(), nn.Module(), *heads, None, cu_seq_lens_q=ends, **named)  # type: ignore[arg-type]
+
+
+def test_heads_that_processes_cannot_share_are_refused() -> None:
+    process = Whole()
+    process.size = 2
+    heads = [torch.ones(1, 3, 4, 4)] * 3
+    with pytest.raises(NotImplementedError, match="no 3 heads for 2 processes"):
+        attend(process, nn.Module(), *heads, None, cu_seq_lens_q=torch.tensor([0, 4]))
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "whole", "parts"),
+    [
+        ("llama", WIDE, "", ""),
+        ("mistral", {**WIDE, "sliding_window": 4096}, "", ""),
+        ("gemma3_text", WIDE, "", ""),
+        ("gpt2", {**CONFIGS["gpt2"], "resid_pdrop": 0.1, "n_head": 4}, "", ""),
+        ("gpt2", {**CONFIGS["gpt2"], "attn_pdrop": 0.1}, "has no dropout", "has no dropout"),
+        ("gemma2", WIDE, "has no softcap", "has no softcap"),
+        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4}, "cannot be rep", "cannot be rep"),
+        ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}, "than each alone", "than each al"),
+        (
+            "lfm2",
+            {**WIDE, "layer_types": ["conv", "full_attention"]},
+            "than each alone",
+            "than each al",
+        ),
+        ("llama4_text", {**WIDE, "num_local_experts": 2}, "than each alone", "than each alone"),
+    ],
+)
+def test_a_small_copy_tells_whether_a_model_can(
+    name: str, settings: dict[str, Any], whole: str, parts: str
+) -> None:
+    config = {key: value for key, value in settings.items() if key != "model_type"}
+    if name == "lfm2":
+        config.pop("head_dim")
+    for size, rule in ((1, whole), (4, parts)):
+        model = small(name, **config)
+        before = model.config._attn_implementation
+        reason = why_not(model, size)
+        assert rule in reason and bool(rule) == bool(reason)
+        assert model.config._attn_implementation == (before if rule else f"{NAME}_alone")
+        assert model.training or rule
+
+
+def test_calls_without_boundaries_compute_as_before(task: Callable[..., CausalLM]) -> None:
+    """With a mask of padding and a cache, and after them training goes on by documents."""
+    outputs = []
+    for attention in ("sdpa", NAME):
+        causal = task(attention=attention)
+        model, batch = build_with_batch(causal)
+        ids = batch["input_ids"][:, :20]
+        mask = torch.ones_like(ids)
+        mask[0, :5] = 0
+        alike: Any = model.eval()
+        texts = alike.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        outputs.append((texts, alike(input_ids=ids, attention_mask=mask).logits))
+        assert alike.config._attn_implementation == attention
+        assert causal.training_step(model, batch).isfinite()
+    torch.testing.assert_close(*outputs)
+
+
+def test_the_exported_configuration_names_no_attention(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    model: Any = task(attention=NAME).build_model()
+    model.config.save_pretrained(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
+
+
+def test_adapters_and_recomputed_layers_have_the_same_gradients(
+    task: Callable[..., CausalLM],
+) -> None:
+    found = []
+    rows = [conversation("Say it.", text * 3) for text in ("one two", "three", "four five six")]
+    settings: dict[str, Any] = {"adapter": {"r": 2}, "activation_checkpointing": True}
+    for attention in ("sdpa", NAME):
+        causal = task(rows=rows, attention=attention, packing="none", **settings)
+        model, batch = build_with_batch(causal)
+        loss = causal.training_step(model, batch)
+        loss.backward()
+        found.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(found[0]) > 4
+    torch.testing.assert_close(*found)
+
+
+def test_predictions_and_counts_leave_padding_out(task: Callable[..., CausalLM]) -> None:
+    losses = []
+    for attention in ("sdpa", NAME):
+        causal = task(attention=attention, packing="none")
+        model, batch = build_with_batch(causal)
+        found = causal.prediction_step(model, batch)
+        losses.append((found["loss"], found["tokens"]))
+    real = int((batch["labels"] != IGNORED).sum())
+    assert causal.computed_tokens(batch) == real < batch["input_ids"].numel()
+    torch.testing.assert_close(*losses)
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def begun(causal: CausalLM, **changes: Any) -> CausalLM:
+    causal.begin(replace(plan(None), **changes))
+    return causal
+
+
+def test_packed_rows_on_a_gpu_in_16_bits_have_documents_by_default(
+    task: Callable[..., CausalLM],
+) -> None:
+    gpu = {"device": "cuda", "mixed_precision": "bf16"}
+    assert begun(task(), **gpu).takes_documents
+    assert not begun(task(attention="sdpa"), **gpu).takes_documents
+    assert not begun(task(packing="none"), **gpu).takes_documents
+    assert not begun(task(), device="cuda", mixed_precision="no").takes_documents
+    assert not begun(task(), device="cpu", mixed_precision="bf16").takes_documents
+    assert not task().takes_documents
+
+
+def test_by_default_a_model_that_cannot_has_a_mask_and_a_note(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "model": None,
+        "config": {**CONFIGS["gemma"], "model_type": "gemma2"},
+        "tokenizer": str(llama),
+    }
+    losses = []
+    for causal in (
+        task(**settings),
+        begun(task(**settings), device="cuda", mixed_precision="bf16"),
+    ):
+        model, batch = build_with_batch(causal)
+        losses.append(causal.training_step(model, batch))
+    assert "boundaries" in batch and causal.inputs(batch)["input_ids"].shape == (2, 128)
+    rule = "a mask keeps documents apart, since Gemma2ForCausalLM: attention varlen has no softcap"
+    assert f"attention: {rule}" in causal.notices()
+    torch.testing.assert_close(*losses)
+
+
+def test_a_model_that_cannot_is_refused_if_documents_are_asked_for(
+    refused: Callable[..., None], llama: Path
+) -> None:
+    config = {**CONFIGS["gemma"], "model_type": "gemma2"}
+    rule = "attention: 'varlen': Gemma2ForCausalLM: attention varlen has no softcap; leave it out"
+    refused(rule, model=None, config=config, tokenizer=str(llama), attention=NAME)
+
+
+def test_other_tasks_have_no_documents(tmp_path: Path, texts: Path) -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface._global_mapping.pop(NAME, None)  # of another test
+    task = MaskedLM(model=str(save_masked(tmp_path)), data=str(texts), attention=NAME)
+    with pytest.raises(ConfigError, match=r"cannot be loaded: .*attn_implementation=.varlen"):
+        task.build_model()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(CausalLM):
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+
+def test_a_loss_of_ones_own_needs_whole_rows(task: Callable[..., CausalLM]) -> None:
+    """Its batches are rows of a length, padding included, and no processes share them."""
+    own = OwnLoss(**{**vars_of(task()), "attention": NAME, "packing": "none"})
+    batch = own.collate_rows(ROWS)
+    assert batch["places"].tolist() == [*range(14)] and own.inputs(batch)["input_ids"].numel() == 14
+    with pytest.raises(ConfigError, match="2: must be 1: the task computes whole rows"):
+        begun(own, world_size=2, context_parallel=2)
+    assert task().computes_parts and not own.computes_parts
+
+
+def vars_of(causal: CausalLM) -> dict[str, Any]:
+    return {"model": causal.model, "data": causal.data, "cache_dir": causal.cache_dir}

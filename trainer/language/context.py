@@ -1,0 +1,69 @@
+"""Context parallelism: the processes of a group share rows, and each computes a part of the tokens.
+
+Only attention needs the other tokens. There the processes exchange: from all heads of some tokens
+to all tokens of some heads, and back (Jacobs et al. 2023, "DeepSpeed Ulysses"). Everything else is
+data parallelism over tokens, whose gradients are averaged over all processes, as always.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .varlen import Whole
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange of parts of one dimension for parts of another. Heads are 1, tokens 2."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, group: Any, given: int, taken: int) -> Tensor:
+        ctx.back = (group, taken, given)
+        parts = torch.stack(heads.chunk(group.size(), given))
+        others = torch.empty_like(parts)
+        dist.all_to_all_single(others, parts, group=group)
+        return torch.cat(list(others), taken)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _Exchange.apply(*gradients, *ctx.back), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """A sum over a group. Each process has the same loss of the sum, so gradients add up too."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _Sum.apply(*gradients, ctx.group), None  # type: ignore[no-untyped-call]
+
+
+class Group(Whole):
+    """The processes that share rows, of which each computes a part of the tokens.
+
+    Args:
+        size: of a group, of neighbouring processes. Collective: make it on every rank.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.group, _ = dist.new_subgroups(size)  # type: ignore[no-untyped-call]
+        self.number = dist.get_rank(self.group)
+
+    def gather(self, heads: Tensor) -> Tensor:
+        return _Exchange.apply(heads, self.group, 1, 2)  # type: ignore[no-any-return,no-untyped-call]
+
+    def scatter(self, heads: Tensor) -> Tensor:
+        return _Exchange.apply(heads, self.group, 2, 1)  # type: ignore[no-any-return,no-untyped-call]
+
+    def sum(self, values: Tensor) -> Tensor:
+        return _Sum.apply(values, self.group)  # type: ignore[no-any-return,no-untyped-call]
