@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import SavedPart
 from ..text import listed
+from .configuration import changed_configuration
 from .pretrained import configure
 from .problems import first_line, setting_error
 
@@ -63,11 +65,12 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
 
 
-def adapter_part(model: Any) -> SavedPart:
+def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:
     """Return the adapter of a peft model as the part that is saved, in peft's file format.
 
-    https://huggingface.co/docs/peft/developer_guides/checkpoint. Raises ``ConfigError`` if the file
-    cannot hold some trained tensor.
+    https://huggingface.co/docs/peft/developer_guides/checkpoint. ``changes`` are keys of the base
+    model's configuration that differ from its files. Raises ``ConfigError`` if the file cannot hold
+    some trained tensor.
     """
     from peft import PeftModel
     from peft.utils import get_peft_model_state_dict
@@ -125,7 +128,9 @@ def adapter_part(model: Any) -> SavedPart:
 
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
-        loaded = load_base(source, num_labels=base.config.num_labels)
+        labels = base.config.num_labels
+        config = changed_configuration(source, changes or {}, num_labels=labels)
+        loaded = load_base(source, config=config)
         configure(loaded, pad_token_id=text.pad_token_id)
         return PeftModel.from_pretrained(loaded, folder)
 

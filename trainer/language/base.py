@@ -44,6 +44,7 @@ class LanguageTask(Task):
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
 
     model: LocalPath | None = None
+    model_config: dict[str, Any] | None = None
     tokenizer: LocalPath | None = None
     adapter: Adapter | None = None
     attention: str | None = None
@@ -136,6 +137,7 @@ class LanguageTask(Task):
             auto_class,
             self.ignore_tensors or (),
             self.quantize,
+            self.model_config,
             **options,
         )
         return model
@@ -143,14 +145,18 @@ class LanguageTask(Task):
     def adapted(self, model: Any, task_type: str | None) -> Any:
         """Add the task's adapters to a model, and name the model's class in its configuration."""
         model.config.architectures = [type(model).__name__]
-        return add_adapter(model, self.adapter, task_type) if self.adapter else model
+        if not self.adapter:
+            return model
+        if self.model_config:
+            self.note("model_config: the file of the adapter has none; set the keys to load it too")
+        return add_adapter(model, self.adapter, task_type)
 
     def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
         stored = self.memory.get("stored")
         return stored and stored(model)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        return adapter_part(model) if self.adapter else None
+        return adapter_part(model, self.model_config) if self.adapter else None
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.
@@ -202,6 +208,8 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
+        if self.config and self.model_config:
+            raise ValueError("model_config: changes the configuration of model; use config alone")
         if self.config and self.quantize:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..private.transformers import converts_files, model_from_config, save_conve
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
+from .configuration import changed_configuration
 from .problems import first_line, setting_error
 from .quantized import follow_autocast, placement_in_4_bits
 
@@ -62,6 +63,7 @@ def build_on_meta(
     auto_class: str = CAUSAL,
     ignored: str | Sequence[str] = (),
     quantize: str | None = None,
+    changes: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
@@ -73,7 +75,8 @@ def build_on_meta(
         auto_class: name of a class of transformers.
         ignored: patterns of tensors of the files that the model may lack.
         quantize: load the model with values, in this format of 4 bits. No files are read later.
-        options: keys of the configuration.
+        changes: keys of the configuration, checked as ``changed_configuration`` does.
+        options: further keys of the configuration.
 
     Raises:
         ConfigError: the files do not hold exactly this model, or cannot be read.
@@ -86,15 +89,17 @@ def build_on_meta(
     # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
-    load = partial(
-        getattr(transformers, auto_class).from_pretrained,
-        source,
-        output_loading_info=True,
-        attn_implementation=attention,
-        **options,
-    )
 
     try:
+        if changes:
+            options = {"config": changed_configuration(source, changes, **options)}
+        load = partial(
+            getattr(transformers, auto_class).from_pretrained,
+            source,
+            output_loading_info=True,
+            attn_implementation=attention,
+            **options,
+        )
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
