@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,15 +12,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..checkpoint.ranges import of_model_folder
+from ..config.paths import LocalPath
+from ..errors import ConfigError
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
-from ..task import SavedPart
+from ..task import Pretrained, SavedPart
 from ..text import listed
 from .configuration import changed_configuration
+from .model_files import local_folder
 from .pretrained import configure
 from .problems import first_line, setting_error
 
 FILE = "adapter_model.safetensors"
+
+
+CONFIG = "adapter_config.json"
+REFERENCE = "reference"  # the name of a frozen second adapter
+
+# The settings of an adapter that its file of settings has under other names.
+SETTINGS = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "targets": "target_modules",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +44,8 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
+        start: a folder of an adapter, or a name on the Hub, whose settings and values the training
+            begins with.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the
@@ -33,11 +53,29 @@ class Adapter:
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
+    start: LocalPath | None = None
     r: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | list[str] = "all-linear"
     quantize: Literal["nf4"] | None = None
+
+
+def base_of(name: str | None) -> str | None:
+    """Return the model below the adapter in a folder. None for any other folder or name.
+
+    Raises ``ValueError`` if the folder does not tell the model.
+    """
+    file = Path(name or "").expanduser() / CONFIG
+    if not name or not file.is_file():
+        return None
+    base: str | None = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if not base:
+        raise ValueError(
+            f"model: {name} is an adapter that does not name its model; give model, and "
+            f"adapter: {{start: {name}}}"
+        )
+    return base
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
@@ -49,20 +87,99 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    config = LoraConfig(
-        r=adapter.r,
-        lora_alpha=adapter.alpha,  # a factor
-        lora_dropout=adapter.dropout,
-        target_modules=adapter.targets,
-        # GPT-2 stores its weights transposed.
-        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
-        task_type=task_type,
-    )
+    if adapter.start:
+        config = _settings_of_start(adapter)
+    else:
+        config = LoraConfig(**{name: getattr(adapter, key) for key, name in SETTINGS.items()})
+    # GPT-2 stores its weights transposed.
+    config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
+    config.task_type = task_type
     try:
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
+
+
+def _settings_of_start(adapter: Adapter) -> Any:
+    """Return peft's settings of the adapter that the training begins with.
+
+    Raises ``ConfigError`` if the settings of the task differ, or if no files of such an adapter
+    could be loaded into the weights of the model.
+    """
+    from peft import LoraConfig, PeftConfig
+
+    def refuse(rule: str) -> ConfigError:
+        return setting_error("adapter.start", adapter.start, rule)
+
+    folder = local_folder(str(adapter.start))
+    try:
+        config: Any = PeftConfig.from_pretrained(str(folder))
+    except Exception as error:  # a missing file, wrong JSON, a key that peft does not know
+        raise refuse(f"holds no adapter: {first_line(error)}") from None
+    if not isinstance(config, LoraConfig):
+        raise refuse(f"is a {config.peft_type.value} adapter; only LORA is supported")
+    if not isinstance(config.init_lora_weights, bool):
+        raise refuse(
+            f"its init_lora_weights is {config.init_lora_weights!r}, which may change the weights "
+            "below; merge it into the model first"
+        )
+
+    for key, name in SETTINGS.items():
+        wanted, own = getattr(adapter, key), getattr(config, name)
+        if wanted != getattr(Adapter, key) and _plain(wanted) != _plain(own):
+            raise setting_error(
+                f"adapter.{key}", wanted, f"is {_plain(own)} in {adapter.start}; leave the key out"
+            )
+    config.inference_mode = False
+    # get_peft_model warns about another name of the model that the settings name.
+    config.base_model_name_or_path = None
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting in a form that can be compared: a set as a sorted list."""
+    return sorted(value) if isinstance(value, list | set) else value
+
+
+def add_reference(model: Any) -> Any:
+    """Add a frozen second adapter to a peft model, in place, for the values of the first."""
+    config = copy.deepcopy(model.active_peft_config)
+    config.lora_dropout = 0.0
+    model.add_adapter(REFERENCE, config, low_cpu_mem_usage=True)
+    for name, parameter in model.named_parameters():
+        if f".{REFERENCE}" in name:
+            parameter.requires_grad_(False)
+    return model
+
+
+def with_start(model: Any, start: str, stored: Pretrained | None) -> list[Pretrained]:
+    """Return the files of a model whose adapters have the values of a folder.
+
+    ``stored`` are the files of the model below. None: the model below has values.
+
+    Raises ``ConfigError`` if the file of the folder has other tensors than the adapter.
+    """
+    folder = local_folder(start)
+    _, entries = of_model_folder(folder)
+    in_file = {name: own for own, name in _names_in_file(model).items()}
+    different = sorted(in_file.keys() ^ entries.keys())
+    if different:
+        raise setting_error(
+            "adapter.start",
+            start,
+            f"its file and the adapter of this training do not both have {listed(different)}",
+        )
+
+    copies = [in_file]
+    if REFERENCE in model.peft_config:
+        second = {n: own.replace(".default", f".{REFERENCE}") for n, own in in_file.items()}
+        copies.append(second)
+    filled = {name for names in copies for name in names.values()}
+    others = stored.new if stored else dict(canonical_state(model))
+    new = [name for name in others if name not in filled]
+    below = [replace(stored, new=new)] if stored else []
+    return [*below, *(Pretrained(folder=folder, names=names, new=new) for names in copies)]
 
 
 def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:
@@ -73,32 +190,11 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
     some trained tensor.
     """
     from peft import PeftModel
-    from peft.utils import get_peft_model_state_dict
 
     base = model.get_base_model()
     settings = model.active_peft_config
     tensors = dict(canonical_state(model))
-    # Checkpoints hold a shared tensor under the first of its names.
-    first_name = {tensor: name for name, tensor in reversed(tensors.items())}
-
-    # With "auto" peft would ask the Hub whether an embedding was resized.
-    in_file = get_peft_model_state_dict(
-        model,
-        state_dict=dict(tensors),
-        adapter_name=model.active_adapter,
-        save_embedding_layers=False,
-    )
-    names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
-    trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
-    # A computed tensor, or a further name of a tensor, would not load again.
-    lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
-    if lost:
-        raise setting_error(
-            "adapter",
-            settings.peft_type.value,
-            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
-            "no saved modules",
-        )
+    names = _names_in_file(model)
 
     uses = Counter(tensors.values())
     tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[t] > 1]
@@ -135,3 +231,35 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
         return PeftModel.from_pretrained(loaded, folder)
 
     return replace(part, load=load)
+
+
+def _names_in_file(model: Any) -> dict[str, str]:
+    """Return the name of each tensor in the file of an adapter, by the name in the peft model.
+
+    Raises ``ConfigError`` if the file cannot hold some trained tensor.
+    """
+    from peft.utils import get_peft_model_state_dict
+
+    tensors = dict(canonical_state(model))
+    # Checkpoints hold a shared tensor under the first of its names.
+    first_name = {tensor: name for name, tensor in reversed(tensors.items())}
+
+    # With "auto" peft would ask the Hub whether an embedding was resized.
+    in_file = get_peft_model_state_dict(
+        model,
+        state_dict=dict(tensors),
+        adapter_name=model.active_adapter,
+        save_embedding_layers=False,
+    )
+    names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
+    trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
+    # A computed tensor, or a further name of a tensor, would not load again.
+    lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
+    if lost:
+        raise setting_error(
+            "adapter",
+            model.active_peft_config.peft_type.value,
+            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
+            "no saved modules",
+        )
+    return names

@@ -14,10 +14,10 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter
+from .adapters import Adapter, adapter_part, add_adapter, base_of, with_start
 from .card import model_card
 from .loss import mean_loss, token_losses
-from .model_files import build_on_meta
+from .model_files import build_on_meta, local_folder
 from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
@@ -55,9 +55,19 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take a mapping as an adapter. A YAML file gives an ``Adapter``, code may give a dict."""
+        """Take a mapping as an adapter, and the folder of an adapter as its start and its model.
+
+        A YAML file gives an ``Adapter``, code may give a dict.
+        """
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
+        base = base_of(self.model)
+        if base:
+            if self.adapter and self.adapter.start:
+                raise ValueError("adapter.start: model is a folder of an adapter as well; give one")
+            adapter = replace(self.adapter or Adapter(), start=self.model)
+            object.__setattr__(self, "adapter", adapter)
+            object.__setattr__(self, "model", base)
 
     @property
     def quantize(self) -> str | None:
@@ -113,11 +123,18 @@ class LanguageTask(Task):
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
-            tokenizer = load_tokenizer(str(self.tokenizer or self.model), key)
+            tokenizer = load_tokenizer(str(self.tokenizer or self._with_tokenizer()), key)
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.memory["tokenizer"] = tokenizer
         return self.memory["tokenizer"]
+
+    def _with_tokenizer(self) -> str | None:
+        """Return the model, or the adapter to start with if a tokenizer is beside the adapter."""
+        start = self.adapter.start if self.adapter else None
+        if start and (local_folder(start) / "tokenizer_config.json").is_file():
+            return start
+        return self.model
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner. A line that is there already is not repeated."""
@@ -151,9 +168,12 @@ class LanguageTask(Task):
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         return add_adapter(model, self.adapter, task_type)
 
-    def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
-        stored = self.memory.get("stored")
-        return stored and stored(model)
+    def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
+        find = self.memory.get("stored")
+        stored = find and find(model)
+        if self.adapter and self.adapter.start:
+            return with_start(model, self.adapter.start, stored)
+        return [stored] if stored else []
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config) if self.adapter else None

@@ -56,6 +56,17 @@ def bare_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
+def local_folder(name: str) -> Path:
+    """Return a folder, or that of the files of a name on the Hub. Other errors are the Hub's."""
+    from huggingface_hub import snapshot_download
+
+    # Absolute, because the configuration of an adapter names the model by this path.
+    folder = Path(name).expanduser().absolute()
+    if folder.is_dir():
+        return folder
+    return Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
+
+
 def build_on_meta(
     name: str,
     attention: str | None,
@@ -82,15 +93,12 @@ def build_on_meta(
         ConfigError: the files do not hold exactly this model, or cannot be read.
     """
     import transformers
-    from huggingface_hub import snapshot_download
 
     transformers.logging.disable_progress_bar()
 
-    # Absolute, because the configuration of an adapter names the model by this path.
-    folder = Path(name).expanduser().absolute()
-    source = str(folder) if folder.is_dir() else name
-
     try:
+        folder = local_folder(name)
+        source = str(folder) if Path(name).expanduser().is_dir() else name
         if changes:
             options = {"config": changed_configuration(source, changes, **options)}
         load = partial(
@@ -100,10 +108,10 @@ def build_on_meta(
             attn_implementation=attention,
             **options,
         )
-        if not folder.is_dir():
-            folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
-            raise ValueError("it holds an adapter; merge the adapter into its model first")
+            raise ValueError(
+                f"it holds an adapter; give the adapter's model, and adapter: {{start: {name}}}"
+            )
         model, info = load(device_map="meta")
         if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)

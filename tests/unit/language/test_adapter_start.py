@@ -1,0 +1,192 @@
+"""Training goes on with an adapter, and DPO keeps the adapter as it was as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launchers import json_in
+from one_process import fit
+from preferences import preferences, settings_of_task, trainer, two_steps
+from safetensors.torch import load_file, save_file
+from tiny_language import save_rows, tokenizer
+from torch import nn
+from whole_model import build_whole
+
+from trainer import ConfigError
+from trainer.language import DPO, CausalLM
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+FILE = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def adapter(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of an adapter that peft wrote, every value of which was drawn."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("adapter")
+    base: Any = AutoModelForCausalLM.from_pretrained(llama)
+    how: dict[str, Any] = {"r": 3, "lora_alpha": 9, "target_modules": ["q_proj", "up_proj"]}
+    model: Any = get_peft_model(base, LoraConfig(**how, task_type="CAUSAL_LM"))
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged(folder: Path) -> Any:
+    from peft import AutoPeftModelForCausalLM
+
+    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(folder)
+    return loaded.merge_and_unload()
+
+
+@pytest.mark.parametrize("way", ["model", "start", "start on another base"])
+def test_an_adapter_goes_on_with_its_values_and_settings(
+    way: str, adapter: Path, given: Path, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    settings = {
+        "model": {"model": str(adapter)},
+        "start": {"adapter": {"start": str(adapter)}},
+        "start on another base": {
+            "model": str(given / "other"),
+            "adapter": {"start": str(adapter), "r": 3, "targets": ["up_proj", "q_proj"]},
+        },
+    }[way]
+    causal = task(**settings)
+    model: Any = build_whole(causal)
+    held = load_file(adapter / FILE)
+    names = causal.saved_part(model).names  # type: ignore[union-attr]
+    own = dict(model.named_parameters())
+    assert {names[n] for n, p in own.items() if p.requires_grad} == held.keys()
+    assert all(torch.equal(own[name], held[in_file]) for name, in_file in names.items())
+    if way == "model":
+        ids = torch.arange(12)[None]
+        expected = merged(adapter)(ids).logits
+        torch.testing.assert_close(model.eval()(input_ids=ids).logits, expected)
+
+    fit(tmp_path / "run", causal, max_steps=2)  # the export is compared with the trained model
+    after = json_in(tmp_path / "run" / "model" / "adapter_config.json")
+    assert (after["r"], after["lora_alpha"]) == (3, 9)
+    assert after["base_model_name_or_path"] == causal.model
+    trained = load_file(tmp_path / "run" / "model" / FILE)
+    assert all(not torch.equal(trained[name], held[name]) for name in held)
+
+
+def test_dpo_has_the_adapter_as_it_was_as_its_reference(
+    adapter: Path, llama: Path, given: Path, tmp_path: Path
+) -> None:
+    """Beside peft by hand in float64, with a second adapter of the same values."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    dpo = DPO(**{**settings_of_task(given, tmp_path), "model": str(adapter)})
+    assert (dpo.kind, dpo.model) == ("start", str(llama))
+    training = trainer(dpo, tmp_path / "run")
+    found = [
+        {**(info.metrics or {}), "grad_norm": float(info.grad_norm)} for info in training.steps()
+    ]
+    training.close()
+    assert found[0]["loss"] == pytest.approx(0.693147, abs=1e-6)
+
+    base: Any = AutoModelForCausalLM.from_pretrained(llama)
+    policy = PeftModel.from_pretrained(base, adapter, is_trainable=True).eval()
+    exact = two_steps(policy, merged(adapter), tokenizer(), preferences(8), 3e-3)
+    del exact[0]["accuracy"]
+    for ours, theirs in zip(found, exact, strict=True):
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_the_reference_has_no_dropout_and_stays(adapter: Path, given: Path, tmp_path: Path) -> None:
+    settings = {**settings_of_task(given, tmp_path), "model": str(adapter)}
+    config = json_in(adapter / "adapter_config.json")
+    dropping = tmp_path / "dropping"
+    dropping.mkdir()
+    save_rows(dropping / "adapter_config.json", [{**config, "lora_dropout": 0.5}])
+    (dropping / FILE).write_bytes((adapter / FILE).read_bytes())
+    model: Any = build_whole(DPO(**{**settings, "model": str(dropping)})).train()
+    batch = {"input_ids": torch.arange(12)[None]}
+    before = [model(**batch, from_reference=True).logits for _ in range(2)]
+    assert torch.equal(*before)
+    assert not torch.equal(model(**batch).logits, model(**batch).logits)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1.0)
+    assert torch.equal(model(**batch, from_reference=True).logits, before[0])
+    assert {p.requires_grad for n, p in model.named_parameters() if "reference" in n} == {False}
+
+
+def test_no_checkpoint_and_no_export_has_the_reference(
+    adapter: Path, given: Path, tmp_path: Path
+) -> None:
+    dpo = DPO(**{**settings_of_task(given, tmp_path), "model": str(adapter)})
+    trainer(dpo, tmp_path / "run").fit()
+    [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
+    stored = {name for path in checkpoint.glob("rank-*") for name in load_file(path)}
+    assert any(".default." in name for name in stored)
+    assert not any(".reference." in name for name in stored)
+    exported = load_file(tmp_path / "run" / "model" / FILE)
+    assert exported.keys() == load_file(adapter / FILE).keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({}, {"r": 8}, r"adapter.r: 8: is 3 in .*; leave the key out"),
+        ({}, {"targets": ["q_proj"]}, r"adapter.targets: .*is \['q_proj', 'up_proj'\] in"),
+        ({"r": 2}, {}, r"adapter.start: .*does not hold this model|shape"),
+        ({"target_modules": ["q_proj"]}, {}, r"do not both have .*up_proj"),
+        ({"peft_type": "IA3"}, {}, r"is a IA3 adapter; only LORA is supported|holds no adapter"),
+        ({"init_lora_weights": "pissa"}, {}, r"its init_lora_weights is 'pissa'.*; merge"),
+        (None, {}, r"adapter.start: .*holds no adapter: "),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    changes: Any,
+    settings: dict[str, Any],
+    message: str,
+    adapter: Path,
+    task: Callable[..., CausalLM],
+    tmp_path: Path,
+) -> None:
+    from trainer import CheckpointError
+
+    start = tmp_path / "start"
+    start.mkdir()
+    if changes is not None:
+        config = {**json_in(adapter / "adapter_config.json"), **changes}
+        save_rows(start / "adapter_config.json", [config])
+    save_file(load_file(adapter / FILE), start / FILE)
+    causal = task(adapter={"start": str(start), **settings})
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        fit(tmp_path / "run", causal, max_steps=1)
+
+
+def test_settings_that_cannot_be(adapter: Path, given: Path, tmp_path: Path) -> None:
+    settings = {**settings_of_task(given, tmp_path), "model": str(adapter)}
+    start = {"start": str(adapter)}
+    with pytest.raises(ValueError, match="model is a folder of an adapter as well; give one"):
+        DPO(**settings, adapter=start)
+    for kind in ("frozen", "computed_once"):
+        with pytest.raises(ValueError, match=rf"reference: {kind}: an adapter that is trained"):
+            DPO(**settings, reference=kind)
+    with pytest.raises(ValueError, match=r"reference: start needs adapter\.start"):
+        DPO(**{**settings, "model": str(given / "llama")}, reference="start")
+    assert DPO(**settings, reference="without_adapter").kind == "without_adapter"
+    assert DPO(**settings, reference_model=str(given / "other")).kind == "frozen"
+    nameless = tmp_path / "nameless"
+    nameless.mkdir()
+    save_rows(nameless / "adapter_config.json", [{"base_model_name_or_path": None}])
+    with pytest.raises(ValueError, match="an adapter that does not name its model; give model"):
+        DPO(**{**settings, "model": str(nameless)})
