@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ SETTINGS = {
     "alpha": "lora_alpha",
     "dropout": "lora_dropout",
     "targets": "target_modules",
+    "trained": "modules_to_save",
 }
 
 
@@ -50,6 +52,8 @@ class Adapter:
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the
             head.
+        trained: the ends of the names of layers that are trained whole, such as embed_tokens,
+            lm_head or score.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
@@ -58,6 +62,7 @@ class Adapter:
     alpha: Annotated[float, Field(gt=0)] = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | list[str] = "all-linear"
+    trained: list[str] | None = None
     quantize: Literal["nf4"] | None = None
 
 
@@ -153,6 +158,21 @@ def add_reference(model: Any) -> Any:
     return model
 
 
+def with_trained(model: Any, stored: Pretrained) -> list[Pretrained]:
+    """Return the files of a model, which the layers that are trained whole begin with as well."""
+    copies = {
+        in_file: name.replace(".original_module.", ".modules_to_save.default.")
+        for in_file, name in stored.names.items()
+        if ".original_module." in name
+    }
+    if not copies:
+        return [stored]
+    _, entries = of_model_folder(Path(stored.folder))
+    new = [name for name in stored.new if name not in copies.values()]
+    more = replace(stored, names=copies, new=new, left_out=entries.keys() - copies.keys())
+    return [replace(stored, new=new), more]
+
+
 def with_start(model: Any, start: str, stored: Pretrained | None) -> list[Pretrained]:
     """Return the files of a model whose adapters have the values of a folder.
 
@@ -197,13 +217,14 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
     names = _names_in_file(model)
 
     uses = Counter(tensors.values())
-    tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[t] > 1]
+    wrapped = re.compile(r"\.(base_layer|original_module)\.")
+    tied = [name for name, tensor in tensors.items() if wrapped.search(name) and uses[tensor] > 1]
     if tied:
         raise setting_error(
             "adapter",
             tied[0],
             "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
-            "layer out of targets",
+            "layer out of targets and trained",
         )
 
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
@@ -214,12 +235,13 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
 
     text = base.config.get_text_config()
     rows = type(base.config).from_pretrained(source).get_text_config().vocab_size
-    if rows != text.vocab_size:
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    if rows != text.vocab_size and not all(hasattr(end, "modules_to_save") for end in ends if end):
         raise setting_error(
             "adapter",
             source,
-            f"has {rows} tokens and the model {text.vocab_size}, which no adapter's file holds; "
-            "save the model with all tokens first, and load that",
+            f"has {rows} tokens and the model {text.vocab_size}, which the adapter's file does not "
+            "hold; name the embedding and the head in adapter.trained (embed_tokens, lm_head)",
         )
 
     def load(folder: Path) -> Any:
@@ -227,6 +249,8 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
         labels = base.config.num_labels
         config = changed_configuration(source, changes or {}, num_labels=labels)
         loaded = load_base(source, config=config)
+        if rows < text.vocab_size:
+            loaded.resize_token_embeddings(text.vocab_size, mean_resizing=False)
         configure(loaded, pad_token_id=text.pad_token_id)
         return PeftModel.from_pretrained(loaded, folder)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, base_of, with_start
+from .adapters import Adapter, adapter_part, add_adapter, base_of, with_start, with_trained
 from .card import model_card
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta, local_folder
@@ -46,6 +46,7 @@ class LanguageTask(Task):
     model: LocalPath | None = None
     model_config: dict[str, Any] | None = None
     tokenizer: LocalPath | None = None
+    new_tokens: list[str] | None = None
     adapter: Adapter | None = None
     attention: str | None = None
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
@@ -123,7 +124,8 @@ class LanguageTask(Task):
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
-            tokenizer = load_tokenizer(str(self.tokenizer or self._with_tokenizer()), key)
+            name = str(self.tokenizer or self._with_tokenizer())
+            tokenizer = load_tokenizer(name, key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.memory["tokenizer"] = tokenizer
@@ -155,6 +157,7 @@ class LanguageTask(Task):
             self.ignore_tensors or (),
             self.quantize,
             self.model_config,
+            vocabulary_of(self.load_tokenizer()) if self.new_tokens else 0,
             **options,
         )
         return model
@@ -173,7 +176,7 @@ class LanguageTask(Task):
         stored = find and find(model)
         if self.adapter and self.adapter.start:
             return with_start(model, self.adapter.start, stored)
-        return [stored] if stored else []
+        return with_trained(model, stored) if stored else []
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config) if self.adapter else None
@@ -271,7 +274,8 @@ class TokenTask(LanguageTask):
             raise setting_error(
                 "tokenizer",
                 self.tokenizer or self.model,
-                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows",
+                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
+                "name added tokens in new_tokens",
             )
 
     @abstractmethod

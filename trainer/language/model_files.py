@@ -53,7 +53,7 @@ def stored_part(
 
 def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters wrapped its layer."""
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+    return re.sub(r"^base_model\.model\.|\.(base_layer|original_module)\b", "", name)
 
 
 def local_folder(name: str) -> Path:
@@ -75,6 +75,7 @@ def build_on_meta(
     ignored: str | Sequence[str] = (),
     quantize: str | None = None,
     changes: Mapping[str, Any] | None = None,
+    vocabulary: int = 0,
     **options: Any,
 ) -> tuple[Any, Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
@@ -87,6 +88,7 @@ def build_on_meta(
         ignored: patterns of tensors of the files that the model may lack.
         quantize: load the model with values, in this format of 4 bits. No files are read later.
         changes: keys of the configuration, checked as ``changed_configuration`` does.
+        vocabulary: tokens that the embedding is to have rows for. 0: those of the files.
         options: further keys of the configuration.
 
     Raises:
@@ -99,14 +101,15 @@ def build_on_meta(
     try:
         folder = local_folder(name)
         source = str(folder) if Path(name).expanduser().is_dir() else name
+        how = options
         if changes:
-            options = {"config": changed_configuration(source, changes, **options)}
+            how = {"config": changed_configuration(source, changes, **options)}
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
             source,
             output_loading_info=True,
             attn_implementation=attention,
-            **options,
+            **how,
         )
         if (folder / "adapter_config.json").is_file():
             raise ValueError(
@@ -118,6 +121,15 @@ def build_on_meta(
         if hasattr(model, "hf_quantizer"):
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
         missing = _new_tensors(name, model, info, auto_class, ignored)
+
+        if model.get_input_embeddings().num_embeddings < vocabulary:
+            longer = _longer_folder(folder, load, model, missing, vocabulary, changes, cache_dir)
+            model, stored = build_on_meta(
+                str(longer), attention, cache_dir, auto_class, (), quantize, changes, **options
+            )
+            # The configuration of an adapter names the model that people have.
+            model.name_or_path = source
+            return model, stored
 
         if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
@@ -205,7 +217,6 @@ def _converted_folder(
     Files may have a tensor for each expert, while the model has a single tensor for all. They are
     converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``.
     """
-    import transformers
 
     def write(into: Path) -> None:
         with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
@@ -215,10 +226,45 @@ def _converted_folder(
             whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
             save_converted(whole, into)
 
+    return prepare_once(cache_dir, ["saved again", *_facts(folder, model)], write)
+
+
+def _longer_folder(
+    folder: Path,
+    load: Callable[..., Any],
+    model: Any,
+    missing: set[str],
+    vocabulary: int,
+    changes: Mapping[str, Any] | None,
+    cache_dir: str,
+) -> Path:
+    """Return a folder with the model for a larger vocabulary, written once per machine.
+
+    The new rows of the embedding and of the head are the mean of the other rows. The tensors that
+    are ``missing`` stay so.
+    """
+
+    def write(into: Path) -> None:
+        whole, _ = load(device_map="cpu", dtype=model.dtype)
+        old = whole.get_input_embeddings().num_embeddings
+        whole.resize_token_embeddings(vocabulary, mean_resizing=False)
+        parts = filter(None, (whole.get_input_embeddings(), whole.get_output_embeddings()))
+        for tensor in {tensor for part in parts for tensor in part.parameters()}:
+            tensor.data[old:] = tensor.data[:old].float().mean(0)
+        tensors = {name: t for name, t in whole.state_dict().items() if name not in missing}
+        save_converted(whole, into, state_dict=tensors)
+
+    how = ["longer", vocabulary, changes or {}]
+    return prepare_once(cache_dir, [*how, *_facts(folder, model)], write)
+
+
+def _facts(folder: Path, model: Any) -> list[Any]:
+    """Return facts that change with the content of a model's folder, and with the saved form."""
+    import transformers
+
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
     files = sorted(folder.glob("*.safetensors"))
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return prepare_once(cache_dir, ["saved again", *how, facts], write)
+    return [*how, [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]]
 
 
 def small_copy(model: Any) -> Any:
