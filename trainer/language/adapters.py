@@ -6,16 +6,14 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..checkpoint.ranges import of_model_folder
 from ..config.paths import LocalPath
-from ..errors import ConfigError
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, SavedPart
@@ -30,6 +28,9 @@ FILE = "adapter_model.safetensors"
 
 CONFIG = "adapter_config.json"
 REFERENCE = "reference"  # the name of a frozen second adapter
+
+# In the names of a layer that is trained whole, and of the layer as it was.
+TRAINED, ORIGINAL = ".modules_to_save.default.", ".original_module."
 
 # The settings of an adapter that its file of settings has under other names.
 SETTINGS = {
@@ -67,20 +68,11 @@ class Adapter:
 
 
 def base_of(name: str | None) -> str | None:
-    """Return the model below the adapter in a folder. None for any other folder or name.
-
-    Raises ``ValueError`` if the folder does not tell the model.
-    """
+    """Return the model below the adapter in a folder. None for any other folder or name."""
     file = Path(name or "").expanduser() / CONFIG
     if not name or not file.is_file():
         return None
-    base: str | None = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if not base:
-        raise ValueError(
-            f"model: {name} is an adapter that does not name its model; give model, and "
-            f"adapter: {{start: {name}}}"
-        )
-    return base
+    return json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]  # type: ignore[no-any-return]
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
@@ -89,13 +81,10 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     ``task_type`` is peft's name, or None for a task that peft does not know. Raises ``ConfigError``
     if there is no layer for the targets, or a layer takes no dropout.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    if adapter.start:
-        config = _settings_of_start(adapter)
-    else:
-        config = LoraConfig(**{name: getattr(adapter, key) for key, name in SETTINGS.items()})
+    config = _settings_of_start(adapter) if adapter.start else _settings(adapter)
     # GPT-2 stores its weights transposed.
     config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
     config.task_type = task_type
@@ -106,48 +95,41 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
 
 
+def _settings(adapter: Adapter) -> Any:
+    """Return peft's form of the settings of an adapter."""
+    from peft import LoraConfig
+
+    return LoraConfig(**{name: getattr(adapter, key) for key, name in SETTINGS.items()})
+
+
 def _settings_of_start(adapter: Adapter) -> Any:
     """Return peft's settings of the adapter that the training begins with.
 
-    Raises ``ConfigError`` if the settings of the task differ, or if no files of such an adapter
-    could be loaded into the weights of the model.
+    Raises ``ConfigError`` if there is no such adapter, or if settings of the task differ.
     """
-    from peft import LoraConfig, PeftConfig
+    from peft import PeftConfig
 
-    def refuse(rule: str) -> ConfigError:
-        return setting_error("adapter.start", adapter.start, rule)
-
-    folder = local_folder(str(adapter.start))
+    start = str(adapter.start)
     try:
-        config: Any = PeftConfig.from_pretrained(str(folder))
-    except Exception as error:  # a missing file, wrong JSON, a key that peft does not know
-        raise refuse(f"holds no adapter: {first_line(error)}") from None
-    if not isinstance(config, LoraConfig):
-        raise refuse(f"is a {config.peft_type.value} adapter; only LORA is supported")
-    if not isinstance(config.init_lora_weights, bool):
-        raise refuse(
-            f"its init_lora_weights is {config.init_lora_weights!r}, which may change the weights "
-            "below; merge it into the model first"
-        )
+        config: Any = PeftConfig.from_pretrained(str(local_folder(start)))
+        if not isinstance(config.init_lora_weights, bool):
+            raise ValueError("its init_lora_weights changes the model below; merge it first")
+    except Exception as error:  # a missing file, wrong JSON, an adapter that is no LoRA
+        rule = f"cannot be trained further: {first_line(error)}"
+        raise setting_error("adapter.start", start, rule) from None
 
+    wanted, default = _settings(adapter), _settings(Adapter())
     for key, name in SETTINGS.items():
-        wanted, own = getattr(adapter, key), getattr(config, name)
-        if wanted != getattr(Adapter, key) and _plain(wanted) != _plain(own):
-            raise setting_error(
-                f"adapter.{key}", wanted, f"is {_plain(own)} in {adapter.start}; leave the key out"
-            )
+        value, own = getattr(wanted, name), getattr(config, name)
+        if value not in (own, getattr(default, name)):
+            raise setting_error(f"adapter.{key}", value, f"is {own} in {start}; leave the key out")
     config.inference_mode = False
     # get_peft_model warns about another name of the model that the settings name.
     config.base_model_name_or_path = None
     return config
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of a setting in a form that can be compared: a set as a sorted list."""
-    return sorted(value) if isinstance(value, list | set) else value
-
-
-def add_reference(model: Any) -> Any:
+def add_reference(model: Any) -> None:
     """Add a frozen second adapter to a peft model, in place, for the values of the first."""
     config = copy.deepcopy(model.active_peft_config)
     config.lora_dropout = 0.0
@@ -155,51 +137,35 @@ def add_reference(model: Any) -> Any:
     for name, parameter in model.named_parameters():
         if f".{REFERENCE}" in name:
             parameter.requires_grad_(False)
-    return model
 
 
-def with_trained(model: Any, stored: Pretrained) -> list[Pretrained]:
-    """Return the files of a model, which the layers that are trained whole begin with as well."""
-    copies = {
-        in_file: name.replace(".original_module.", ".modules_to_save.default.")
-        for in_file, name in stored.names.items()
-        if ".original_module." in name
-    }
-    if not copies:
-        return [stored]
-    _, entries = of_model_folder(Path(stored.folder))
-    new = [name for name in stored.new if name not in copies.values()]
-    more = replace(stored, names=copies, new=new, left_out=entries.keys() - copies.keys())
-    return [replace(stored, new=new), more]
+def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> list[Pretrained]:
+    """Return the files of a model, and of its adapters and the layers that are trained whole.
 
-
-def with_start(model: Any, start: str, stored: Pretrained | None) -> list[Pretrained]:
-    """Return the files of a model whose adapters have the values of a folder.
-
-    ``stored`` are the files of the model below. None: the model below has values.
-
-    Raises ``ConfigError`` if the file of the folder has other tensors than the adapter.
+    Adapters and these layers begin with the values of the folder ``start``. Without ``start`` the
+    layers begin with those of the model. ``stored`` are the files of the model below. None: the
+    model below has values.
     """
-    folder = local_folder(start)
-    _, entries = of_model_folder(folder)
-    in_file = {name: own for own, name in _names_in_file(model).items()}
-    different = sorted(in_file.keys() ^ entries.keys())
-    if different:
-        raise setting_error(
-            "adapter.start",
-            start,
-            f"its file and the adapter of this training do not both have {listed(different)}",
-        )
+    copies: list[dict[str, str]] = []
+    left_out: Collection[str] = ()
+    folder: Path | str = ""
+    if start:
+        folder = local_folder(start)
+        names = {in_file: name for name, in_file in _names_in_file(model).items()}
+        for own in model.peft_config:
+            copies.append({n: name.replace(".default", f".{own}") for n, name in names.items()})
+    elif stored:
+        folder = stored.folder
+        names = {n: name for n, name in stored.names.items() if ORIGINAL in name}
+        copies.append({n: name.replace(ORIGINAL, TRAINED) for n, name in names.items()})
+        left_out = {*stored.names, *stored.left_out} - names.keys()
 
-    copies = [in_file]
-    if REFERENCE in model.peft_config:
-        second = {n: own.replace(".default", f".{REFERENCE}") for n, own in in_file.items()}
-        copies.append(second)
     filled = {name for names in copies for name in names.values()}
     others = stored.new if stored else dict(canonical_state(model))
     new = [name for name in others if name not in filled]
     below = [replace(stored, new=new)] if stored else []
-    return [*below, *(Pretrained(folder=folder, names=names, new=new) for names in copies)]
+    more = (Pretrained(folder=folder, names=n, new=new, left_out=left_out) for n in copies if n)
+    return [*below, *more]
 
 
 def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:

@@ -14,10 +14,10 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, base_of, with_start, with_trained
+from .adapters import Adapter, adapter_part, add_adapter, base_of, with_copies
 from .card import model_card
 from .loss import mean_loss, token_losses
-from .model_files import build_on_meta, local_folder
+from .model_files import build_on_meta
 from .packing import IGNORED
 from .pretrained import from_configuration
 from .problems import setting_error
@@ -63,12 +63,16 @@ class LanguageTask(Task):
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
         base = base_of(self.model)
-        if base:
-            if self.adapter and self.adapter.start:
-                raise ValueError("adapter.start: model is a folder of an adapter as well; give one")
-            adapter = replace(self.adapter or Adapter(), start=self.model)
-            object.__setattr__(self, "adapter", adapter)
-            object.__setattr__(self, "model", base)
+        if base and not (self.adapter and self.adapter.start):
+            folder = str(self.model)
+            has_tokenizer = (Path(folder).expanduser() / "tokenizer_config.json").is_file()
+            values = {
+                "adapter": replace(self.adapter or Adapter(), start=folder),
+                "model": base,
+                "tokenizer": self.tokenizer or (folder if has_tokenizer else None),
+            }
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
 
     @property
     def quantize(self) -> str | None:
@@ -124,19 +128,12 @@ class LanguageTask(Task):
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
-            name = str(self.tokenizer or self._with_tokenizer())
+            name = str(self.tokenizer or self.model)
             tokenizer = load_tokenizer(name, key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.memory["tokenizer"] = tokenizer
         return self.memory["tokenizer"]
-
-    def _with_tokenizer(self) -> str | None:
-        """Return the model, or the adapter to start with if a tokenizer is beside the adapter."""
-        start = self.adapter.start if self.adapter else None
-        if start and (local_folder(start) / "tokenizer_config.json").is_file():
-            return start
-        return self.model
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner. A line that is there already is not repeated."""
@@ -173,10 +170,8 @@ class LanguageTask(Task):
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
         find = self.memory.get("stored")
-        stored = find and find(model)
-        if self.adapter and self.adapter.start:
-            return with_start(model, self.adapter.start, stored)
-        return with_trained(model, stored) if stored else []
+        start = self.adapter.start if self.adapter else None
+        return with_copies(model, find and find(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config) if self.adapter else None

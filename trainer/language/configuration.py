@@ -24,19 +24,14 @@ def changed_configuration(source: str, changes: Mapping[str, Any], **options: An
     config = AutoConfig.from_pretrained(source, **options)
     # Made anew instead of changed, so that the values are checked by the configuration's class.
     values = config.to_dict()
-    parts = [(config, values)]
     text = config.get_text_config()
-    parts += [(text, values[name]) for name in config.sub_configs if vars(config)[name] is text]
-
+    parts = [values, *(values[name] for name in config.sub_configs if vars(config)[name] is text)]
     for key, value in changes.items():
-        places = [(own, part.attribute_map.get(key, key)) for part, own in parts]
-        places = [(own, name) for own, name in places if name in own]
-        if not places:
-            known = {*values, *config.attribute_map, *text.to_dict(), *text.attribute_map}
-            raise unknown_key("model_config", key, value, known)
-        for own, name in places:
-            is_part = isinstance(value, Mapping) and isinstance(own[name], Mapping)
-            own[name] = {**own[name], **value} if is_part else value
+        owners = [part for part in parts if key in part]
+        if not owners:
+            raise unknown_key("model_config", key, value, {*values, *text.to_dict()})
+        for own in owners:
+            own[key] = {**own[key], **value} if isinstance(own[key], Mapping) else value
     return type(config).from_dict(values)
 
 

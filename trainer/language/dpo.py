@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset
 from ..config.paths import LocalPath
 from ..data.now import now
 from ..errors import DataError
-from ..private.peft import with_adapter, without_adapter
+from ..private.peft import without_adapter
 from ..reporting.say import say
 from ..task import Pretrained
 from .adapters import REFERENCE, add_reference
@@ -45,7 +45,7 @@ class PolicyAndReference(nn.Module):
     Without a reference: the policy with its frozen second adapter, or without its adapter.
     """
 
-    def __init__(self, policy: nn.Module, reference: nn.Module | None, *, second: bool) -> None:
+    def __init__(self, policy: nn.Module, reference: nn.Module | None, second: str | None) -> None:
         super().__init__()
         self.policy = policy
         self.reference = reference
@@ -54,13 +54,8 @@ class PolicyAndReference(nn.Module):
     def forward(self, *, from_reference: bool = False, **inputs: Any) -> Any:
         if from_reference and self.reference is not None:
             return self.reference(**inputs)
-        with self._as_reference() if from_reference else nullcontext():
+        with without_adapter(self.policy, self.second) if from_reference else nullcontext():
             return self.policy(**inputs)
-
-    def _as_reference(self) -> AbstractContextManager[None]:
-        if self.second:
-            return with_adapter(self.policy, REFERENCE)
-        return without_adapter(self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +79,8 @@ class DPO(PreferenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reference == "without_adapter" and not self.adapter:
-            raise ValueError("reference: without_adapter needs an adapter")
-        start = self.adapter and self.adapter.start
-        if self.reference == "start" and not start:
-            raise ValueError("reference: start needs adapter.start, or the adapter as the model")
-        if start and not self.reference_model and self.kind in ("frozen", "computed_once"):
-            raise ValueError(
-                f"reference: {self.kind}: an adapter that is trained further has the references "
-                "start (the adapter as it was) and without_adapter"
-            )
+        if self.reference in ("without_adapter", "start") and not self.adapter:
+            raise ValueError(f"reference: {self.reference} needs an adapter")
         if self.reference_model and self.kind != "frozen":
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
         if self.kind == "frozen" and self.quantize:
@@ -129,11 +116,10 @@ class DPO(PreferenceTask):
             reference = other.build_decoder(self.loss, packed=False)
             reference.requires_grad_(False)
             self.memory["reference"] = other.memory["stored"]
-        return PolicyAndReference(policy, reference, second=self.kind == "start")
-
-    def adapted(self, model: Any, task_type: str | None) -> Any:
-        adapted = super().adapted(model, task_type)
-        return add_reference(adapted) if self.kind == "start" else adapted
+        second = REFERENCE if self.kind == "start" else None
+        if second:
+            add_reference(policy)
+        return PolicyAndReference(policy, reference, second)
 
     def _task_of_reference(self) -> DPO:
         """Return the task of the reference. Raise ``ConfigError`` if its tokens are others."""

@@ -123,13 +123,13 @@ def build_on_meta(
         missing = _new_tensors(name, model, info, auto_class, ignored)
 
         if model.get_input_embeddings().num_embeddings < vocabulary:
-            longer = _longer_folder(folder, load, model, missing, vocabulary, changes, cache_dir)
+            longer = _saved_again(folder, load, model, missing, cache_dir, vocabulary)
             model, stored = build_on_meta(
                 str(longer), attention, cache_dir, auto_class, (), quantize, changes, **options
             )
             # The configuration of an adapter names the model that people have.
             model.name_or_path = source
-            return model, stored
+            return model, stored and _stored_in(longer, model, missing)
 
         if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
@@ -142,7 +142,7 @@ def build_on_meta(
         model.train()
         stored = _stored_in(folder, model, missing)
         if converts_files(model) or set(stored(model).new) - missing:
-            folder = _converted_folder(folder, load, model, missing, cache_dir)
+            folder = _saved_again(folder, load, model, missing, cache_dir)
             stored = _stored_in(folder, model, missing)
         return model, stored
     except ConfigError:
@@ -209,62 +209,47 @@ def _new_tensors(
     return missing
 
 
-def _converted_folder(
-    folder: Path, load: Callable[..., Any], model: Any, missing: set[str], cache_dir: str
+def _saved_again(
+    folder: Path,
+    load: partial[Any],
+    model: Any,
+    missing: set[str],
+    cache_dir: str,
+    vocabulary: int = 0,
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 
     Files may have a tensor for each expert, while the model has a single tensor for all. They are
-    converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``.
+    converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``, or
+    if the model gets a larger ``vocabulary``.
     """
+    import transformers
 
     def write(into: Path) -> None:
         with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # save_pretrained warns that memory is used
             # save_pretrained looks on the disk for all tensors of a model that stays there.
-            place = {"": "cpu" if missing else "disk"}
+            place = {"": "cpu" if missing or vocabulary else "disk"}
             whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
+            if vocabulary:
+                _lengthen(whole, vocabulary)
             save_converted(whole, into)
-
-    return prepare_once(cache_dir, ["saved again", *_facts(folder, model)], write)
-
-
-def _longer_folder(
-    folder: Path,
-    load: Callable[..., Any],
-    model: Any,
-    missing: set[str],
-    vocabulary: int,
-    changes: Mapping[str, Any] | None,
-    cache_dir: str,
-) -> Path:
-    """Return a folder with the model for a larger vocabulary, written once per machine.
-
-    The new rows of the embedding and of the head are the mean of the other rows. The tensors that
-    are ``missing`` stay so.
-    """
-
-    def write(into: Path) -> None:
-        whole, _ = load(device_map="cpu", dtype=model.dtype)
-        old = whole.get_input_embeddings().num_embeddings
-        whole.resize_token_embeddings(vocabulary, mean_resizing=False)
-        parts = filter(None, (whole.get_input_embeddings(), whole.get_output_embeddings()))
-        for tensor in {tensor for part in parts for tensor in part.parameters()}:
-            tensor.data[old:] = tensor.data[:old].float().mean(0)
-        tensors = {name: t for name, t in whole.state_dict().items() if name not in missing}
-        save_converted(whole, into, state_dict=tensors)
-
-    how = ["longer", vocabulary, changes or {}]
-    return prepare_once(cache_dir, [*how, *_facts(folder, model)], write)
-
-
-def _facts(folder: Path, model: Any) -> list[Any]:
-    """Return facts that change with the content of a model's folder, and with the saved form."""
-    import transformers
 
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
     files = sorted(folder.glob("*.safetensors"))
-    return [*how, [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]]
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    if vocabulary:
+        how += [str(vocabulary), str(load.keywords)]
+    return prepare_once(cache_dir, ["saved again", *how, facts], write)
+
+
+def _lengthen(model: Any, vocabulary: int) -> None:
+    """Give the embedding and the head more rows, which are the mean of the others, in place."""
+    old = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    ends = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
+    for tensor in {tensor for end in ends for tensor in end.parameters()}:
+        tensor.data[old:] = tensor.data[:old].float().mean(0)
 
 
 def small_copy(model: Any) -> Any:

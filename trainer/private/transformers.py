@@ -55,14 +55,14 @@ def converts_files(model: Any) -> bool:
     return bool(model._weight_conversions)
 
 
-def save_converted(model: Any, folder: Path, **options: Any) -> None:
+def save_converted(model: Any, folder: Path) -> None:
     """Save a model under the names of its class, from whichever rank calls.
 
     ``save_pretrained`` of transformers 5.23 writes nothing on other ranks than 0
     (``should_save_on_this_rank``), also if the caller says that it is the main process.
     """
     model.should_save_on_this_rank = lambda is_main_process: True
-    model.save_pretrained(folder, save_original_format=False, max_shard_size="2GB", **options)
+    model.save_pretrained(folder, save_original_format=False, max_shard_size="2GB")
 
 
 def loader_of(model: Any) -> Callable[..., Any] | None:
