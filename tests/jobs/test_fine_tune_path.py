@@ -5,7 +5,8 @@
 | DPO on an adapter begins at log 2 and has the steps of peft by hand and the curve of one process, with accumulation | one process, ZeRO-3 on 2; all on 2 (nightly) | test_dpo_on_an_adapter_has_the_curve_of_one_process |
 | A run on an adapter goes on under another strategy | FSDP2 on 2, then ZeRO-3 on 2 | test_a_run_on_an_adapter_goes_on_under_another_strategy |
 | The adapter of the end, merged and saved by other packages, has the evaluation of the run | ZeRO-3 on 2 | test_the_merged_model_has_the_evaluation_of_the_run |
-| The same with the weights below in 4 bits | one process, all on 2 (nightly) | test_dpo_on_an_adapter_in_4_bits_has_the_curve_of_one_process |
+| New tokens and the layers that are trained whole beside an adapter have the curve of one process, and the export is loaded by peft | ZeRO-3 on 2; all on 2 (nightly) | test_new_tokens_have_the_curve_of_one_process |
+| DPO on an adapter with the weights below in 4 bits has the curve of one process | all on 2 (nightly) | test_dpo_on_an_adapter_in_4_bits_has_the_curve_of_one_process |
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from launchers import STRATEGIES, Job, command, run, some_quick
 from preferences import TEMPLATE, formula, preferences, save_preferences, two_steps
-from tiny_language import save_model, save_texts, tokenizer
+from tiny_language import (
+    VOCABULARY,
+    paragraphs,
+    save_model,
+    save_rows,
+    save_texts,
+    tokenizer,
+)
+from transformers import AutoModelForCausalLM
 
 STEPS, PAIRS, LR = 4, 8, 3e-3
 RUN = {
@@ -90,7 +100,6 @@ def preferred(kind: str, strategy: str, folder: Path) -> Job:
 def merged(adapter: Path) -> Any:
     """The model of an adapter as peft merges, saves and transformers loads it, in float64."""
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     whole: Any = AutoPeftModelForCausalLM.from_pretrained(adapter)
     whole.merge_and_unload().save_pretrained(adapter.parent / "merged")
@@ -101,7 +110,6 @@ def merged(adapter: Path) -> Any:
 @cache
 def by_hand(folder: Path) -> list[dict[str, float]]:
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     base: Any = AutoModelForCausalLM.from_pretrained(folder / "llama")
     first = adapter("plain", folder)
@@ -157,3 +165,41 @@ def test_dpo_on_an_adapter_in_4_bits_has_the_curve_of_one_process(
     strategy: str, folder: Path
 ) -> None:
     same_curve("nf4", strategy, folder)
+
+
+NEW = ["<|think|>", "<|done|>"]
+
+
+@cache
+def with_new_tokens(strategy: str, folder: Path) -> Job:
+    adapter("plain", folder)  # the model
+    words = [{"text": f"<|think|>{text}<|done|>"} for text in paragraphs(40)]
+    settings = {
+        "model": str(folder / "llama"),
+        "data": str(save_rows(folder / "words.jsonl", words)),
+        "evaluation": 0.2,
+        "new_tokens": NEW,
+        "adapter": {"r": 4, "trained": ["embed_tokens", "lm_head"], "rslora": True},
+    }
+    return trained(folder / f"words-{strategy}", words_of(strategy), "CausalLM", folder, settings)
+
+
+@pytest.mark.parametrize("strategy", some_quick("zero3"))
+def test_new_tokens_have_the_curve_of_one_process(strategy: str, folder: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    alone, done = with_new_tokens("single", folder), with_new_tokens(strategy, folder)
+    assert (done.plan["strategy"], done.plan["world_size"]) == (strategy, 2)
+    assert len(done.losses) == STEPS and done.losses == pytest.approx(alone.losses, rel=1e-6)
+    assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-6)
+    assert done.losses[-1] < done.losses[0] - 0.05, "it learns"
+
+    ours, theirs = (
+        AutoPeftModelForCausalLM.from_pretrained(job.output_dir / "model") for job in (done, alone)
+    )
+    before = AutoModelForCausalLM.from_pretrained(folder / "llama").get_input_embeddings().weight
+    rows = ours.get_input_embeddings().weight
+    assert len(rows) == VOCABULARY + len(NEW)
+    torch.testing.assert_close(rows, theirs.get_input_embeddings().weight, rtol=0, atol=2e-5)
+    moved = (rows[VOCABULARY:] - before.mean(0)).abs()
+    assert 0 < moved.max() <= STEPS * LR, "the rows of new tokens begin as the mean"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..config.paths import LocalPath
+from ..errors import ConfigError
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, SavedPart
@@ -39,6 +40,8 @@ SETTINGS = {
     "dropout": "lora_dropout",
     "targets": "target_modules",
     "trained": "modules_to_save",
+    "rslora": "use_rslora",
+    "layers": "layers_to_transform",
 }
 
 
@@ -55,6 +58,9 @@ class Adapter:
             head.
         trained: the ends of the names of layers that are trained whole, such as embed_tokens,
             lm_head or score.
+        rslora: multiply by alpha / sqrt(r) instead (Kalajdzievski 2023).
+        layers: the numbers of the layers with adapters, from 0 on. None: all. ``targets`` are then
+            listed.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
@@ -64,6 +70,8 @@ class Adapter:
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | list[str] = "all-linear"
     trained: list[str] | None = None
+    rslora: bool = False
+    layers: list[int] | None = None
     quantize: Literal["nf4"] | None = None
 
 
@@ -84,13 +92,15 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     from peft import get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    config = _settings_of_start(adapter) if adapter.start else _settings(adapter)
-    # GPT-2 stores its weights transposed.
-    config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
-    config.task_type = task_type
     try:
+        config = _settings_of_start(adapter) if adapter.start else _settings(adapter)
+        # GPT-2 stores its weights transposed.
+        config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
+        config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
 
@@ -112,8 +122,8 @@ def _settings_of_start(adapter: Adapter) -> Any:
     start = str(adapter.start)
     try:
         config: Any = PeftConfig.from_pretrained(str(local_folder(start)))
-        if not isinstance(config.init_lora_weights, bool):
-            raise ValueError("its init_lora_weights changes the model below; merge it first")
+        if config.use_dora or not isinstance(config.init_lora_weights, bool):
+            raise ValueError("use_dora, or init_lora_weights other than true; merge it first")
     except Exception as error:  # a missing file, wrong JSON, an adapter that is no LoRA
         rule = f"cannot be trained further: {first_line(error)}"
         raise setting_error("adapter.start", start, rule) from None
@@ -196,7 +206,7 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
-    if not load_base or not source or hasattr(base, "hf_quantizer"):
+    if not load_base or not source:
         return part
 
     text = base.config.get_text_config()
@@ -209,6 +219,8 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
             f"has {rows} tokens and the model {text.vocab_size}, which the adapter's file does not "
             "hold; name the embedding and the head in adapter.trained (embed_tokens, lm_head)",
         )
+    if hasattr(base, "hf_quantizer"):
+        return part
 
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""

@@ -109,7 +109,7 @@ class Encoder:
         )
         for number, ids in enumerate(coded["input_ids"]):
             targets = np.ones(len(ids), bool)
-            if spans[number] is not None:
+            if spans[number] is not None and self.columns.learn == "answers":
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
             yield (ids, targets) if self.writer else self._with_ends(ids, targets)
 

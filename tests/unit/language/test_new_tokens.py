@@ -122,10 +122,11 @@ def test_new_tokens_without_rows_are_refused(
 ) -> None:
     from trainer import ConfigError
 
-    causal = task(adapter={"r": 2}, new_tokens=NEW)
     rule = "has 320 tokens and the model 322, which the adapter's file does not hold; name the"
-    with pytest.raises(ConfigError, match=rule):
-        causal.saved_part(causal.build_model())
+    for quantize in (None, "nf4"):
+        causal = task(adapter={"r": 2, "quantize": quantize}, new_tokens=NEW)
+        with pytest.raises(ConfigError, match=rule):
+            causal.saved_part(causal.build_model())
     load_tokenizer(str(llama), "tokenizer", NEW).save_pretrained(tmp_path / "longer")
     rule = "has tokens up to 321, and the model's embedding has 320 rows; name added tokens in new"
     refused(rule, tokenizer=str(tmp_path / "longer"))
