@@ -12,7 +12,7 @@ from launchers import json_in
 from one_process import fit
 from preferences import preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file, save_file
-from tiny_language import save_rows, tokenizer
+from tiny_language import save_model, save_rows, tokenizer
 from torch import nn
 from whole_model import build_whole
 
@@ -125,6 +125,26 @@ def test_the_reference_has_no_dropout_and_stays(adapter: Path, given: Path, tmp_
                 parameter.add_(1.0)
     assert torch.equal(model(**batch, from_reference=True).logits, before[0])
     assert {p.requires_grad for n, p in model.named_parameters() if "reference" in n} == {False}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts
+def test_the_reference_of_fused_experts(given: Path, tmp_path: Path) -> None:
+    """peft wraps them as parameters, of which a second adapter is another wrapper."""
+    settings = {**settings_of_task(given, tmp_path), "attention": "eager"}
+    base = str(save_model(tmp_path / "mixtral", "mixtral"))
+    first = DPO(**{**settings, "model": base}, adapter={"r": 2})
+    trainer(first, tmp_path / "first", lr=0.1).fit()
+    model: Any = build_whole(DPO(**{**settings, "model": str(tmp_path / "first" / "model")})).eval()
+    assert any("experts" in name for name, _ in model.named_parameters() if "lora_" in name)
+    batch = {"input_ids": torch.arange(12)[None]}
+    begun = model(**batch).logits
+    torch.testing.assert_close(model(**batch, from_reference=True).logits, begun)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    assert not torch.allclose(model(**batch).logits, begun)
+    torch.testing.assert_close(model(**batch, from_reference=True).logits, begun)
 
 
 def test_no_checkpoint_and_no_export_has_the_reference(
