@@ -75,12 +75,24 @@ class Adapter:
     quantize: Literal["nf4"] | None = None
 
 
-def base_of(name: str | None) -> str | None:
-    """Return the model below the adapter in a folder. None for any other folder or name."""
-    file = Path(name or "").expanduser() / CONFIG
-    if not name or not file.is_file():
-        return None
-    return json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]  # type: ignore[no-any-return]
+def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None, str | None]:
+    """Return an adapter with the settings of the folder it starts with, and the model below.
+
+    ``model`` may be that folder. A setting that is not the default stays, and is compared later.
+    """
+    start = (adapter and adapter.start) or model or ""
+    file = Path(start).expanduser() / CONFIG
+    if not start or not file.is_file():
+        return adapter, model
+    adapter = adapter or Adapter()
+    config = json.loads(file.read_text(encoding="utf-8"))
+    base = model if adapter.start else config["base_model_name_or_path"] or model
+    own = {
+        key: config[name]
+        for key, name in SETTINGS.items()
+        if name in config and getattr(adapter, key) == getattr(Adapter, key)
+    }
+    return replace(adapter, start=start, **own), base
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, base_of, with_copies
+from .adapters import Adapter, adapter_part, add_adapter, started, with_copies
 from .card import model_card
 from .loss import mean_loss, token_losses
 from .model_files import build_on_meta
@@ -62,17 +62,13 @@ class LanguageTask(Task):
         """
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
-        base = base_of(self.model)
-        if base and not (self.adapter and self.adapter.start):
-            folder = str(self.model)
-            has_tokenizer = (Path(folder).expanduser() / "tokenizer_config.json").is_file()
-            values = {
-                "adapter": replace(self.adapter or Adapter(), start=folder),
-                "model": base,
-                "tokenizer": self.tokenizer or (folder if has_tokenizer else None),
-            }
-            for name, value in values.items():
-                object.__setattr__(self, name, value)
+        adapter, model = started(self.adapter, self.model)
+        values = {"adapter": adapter, "model": model}
+        start = adapter.start if adapter else None
+        if start and (Path(start).expanduser() / "tokenizer_config.json").is_file():
+            values["tokenizer"] = self.tokenizer or start
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def quantize(self) -> str | None:

@@ -64,6 +64,8 @@ def test_an_adapter_goes_on_with_its_values_and_settings(
         },
     }[way]
     causal = task(**settings)
+    assert causal.adapter is not None
+    assert (causal.adapter.r, causal.adapter.alpha, causal.adapter.start) == (3, 9, str(adapter))
     model: Any = build_whole(causal)
     held = load_file(adapter / FILE)
     names = causal.saved_part(model).names  # type: ignore[union-attr]
