@@ -14,13 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..config.paths import LocalPath
-from ..errors import ConfigError
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, SavedPart
 from ..text import listed
 from .configuration import changed_configuration
-from .model_files import local_folder
 from .pretrained import configure
 from .problems import first_line, setting_error
 
@@ -78,21 +76,33 @@ class Adapter:
 def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None, str | None]:
     """Return an adapter with the settings of the folder it starts with, and the model below.
 
-    ``model`` may be that folder. A setting that is not the default stays, and is compared later.
+    ``model`` may be that folder. Raises ``ValueError`` if the folder holds no adapter that can be
+    trained further, or if a setting is neither the default nor that of the folder.
     """
-    start = (adapter and adapter.start) or model or ""
-    file = Path(start).expanduser() / CONFIG
-    if not start or not file.is_file():
+    given = adapter.start if adapter else None
+    file = Path(given or model or "").expanduser() / CONFIG
+    if not given and not (model and file.is_file()):
         return adapter, model
+    if not file.is_file():
+        raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
+
     adapter = adapter or Adapter()
+    start = str(file.parent)
     config = json.loads(file.read_text(encoding="utf-8"))
-    base = model if adapter.start else config["base_model_name_or_path"] or model
-    own = {
-        key: config[name]
-        for key, name in SETTINGS.items()
-        if name in config and getattr(adapter, key) == getattr(Adapter, key)
-    }
-    return replace(adapter, start=start, **own), base
+    if config.get("use_dora") or not isinstance(config.get("init_lora_weights"), bool):
+        raise ValueError(
+            f"adapter.start: {start} needs a LoRA adapter, without DoRA and with init_lora_weights "
+            "true or false; merge it into its model first"
+        )
+    chosen = {}
+    for key, name in SETTINGS.items():
+        default, value = getattr(Adapter, key), getattr(adapter, key)
+        chosen[key] = own = config.get(name, default)
+        lists = isinstance(own, list) and isinstance(value, list)
+        if not (value in (own, default) or (lists and sorted(value) == sorted(own))):
+            raise ValueError(f"adapter.{key}: {value} is {own} in {start}; leave the key out")
+    base = model if given else config["base_model_name_or_path"] or model
+    return replace(adapter, start=start, **chosen), base
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
@@ -101,54 +111,25 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     ``task_type`` is peft's name, or None for a task that peft does not know. Raises ``ConfigError``
     if there is no layer for the targets, or a layer takes no dropout.
     """
-    from peft import get_peft_model
+    from peft import LoraConfig, PeftConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
+    if adapter.start:
+        config: Any = PeftConfig.from_pretrained(adapter.start)
+        config.inference_mode = False
+        # get_peft_model warns about another name of the model that the settings name.
+        config.base_model_name_or_path = None
     try:
-        config = _settings_of_start(adapter) if adapter.start else _settings(adapter)
+        if not adapter.start:
+            names = SETTINGS.items()
+            config = LoraConfig(**{name: getattr(adapter, key) for key, name in names})
         # GPT-2 stores its weights transposed.
         config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
         config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
-    except ConfigError:
-        raise
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
-
-
-def _settings(adapter: Adapter) -> Any:
-    """Return peft's form of the settings of an adapter."""
-    from peft import LoraConfig
-
-    return LoraConfig(**{name: getattr(adapter, key) for key, name in SETTINGS.items()})
-
-
-def _settings_of_start(adapter: Adapter) -> Any:
-    """Return peft's settings of the adapter that the training begins with.
-
-    Raises ``ConfigError`` if there is no such adapter, or if settings of the task differ.
-    """
-    from peft import PeftConfig
-
-    start = str(adapter.start)
-    try:
-        config: Any = PeftConfig.from_pretrained(str(local_folder(start)))
-        if config.use_dora or not isinstance(config.init_lora_weights, bool):
-            raise ValueError("use_dora, or init_lora_weights other than true; merge it first")
-    except Exception as error:  # a missing file, wrong JSON, an adapter that is no LoRA
-        rule = f"cannot be trained further: {first_line(error)}"
-        raise setting_error("adapter.start", start, rule) from None
-
-    wanted, default = _settings(adapter), _settings(Adapter())
-    for key, name in SETTINGS.items():
-        value, own = getattr(wanted, name), getattr(config, name)
-        if value not in (own, getattr(default, name)):
-            raise setting_error(f"adapter.{key}", value, f"is {own} in {start}; leave the key out")
-    config.inference_mode = False
-    # get_peft_model warns about another name of the model that the settings name.
-    config.base_model_name_or_path = None
-    return config
 
 
 def add_reference(model: Any) -> None:
@@ -172,7 +153,7 @@ def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> lis
     left_out: Collection[str] = ()
     folder: Path | str = ""
     if start:
-        folder = local_folder(start)
+        folder = start
         names = {in_file: name for name, in_file in _names_in_file(model).items()}
         for own in model.peft_config:
             copies.append({n: name.replace(".default", f".{own}") for n, name in names.items()})

@@ -65,7 +65,7 @@ class LanguageTask(Task):
         adapter, model = started(self.adapter, self.model)
         values = {"adapter": adapter, "model": model}
         start = adapter.start if adapter else None
-        if start and (Path(start).expanduser() / "tokenizer_config.json").is_file():
+        if start and (Path(start) / "tokenizer_config.json").is_file():
             values["tokenizer"] = self.tokenizer or start
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -56,17 +56,6 @@ def bare_name(name: str) -> str:
     return re.sub(r"^base_model\.model\.|\.(base_layer|original_module)\b", "", name)
 
 
-def local_folder(name: str) -> Path:
-    """Return a folder, or that of the files of a name on the Hub. Other errors are the Hub's."""
-    from huggingface_hub import snapshot_download
-
-    # Absolute, because the configuration of an adapter names the model by this path.
-    folder = Path(name).expanduser().absolute()
-    if folder.is_dir():
-        return folder
-    return Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
-
-
 def build_on_meta(
     name: str,
     attention: str | None,
@@ -95,22 +84,24 @@ def build_on_meta(
         ConfigError: the files do not hold exactly this model, or cannot be read.
     """
     import transformers
+    from huggingface_hub import snapshot_download
 
     transformers.logging.disable_progress_bar()
 
+    # Absolute, because the configuration of an adapter names the model by this path.
+    folder = Path(name).expanduser().absolute()
+    source = str(folder) if folder.is_dir() else name
     try:
-        folder = local_folder(name)
-        source = str(folder) if Path(name).expanduser().is_dir() else name
-        how = options
-        if changes:
-            how = {"config": changed_configuration(source, changes, **options)}
+        changed = {"config": changed_configuration(source, changes, **options)} if changes else {}
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
             source,
             output_loading_info=True,
             attn_implementation=attention,
-            **how,
+            **(changed or options),
         )
+        if not folder.is_dir():
+            folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
             raise ValueError(
                 f"it holds an adapter; give the adapter's model, and adapter: {{start: {name}}}"

@@ -165,14 +165,18 @@ def test_no_checkpoint_and_no_export_has_the_reference(
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({}, {"r": 8}, r"adapter.r: 8: is 3 in .*; leave the key out"),
-        ({}, {"targets": ["q_proj"]}, r"adapter.targets: .*is \{'(q|up)_proj', '(q|up)_proj'\} in"),
+        ({}, {"r": 8}, r"adapter.r: 8 is 3 in .*; leave the key out"),
+        (
+            {},
+            {"targets": ["q_proj"]},
+            r"adapter.targets: \['q_proj'\] is \['(q|up)_proj', '(q|up)_proj'\] in",
+        ),
         ({"r": 2}, {}, r"does not hold this model: .*q_proj.lora_A.default.weight has shape"),
         ({"target_modules": ["q_proj", "up_proj", "k_proj"]}, {}, r"k_proj.lora_A.* is missing"),
-        ({"init_lora_weights": "pissa"}, {}, r"cannot be trained further: .*; merge it"),
-        ({"use_dora": True}, {}, r"cannot be trained further: use_dora, or "),
-        ({"use_rslora": True}, {"layers": [0]}, r"adapter.layers: \[0\]: is None in "),
-        (None, {}, r"adapter.start: .*cannot be trained further: "),
+        ({"init_lora_weights": "pissa"}, {}, r"adapter.start: .* needs a LoRA adapter.*; merge it"),
+        ({"use_dora": True}, {}, r"adapter.start: .* needs a LoRA adapter, without DoRA"),
+        ({"use_rslora": True}, {"layers": [0]}, r"adapter.layers: \[0\] is None in "),
+        (None, {}, r"adapter.start: .* is no folder of an adapter \(adapter_config.json\)"),
     ],
 )
 def test_what_cannot_go_on_is_refused(
@@ -191,9 +195,8 @@ def test_what_cannot_go_on_is_refused(
         config = {**json_in(adapter / "adapter_config.json"), **changes}
         save_rows(start / "adapter_config.json", [config])
     save_file(load_file(adapter / FILE), start / FILE)
-    causal = task(adapter={"start": str(start), **settings})
-    with pytest.raises((ConfigError, CheckpointError), match=message):
-        fit(tmp_path / "run", causal, max_steps=1)
+    with pytest.raises((ValueError, CheckpointError), match=message):
+        fit(tmp_path / "run", task(adapter={"start": str(start), **settings}), max_steps=1)
 
 
 def test_settings_that_cannot_be(adapter: Path, given: Path, tmp_path: Path) -> None:
@@ -211,6 +214,7 @@ def test_settings_that_cannot_be(adapter: Path, given: Path, tmp_path: Path) -> 
 def test_an_adapter_that_does_not_name_its_model(
     task: Callable[..., CausalLM], llama: Path, tmp_path: Path
 ) -> None:
-    save_rows(tmp_path / "adapter_config.json", [{"base_model_name_or_path": None}])
+    config = {"base_model_name_or_path": None, "init_lora_weights": True}
+    save_rows(tmp_path / "adapter_config.json", [config])
     with pytest.raises(ConfigError, match=r"it holds an adapter; .* adapter: \{start: "):
         task(model=str(tmp_path), tokenizer=str(llama)).build_model()
