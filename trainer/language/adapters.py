@@ -114,15 +114,14 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     from peft import LoraConfig, PeftConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    if adapter.start:
-        config: Any = PeftConfig.from_pretrained(adapter.start)
-        config.inference_mode = False
-        # get_peft_model warns about another name of the model that the settings name.
-        config.base_model_name_or_path = None
+    own = {name: getattr(adapter, key) for key, name in SETTINGS.items()}
     try:
-        if not adapter.start:
-            names = SETTINGS.items()
-            config = LoraConfig(**{name: getattr(adapter, key) for key, name in names})
+        config: Any = (
+            PeftConfig.from_pretrained(adapter.start) if adapter.start else LoraConfig(**own)
+        )
+        config.inference_mode = False
+        # get_peft_model warns about another name of the model that the settings of a folder name.
+        config.base_model_name_or_path = None
         # GPT-2 stores its weights transposed.
         config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
         config.task_type = task_type

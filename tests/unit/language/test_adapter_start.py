@@ -12,12 +12,12 @@ from launchers import json_in
 from one_process import fit
 from preferences import preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file, save_file
-from tiny_language import save_model, save_rows, tokenizer
+from tiny_language import paragraphs, save_model, save_rows, tokenizer
 from torch import nn
 from whole_model import build_whole
 
 from trainer import ConfigError
-from trainer.language import DPO, CausalLM
+from trainer.language import DPO, Adapter, CausalLM, SequenceClassifier
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_accelerate"),
@@ -83,6 +83,24 @@ def test_an_adapter_goes_on_with_its_values_and_settings(
     assert after["base_model_name_or_path"] == causal.model
     trained = load_file(tmp_path / "run" / "model" / FILE)
     assert all(not torch.equal(trained[name], held[name]) for name in held)
+
+
+def test_the_adapter_of_a_classifier_goes_on_with_its_last_layer(
+    llama: Path, tmp_path: Path
+) -> None:
+    texts = [{"text": text[:40], "label": at % 2} for at, text in enumerate(paragraphs(12))]
+    settings: dict[str, Any] = {"data": str(save_rows(tmp_path / "rows.jsonl", texts))}
+    settings["cache_dir"] = str(tmp_path)
+    first = SequenceClassifier(model=str(llama), adapter=Adapter(r=2), **settings)
+    fit(tmp_path / "run", first, max_steps=2)
+    folder = tmp_path / "run" / "model"
+    again = SequenceClassifier(model=str(folder), **settings)
+    model: Any = build_whole(again)
+    held = load_file(folder / FILE)
+    own = dict(model.named_parameters())
+    names = again.saved_part(model).names  # type: ignore[union-attr]
+    assert any("score" in name for name in names)
+    assert all(torch.equal(own[name], held[in_file]) for name, in_file in names.items())
 
 
 def test_dpo_has_the_adapter_as_it_was_as_its_reference(
