@@ -227,12 +227,3 @@ def test_settings_that_cannot_be(adapter: Path, given: Path, tmp_path: Path) -> 
         DPO(**{**settings, "model": str(given / "llama")}, reference="start")
     assert DPO(**settings, reference="without_adapter").kind == "without_adapter"
     assert DPO(**settings, reference_model=str(given / "other")).kind == "frozen"
-
-
-def test_an_adapter_that_does_not_name_its_model(
-    task: Callable[..., CausalLM], llama: Path, tmp_path: Path
-) -> None:
-    config = {"base_model_name_or_path": None, "init_lora_weights": True}
-    save_rows(tmp_path / "adapter_config.json", [config])
-    with pytest.raises(ConfigError, match=r"it holds an adapter; .* adapter: \{start: "):
-        task(model=str(tmp_path), tokenizer=str(llama)).build_model()
