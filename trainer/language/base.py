@@ -142,6 +142,8 @@ class LanguageTask(Task):
 
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
+        # An adapter of a model with new tokens begins with the tokenizer of its folder.
+        longer = self.new_tokens or (self.adapter and self.adapter.start)
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
             self.attention,
@@ -150,7 +152,7 @@ class LanguageTask(Task):
             self.ignore_tensors or (),
             self.quantize,
             self.model_config,
-            vocabulary_of(self.load_tokenizer()) if self.new_tokens else 0,
+            vocabulary_of(self.load_tokenizer()) if longer else 0,
             **options,
         )
         return model

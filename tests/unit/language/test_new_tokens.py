@@ -112,7 +112,7 @@ def test_an_adapter_with_new_tokens_names_the_model_of_the_files(
     assert torch.equal(loaded.get_output_embeddings().weight, head)
 
     # The next training begins with this adapter and its tokenizer.
-    again: Any = build_whole(task(model=str(folder), **ours))
+    again: Any = build_whole(task(model=str(folder)))
     ids = torch.arange(VOCABULARY - 10, VOCABULARY + 2)[None]
     assert torch.equal(again.eval()(input_ids=ids).logits, loaded.eval()(input_ids=ids).logits)
 
