@@ -20,7 +20,7 @@ from doc_pages import write_files
 from launchers import BIN, ROOT, completed, free_port, json_in, json_lines
 from preferences import preferences
 from safetensors import safe_open
-from tiny_language import conversation, paragraphs, save_model, save_rows
+from tiny_language import VOCABULARY, conversation, paragraphs, save_model, save_rows
 
 PAGE = (ROOT / "docs" / "asked_for.md").read_text()
 EPOCHS = ["--epochs", "6"]
@@ -108,6 +108,30 @@ def prefers(folder: Path, out: str) -> None:
     assert values[1] == pytest.approx(0.693147, abs=1e-6) and values[max(values)] < values[1]
 
 
+def prefers_further(folder: Path, out: str) -> None:
+    assert json_in(folder / "run/plan.json")["strategy"] == "fsdp"
+    prefers(folder, out)
+    settings = [
+        json_in(folder / path / "adapter_config.json") for path in ("run/model", "runs/dpo/model")
+    ]
+    assert [one["r"] for one in settings] == [8, 8]
+
+
+def has_a_new_token(folder: Path, out: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert json_in(folder / "run/plan.json")["strategy"] == "fsdp"
+    model = AutoModelForCausalLM.from_pretrained(folder / "run/model")
+    [token] = AutoTokenizer.from_pretrained(folder / "run/model")("<|think|>")["input_ids"]
+    assert token == len(model.get_input_embeddings().weight) - 1 == VOCABULARY
+
+
+def has_scaled_positions(folder: Path, out: str) -> None:
+    assert json_in(folder / "run/plan.json")["strategy"] == "zero3"
+    positions = json_in(folder / "run/model/config.json")["rope_parameters"]
+    assert (positions["rope_type"], positions["factor"]) == ("yarn", 4.0)
+
+
 def shows_documents_of_a_row(folder: Path, out: str) -> None:
     row = out.split("== row ")[1]
     assert row.count("\n-- ") >= 2 and "«" in row
@@ -167,6 +191,13 @@ ROWS: dict[str, tuple[list[list[str]], Check, bool]] = {
     "QLoRA, sharded": ([[]], learns_in_4_bits, False),
     "Adapters on fused experts": ([[]], learns_in_experts, False),
     "DPO with adapters, sharded": ([["--log_every", "1"]], prefers, False),
+    "DPO that goes on with the adapter of a fine-tune": (
+        [[], ["--log_every", "1"]],
+        prefers_further,
+        False,
+    ),
+    "New tokens": ([[]], has_a_new_token, False),
+    "RoPE scaling without a copy of the model": ([[]], has_scaled_positions, False),
     "Packed documents that do not see each other": ([[]], shows_documents_of_a_row, False),
     "The mean over all tokens of a step": ([["--steps", "3"]], all_are_the_same, False),
     "Clipping under DeepSpeed": ([["--steps", "3"]], all_are_the_same, False),

@@ -15,6 +15,7 @@ How a file of rows becomes a packed batch, and the module of each step:
 6. ``causal``, ``masked``, ``classifier``, ``dpo``, ``reward``: the tasks, on ``base``, ``decoder``
    and ``preference``. ``loss`` computes the mean over the targets, or the loss of each.
    ``pretrained`` and ``model_files`` build the model without values and find these in the files.
+   ``configuration`` changes keys of the model.
    ``adapters`` and ``quantized`` add LoRA and QLoRA.
 7. ``ends``, ``card``: the end of a text and the model card of an export.
 8. ``pairs``: rows with a chosen and a rejected answer, as two neighbouring documents. ``turns``:

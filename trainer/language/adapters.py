@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import re
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..config.paths import LocalPath
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
-from ..task import SavedPart
+from ..task import Pretrained, SavedPart
 from ..text import listed
+from .configuration import changed_configuration
 from .pretrained import configure
 from .problems import first_line, setting_error
 
 FILE = "adapter_model.safetensors"
+
+
+CONFIG = "adapter_config.json"
+REFERENCE = "reference"  # the name of a frozen second adapter
+
+# In the names of a layer that is trained whole, and of the layer as it was.
+TRAINED, ORIGINAL = ".modules_to_save.default.", ".original_module."
+
+# The settings of an adapter that its file of settings has under other names.
+SETTINGS = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "targets": "target_modules",
+    "trained": "modules_to_save",
+    "rslora": "use_rslora",
+    "layers": "layers_to_transform",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +48,61 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
+        start: a folder of an adapter, or a name on the Hub, whose settings and values the training
+            begins with.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the
             head.
+        trained: the ends of the names of layers that are trained whole, such as embed_tokens,
+            lm_head or score.
+        rslora: multiply by alpha / sqrt(r) instead (Kalajdzievski 2023).
+        layers: the numbers of the layers with adapters, from 0 on. None: all. ``targets`` are then
+            listed.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
     """
 
+    start: LocalPath | None = None
     r: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | list[str] = "all-linear"
+    trained: list[str] | None = None
+    rslora: bool = False
+    layers: list[int] | None = None
     quantize: Literal["nf4"] | None = None
+
+
+def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None, str | None]:
+    """Return an adapter with the settings of the folder it starts with, and the model below.
+
+    ``model`` may be that folder. Raises ``ValueError`` if the folder holds no adapter that can be
+    trained further, or if a setting is neither the default nor that of the folder.
+    """
+    given = adapter.start if adapter else None
+    file = Path(given or model or "").expanduser() / CONFIG
+    if not given and not (model and file.is_file()):
+        return adapter, model
+    if not file.is_file():
+        raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
+
+    adapter = adapter or Adapter()
+    start = str(file.parent)
+    config = json.loads(file.read_text(encoding="utf-8"))
+    if config.get("use_dora") or not isinstance(config.get("init_lora_weights"), bool):
+        raise ValueError(
+            f"adapter.start: {start} needs a LoRA adapter, without DoRA and with init_lora_weights "
+            "true or false; merge it into its model first"
+        )
+    chosen = {}
+    for key, name in SETTINGS.items():
+        default, value = getattr(Adapter, key), getattr(adapter, key)
+        chosen[key] = own = config.get(name, default)
+        lists = isinstance(own, list) and isinstance(value, list)
+        if not (value in (own, default) or (lists and sorted(value) == sorted(own))):
+            raise ValueError(f"adapter.{key}: {value} is {own} in {start}; leave the key out")
+    base = model if given else config["base_model_name_or_path"] or model
+    return replace(adapter, start=start, **chosen), base
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
@@ -44,36 +111,129 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     ``task_type`` is peft's name, or None for a task that peft does not know. Raises ``ConfigError``
     if there is no layer for the targets, or a layer takes no dropout.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, PeftConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    config = LoraConfig(
-        r=adapter.r,
-        lora_alpha=adapter.alpha,  # a factor
-        lora_dropout=adapter.dropout,
-        target_modules=adapter.targets,
-        # GPT-2 stores its weights transposed.
-        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
-        task_type=task_type,
-    )
+    own = {name: getattr(adapter, key) for key, name in SETTINGS.items()}
     try:
+        config: Any = (
+            PeftConfig.from_pretrained(adapter.start) if adapter.start else LoraConfig(**own)
+        )
+        config.inference_mode = False
+        # get_peft_model warns about another name of the model that the settings of a folder name.
+        config.base_model_name_or_path = None
+        # GPT-2 stores its weights transposed.
+        config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
+        config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
         return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
 
 
-def adapter_part(model: Any) -> SavedPart:
+def add_reference(model: Any) -> None:
+    """Add a frozen second adapter to a peft model, in place, for the values of the first."""
+    config = copy.deepcopy(model.active_peft_config)
+    config.lora_dropout = 0.0
+    model.add_adapter(REFERENCE, config, low_cpu_mem_usage=True)
+    for name, parameter in model.named_parameters():
+        if f".{REFERENCE}" in name:
+            parameter.requires_grad_(False)
+
+
+def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> list[Pretrained]:
+    """Return the files of a model, and of its adapters and the layers that are trained whole.
+
+    Adapters and these layers begin with the values of the folder ``start``. Without ``start`` the
+    layers begin with those of the model. ``stored`` are the files of the model below. None: the
+    model below has values.
+    """
+    copies: list[dict[str, str]] = []
+    left_out: Collection[str] = ()
+    folder: Path | str = ""
+    if start:
+        folder = start
+        names = {in_file: name for name, in_file in _names_in_file(model).items()}
+        for own in model.peft_config:
+            copies.append({n: name.replace(".default", f".{own}") for n, name in names.items()})
+    elif stored:
+        folder = stored.folder
+        names = {n: name for n, name in stored.names.items() if ORIGINAL in name}
+        copies.append({n: name.replace(ORIGINAL, TRAINED) for n, name in names.items()})
+        left_out = {*stored.names, *stored.left_out} - names.keys()
+
+    filled = {name for names in copies for name in names.values()}
+    others = stored.new if stored else dict(canonical_state(model))
+    new = [name for name in others if name not in filled]
+    below = [replace(stored, new=new)] if stored else []
+    more = (Pretrained(folder=folder, names=n, new=new, left_out=left_out) for n in copies if n)
+    return [*below, *more]
+
+
+def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:
     """Return the adapter of a peft model as the part that is saved, in peft's file format.
 
-    https://huggingface.co/docs/peft/developer_guides/checkpoint. Raises ``ConfigError`` if the file
-    cannot hold some trained tensor.
+    https://huggingface.co/docs/peft/developer_guides/checkpoint. ``changes`` are keys of the base
+    model's configuration that differ from its files. Raises ``ConfigError`` if the file cannot hold
+    some trained tensor.
     """
     from peft import PeftModel
-    from peft.utils import get_peft_model_state_dict
 
     base = model.get_base_model()
     settings = model.active_peft_config
+    tensors = dict(canonical_state(model))
+    names = _names_in_file(model)
+
+    uses = Counter(tensors.values())
+    wrapped = re.compile(r"\.(base_layer|original_module)\.")
+    tied = [name for name, tensor in tensors.items() if wrapped.search(name) and uses[tensor] > 1]
+    if tied:
+        raise setting_error(
+            "adapter",
+            tied[0],
+            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
+            "layer out of targets and trained",
+        )
+
+    part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
+    source = settings.base_model_name_or_path
+    load_base = loader_of(base)
+    if not load_base or not source:
+        return part
+
+    text = base.config.get_text_config()
+    rows = type(base.config).from_pretrained(source).get_text_config().vocab_size
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    if rows != text.vocab_size and not all(hasattr(end, "modules_to_save") for end in ends if end):
+        raise setting_error(
+            "adapter",
+            source,
+            f"has {rows} tokens and the model {text.vocab_size}, which the adapter's file does not "
+            "hold; name the embedding and the head in adapter.trained (embed_tokens, lm_head)",
+        )
+    if hasattr(base, "hf_quantizer"):
+        return part
+
+    def load(folder: Path) -> Any:
+        """Return the adapter of a folder on the model of its files."""
+        labels = base.config.num_labels
+        config = changed_configuration(source, changes or {}, num_labels=labels)
+        loaded = load_base(source, config=config)
+        if rows < text.vocab_size:
+            loaded.resize_token_embeddings(text.vocab_size, mean_resizing=False)
+        configure(loaded, pad_token_id=text.pad_token_id)
+        return PeftModel.from_pretrained(loaded, folder)
+
+    return replace(part, load=load)
+
+
+def _names_in_file(model: Any) -> dict[str, str]:
+    """Return the name of each tensor in the file of an adapter, by the name in the peft model.
+
+    Raises ``ConfigError`` if the file cannot hold some trained tensor.
+    """
+    from peft.utils import get_peft_model_state_dict
+
     tensors = dict(canonical_state(model))
     # Checkpoints hold a shared tensor under the first of its names.
     first_name = {tensor: name for name, tensor in reversed(tensors.items())}
@@ -92,41 +252,8 @@ def adapter_part(model: Any) -> SavedPart:
     if lost:
         raise setting_error(
             "adapter",
-            settings.peft_type.value,
+            model.active_peft_config.peft_type.value,
             f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
             "no saved modules",
         )
-
-    uses = Counter(tensors.values())
-    tied = [name for name, t in tensors.items() if ".base_layer." in name and uses[t] > 1]
-    if tied:
-        raise setting_error(
-            "adapter",
-            tied[0],
-            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
-            "layer out of targets",
-        )
-
-    part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
-    source = settings.base_model_name_or_path
-    load_base = loader_of(base)
-    if not load_base or not source or hasattr(base, "hf_quantizer"):
-        return part
-
-    text = base.config.get_text_config()
-    rows = type(base.config).from_pretrained(source).get_text_config().vocab_size
-    if rows != text.vocab_size:
-        raise setting_error(
-            "adapter",
-            source,
-            f"has {rows} tokens and the model {text.vocab_size}, which no adapter's file holds; "
-            "save the model with all tokens first, and load that",
-        )
-
-    def load(folder: Path) -> Any:
-        """Return the adapter of a folder on the model of its files."""
-        loaded = load_base(source, num_labels=base.config.num_labels)
-        configure(loaded, pad_token_id=text.pad_token_id)
-        return PeftModel.from_pretrained(loaded, folder)
-
-    return replace(part, load=load)
+    return names

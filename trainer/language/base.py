@@ -15,7 +15,7 @@ from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter
+from .adapters import Adapter, adapter_part, add_adapter, started, with_copies
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
@@ -56,7 +56,9 @@ class LanguageTask(Task):
     has_documents: ClassVar[bool] = False  # whether its rows may be computed by documents
 
     model: LocalPath | None = None
+    model_config: dict[str, Any] | None = None
     tokenizer: LocalPath | None = None
+    new_tokens: list[str] | None = None
     adapter: Adapter | None = None
     attention: str | None = None
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
@@ -67,9 +69,19 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take mappings as an adapter and as sources, as YAML files give them."""
+        """Take a mapping as an adapter, and the folder of an adapter as its start and its model.
+
+        A YAML file gives an ``Adapter``, code may give a dict.
+        """
         if isinstance(self.adapter, Mapping):
             object.__setattr__(self, "adapter", Adapter(**self.adapter))
+        adapter, model = started(self.adapter, self.model)
+        values = {"adapter": adapter, "model": model}
+        start = adapter.start if adapter else None
+        if start and (Path(start) / "tokenizer_config.json").is_file():
+            values["tokenizer"] = self.tokenizer or start
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         if isinstance(self.data, list):
             sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
             object.__setattr__(self, "data", sources)
@@ -174,7 +186,8 @@ class LanguageTask(Task):
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
             key = "tokenizer" if self.tokenizer else "model"
-            tokenizer = load_tokenizer(str(self.tokenizer or self.model), key)
+            name = str(self.tokenizer or self.model)
+            tokenizer = load_tokenizer(name, key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.memory["tokenizer"] = tokenizer
@@ -191,6 +204,8 @@ class LanguageTask(Task):
 
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
+        # An adapter of a model with new tokens begins with the tokenizer of its folder.
+        longer = self.new_tokens or (self.adapter and self.adapter.start)
         model, self.memory["stored"] = build_on_meta(
             str(self.model),
             self.built_attention,
@@ -198,6 +213,8 @@ class LanguageTask(Task):
             auto_class,
             self.ignore_tensors or (),
             self.quantize,
+            self.model_config,
+            vocabulary_of(self.load_tokenizer()) if longer else 0,
             **options,
         )
         return model
@@ -205,14 +222,19 @@ class LanguageTask(Task):
     def adapted(self, model: Any, task_type: str | None) -> Any:
         """Add the task's adapters to a model, and name the model's class in its configuration."""
         model.config.architectures = [type(model).__name__]
-        return add_adapter(model, self.adapter, task_type) if self.adapter else model
+        if not self.adapter:
+            return model
+        if self.model_config:
+            self.note("model_config: the file of the adapter has none; set the keys to load it too")
+        return add_adapter(model, self.adapter, task_type)
 
-    def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
-        stored = self.memory.get("stored")
-        return stored and stored(model)
+    def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
+        find = self.memory.get("stored")
+        start = self.adapter.start if self.adapter else None
+        return with_copies(model, find and find(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        return adapter_part(model) if self.adapter else None
+        return adapter_part(model, self.model_config) if self.adapter else None
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.
@@ -264,6 +286,8 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
+        if self.config and self.model_config:
+            raise ValueError("model_config: changes the configuration of model; use config alone")
         if self.config and self.quantize:
             raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
 
@@ -305,7 +329,8 @@ class TokenTask(LanguageTask):
             raise setting_error(
                 "tokenizer",
                 self.tokenizer or self.model,
-                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows",
+                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
+                "name added tokens in new_tokens",
             )
 
     @abstractmethod

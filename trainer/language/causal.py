@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..task import Data
-from .columns import USUAL, Columns, Usual, usual_columns
+from .columns import USUAL, Columns, Learn, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
 from .packing import LongDocuments, Packing, Rows, row_of
 from .problems import setting_error
@@ -37,6 +37,7 @@ class CausalLM(DecoderTask):
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
+    learn: Learn = "answers"
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
     stream: bool = False
@@ -105,6 +106,7 @@ class CausalLM(DecoderTask):
             *usual_columns(row, usual),
             self.chat_template_kwargs or {},
             ALPACA_INPUT if self.template == "alpaca" else "\n\n",
+            self.learn,
         )
 
         return self.encoder_of(columns, row)

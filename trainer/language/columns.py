@@ -14,6 +14,7 @@ from .problems import setting_error
 from .sources import Row
 
 Kind = Literal["text", "messages", "prompt", "instruction", "pair"]
+Learn = Literal["answers", "all"]
 Usual = tuple[Kind, tuple[str, ...]]
 USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("messages", ("messages",)),
@@ -47,6 +48,7 @@ class Columns:
             messages. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
             answer is ``output``. ``pair`` is a preference (``pairs.py``).
         settings: of the template. Those of a row override these.
+        learn: ``all`` trains on the whole text, also on the words of users and the prompt.
         before_input: text between Alpaca's ``instruction`` and ``input``.
     """
 
@@ -54,6 +56,7 @@ class Columns:
     names: tuple[str, ...] = ("text",)
     settings: Mapping[str, Any] = field(default_factory=dict)
     before_input: str = "\n\n"
+    learn: Learn = "answers"
 
     def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""

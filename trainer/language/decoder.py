@@ -153,7 +153,7 @@ class DecoderTask(TokenTask):
                 "model",
                 self.model,
                 "the loss of the routers is no mean over tokens, so that the curve would depend on "
-                "micro_batch_size; set output_router_logits: false in its configuration",
+                "micro_batch_size; set model_config: {output_router_logits: false}",
             )
         self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
         if self.activation_checkpointing:

@@ -23,6 +23,7 @@ from ..errors import DataError
 from ..private.peft import without_adapter
 from ..reporting.say import say
 from ..task import Pretrained
+from .adapters import REFERENCE, add_reference
 from .base import LanguageTask
 from .decoder import LossMemory
 from .packing import IGNORED, row_of
@@ -33,22 +34,26 @@ from .quantized import training_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reference = Literal["without_adapter", "frozen", "computed_once"]
+Reference = Literal["without_adapter", "start", "frozen", "computed_once"]
 BLOCK = 4  # pairs whose log-probabilities are computed at once
 
 
 class PolicyAndReference(nn.Module):
-    """A policy and its frozen reference. Without a reference: the policy without its adapter."""
+    """A policy and its frozen reference.
 
-    def __init__(self, policy: nn.Module, reference: nn.Module | None) -> None:
+    Without a reference: the policy with its frozen second adapter, or without its adapter.
+    """
+
+    def __init__(self, policy: nn.Module, reference: nn.Module | None, second: str | None) -> None:
         super().__init__()
         self.policy = policy
         self.reference = reference
+        self.second = second
 
     def forward(self, *, from_reference: bool = False, **inputs: Any) -> Any:
         if from_reference and self.reference is not None:
             return self.reference(**inputs)
-        with without_adapter(self.policy) if from_reference else nullcontext():
+        with without_adapter(self.policy, self.second) if from_reference else nullcontext():
             return self.policy(**inputs)
 
 
@@ -74,8 +79,8 @@ class DPO(PreferenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reference == "without_adapter" and not self.adapter:
-            raise ValueError("reference: without_adapter needs an adapter")
+        if self.reference in ("without_adapter", "start") and not self.adapter:
+            raise ValueError(f"reference: {self.reference} needs an adapter")
         if self.reference_model and self.kind != "frozen":
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
         if self.kind == "frozen" and self.quantize:
@@ -86,8 +91,9 @@ class DPO(PreferenceTask):
     @property
     def kind(self) -> Reference:
         """Return the kind of the reference."""
-        without = self.adapter and not self.reference_model
-        return self.reference or ("without_adapter" if without else "frozen")
+        if self.reference or self.reference_model or not self.adapter:
+            return self.reference or "frozen"
+        return "start" if self.adapter.start else "without_adapter"
 
     @property
     def most_tokens(self) -> int:
@@ -113,7 +119,10 @@ class DPO(PreferenceTask):
             reference = other.build_decoder(self.loss)
             reference.requires_grad_(False)
             self.memory["reference"] = other.memory["stored"]
-        return PolicyAndReference(policy, reference)
+        second = REFERENCE if self.kind == "start" else None
+        if second:
+            add_reference(policy)
+        return PolicyAndReference(policy, reference, second)
 
     def _task_of_reference(self) -> DPO:
         """Return the task of the reference. Raise ``ConfigError`` if its tokens are others."""
@@ -130,12 +139,10 @@ class DPO(PreferenceTask):
         return without_dropout(super().load_model())
 
     def pretrained(self, model: Any) -> list[Pretrained]:
-        parts = {"policy": self.memory.get("stored"), "reference": self.memory.get("reference")}
-        return [
-            replace(stored(model.get_submodule(part)), part=part)
-            for part, stored in parts.items()
-            if stored
-        ]
+        parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
+        if "reference" in self.memory:
+            parts.append((self.memory["reference"](model.reference), "reference"))
+        return [replace(stored, part=part) for stored, part in parts]
 
     def initialize(self, model: Any, module: Any) -> None:
         reference = model.reference

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..private.transformers import converts_files, model_from_config, save_conve
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
+from .configuration import changed_configuration
 from .problems import first_line, setting_error
 from .quantized import follow_autocast, placement_in_4_bits
 
@@ -53,7 +54,7 @@ def stored_part(
 
 def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters wrapped its layer."""
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+    return re.sub(r"^base_model\.model\.|\.(base_layer|original_module)\b", "", name)
 
 
 def build_on_meta(
@@ -63,6 +64,8 @@ def build_on_meta(
     auto_class: str = CAUSAL,
     ignored: str | Sequence[str] = (),
     quantize: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    vocabulary: int = 0,
     **options: Any,
 ) -> tuple[Any, Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
@@ -74,7 +77,9 @@ def build_on_meta(
         auto_class: name of a class of transformers.
         ignored: patterns of tensors of the files that the model may lack.
         quantize: load the model with values, in this format of 4 bits. No files are read later.
-        options: keys of the configuration.
+        changes: keys of the configuration, checked as ``changed_configuration`` does.
+        vocabulary: tokens that the embedding is to have rows for. 0: those of the files.
+        options: further keys of the configuration.
 
     Raises:
         ConfigError: the files do not hold exactly this model, or cannot be read.
@@ -87,25 +92,36 @@ def build_on_meta(
     # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
-    load = partial(
-        getattr(transformers, auto_class).from_pretrained,
-        source,
-        output_loading_info=True,
-        attn_implementation=attention,
-        **options,
-    )
-
     try:
+        changed = {"config": changed_configuration(source, changes, **options)} if changes else {}
+        load = partial(
+            getattr(transformers, auto_class).from_pretrained,
+            source,
+            output_loading_info=True,
+            attn_implementation=attention,
+            **(changed or options),
+        )
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
-            raise ValueError("it holds an adapter; merge the adapter into its model first")
+            raise ValueError(
+                f"it holds an adapter; give the adapter's model, and adapter: {{start: {name}}}"
+            )
         model, info = load(device_map="meta")
         if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)
         if hasattr(model, "hf_quantizer"):
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
         missing = _new_tensors(name, model, info, auto_class, ignored)
+
+        if model.get_input_embeddings().num_embeddings < vocabulary:
+            longer = _saved_again(folder, load, model, missing, cache_dir, vocabulary)
+            model, stored = build_on_meta(
+                str(longer), attention, cache_dir, auto_class, (), quantize, changes, **options
+            )
+            # The configuration of an adapter names the model that people have.
+            model.name_or_path = source
+            return model, stored and _stored_in(longer, model, missing)
 
         if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
@@ -118,7 +134,7 @@ def build_on_meta(
         model.train()
         stored = _stored_in(folder, model, missing)
         if converts_files(model) or set(stored(model).new) - missing:
-            folder = _converted_folder(folder, load, model, missing, cache_dir)
+            folder = _saved_again(folder, load, model, missing, cache_dir)
             stored = _stored_in(folder, model, missing)
         return model, stored
     except ConfigError:
@@ -185,13 +201,19 @@ def _new_tensors(
     return missing
 
 
-def _converted_folder(
-    folder: Path, load: Callable[..., Any], model: Any, missing: set[str], cache_dir: str
+def _saved_again(
+    folder: Path,
+    load: partial[Any],
+    model: Any,
+    missing: set[str],
+    cache_dir: str,
+    vocabulary: int = 0,
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 
     Files may have a tensor for each expert, while the model has a single tensor for all. They are
-    converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``.
+    converted once per machine, a few gigabytes at a time, or at once if tensors are ``missing``, or
+    if the model gets a larger ``vocabulary``.
     """
     import transformers
 
@@ -199,14 +221,27 @@ def _converted_folder(
         with TemporaryDirectory(dir=into) as offloaded, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # save_pretrained warns that memory is used
             # save_pretrained looks on the disk for all tensors of a model that stays there.
-            place = {"": "cpu" if missing else "disk"}
+            place = {"": "cpu" if missing or vocabulary else "disk"}
             whole, _ = load(device_map=place, offload_folder=offloaded, dtype=model.dtype)
+            if vocabulary:
+                _lengthen(whole, vocabulary)
             save_converted(whole, into)
 
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
     files = sorted(folder.glob("*.safetensors"))
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    if vocabulary:
+        how += [str(vocabulary), str(load.keywords)]
     return prepare_once(cache_dir, ["saved again", *how, facts], write)
+
+
+def _lengthen(model: Any, vocabulary: int) -> None:
+    """Give the embedding and the head more rows, which are the mean of the others, in place."""
+    old = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    ends = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
+    for tensor in {tensor for end in ends for tensor in end.parameters()}:
+        tensor.data[old:] = tensor.data[:old].float().mean(0)
 
 
 def small_copy(model: Any) -> Any:

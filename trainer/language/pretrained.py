@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..text import did_you_mean
+from .configuration import unknown_key
 from .model_files import CAUSAL
 from .problems import first_line, setting_error
 
@@ -34,9 +34,7 @@ def from_configuration(
 
     known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
     for key in config.keys() - known:
-        raise setting_error(
-            f"config.{key}", config[key], f"unknown key; {did_you_mean(key, known)}"
-        )
+        raise unknown_key("config", key, config[key], known)
     return model
 
 

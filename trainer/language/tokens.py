@@ -33,17 +33,22 @@ UInt32Array = NDArray[np.uint32]
 BadRows = Literal["leave_out"] | None
 
 
-def load_tokenizer(name: str, key: str) -> Any:
-    """Load a tokenizer from a folder or a name on the Hub, or raise ``ConfigError``."""
-    from transformers import AutoTokenizer
+def load_tokenizer(name: str, key: str, new: Sequence[str] = ()) -> Any:
+    """Load a tokenizer from a folder or a name on the Hub, or raise ``ConfigError``.
+
+    ``new`` are tokens to add, unless the tokenizer has them.
+    """
+    from transformers import AddedToken, AutoTokenizer
 
     path = Path(name).expanduser()
     if path.is_file():  # transformers may take the file, without the token that ends a text
         raise setting_error(key, name, "is a file; give a folder that save_pretrained wrote")
     try:
-        return AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
         raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in new])
+    return tokenizer
 
 
 def padding_of(tokenizer: Any) -> Any:
@@ -104,7 +109,7 @@ class Encoder:
         )
         for number, ids in enumerate(coded["input_ids"]):
             targets = np.ones(len(ids), bool)
-            if spans[number] is not None:
+            if spans[number] is not None and self.columns.learn == "answers":
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
             yield (ids, targets) if self.writer else self._with_ends(ids, targets)
 

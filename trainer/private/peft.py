@@ -1,26 +1,29 @@
-"""The private attribute of peft that comparisons with a model without its adapter depend on."""
+"""The private attributes of peft by which a model computes without its adapter, or with another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 
 
 @contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Compute with a model as if it had no adapters, by ``_disable_adapters`` (peft 0.19).
+def without_adapter(model: nn.Module, instead: str | None = None) -> Iterator[None]:
+    """Compute with a model as if it had no adapters, or with the adapter ``instead``.
 
-    The public ``disable_adapter`` freezes the parameters of the adapters as well, which may be
-    copies of an engine at that time.
+    By ``_disable_adapters`` and ``_active_adapter`` (peft 0.21).
+
+    The public methods freeze the parameters of the adapters as well, which may be copies of an
+    engine at that time.
     """
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
+    name, value = ("_active_adapter", [instead]) if instead else ("_disable_adapters", True)
+    layers = [module for module in model.modules() if hasattr(module, name)]
+    before = [getattr(layer, name) for layer in layers]
     for layer in layers:
-        layer._disable_adapters = True
+        setattr(layer, name, value)
     try:
         yield
     finally:
-        for layer in layers:
-            layer._disable_adapters = False
+        for layer, own in zip(layers, before, strict=True):
+            setattr(layer, name, own)

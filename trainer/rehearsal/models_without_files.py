@@ -23,16 +23,22 @@ def _build(
     auto_class: str = "AutoModelForCausalLM",
     ignored: Any = (),
     quantize: str | None = None,
+    changes: Any = None,
+    vocabulary: int = 0,
     **options: Any,
 ) -> tuple[Any, None]:
     """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(name, **options)
+    from ..language.configuration import changed_configuration
+
+    config = changed_configuration(name, changes or {}, **options)
     with torch.device("meta"):
         model = getattr(transformers, auto_class).from_config(
             config, attn_implementation=attention, dtype=config.dtype or torch.float32
         )
+        if model.get_input_embeddings().num_embeddings < vocabulary:
+            model.resize_token_embeddings(vocabulary, mean_resizing=False)
     if quantize:
         _quantize(model, quantize)
     device = "cuda" if quantize else "cpu"

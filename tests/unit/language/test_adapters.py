@@ -37,3 +37,14 @@ def test_an_adapter_on_embeddings_begins_as_nothing(task: Callable[..., CausalLM
     [first] = [p for name, p in model.named_parameters() if "lora_embedding_A" in name]
     [second] = [p for name, p in model.named_parameters() if "lora_embedding_B" in name]
     assert not first.any() and second.all()
+
+
+def test_rank_stabilized_adapters_and_chosen_layers(task: Callable[..., CausalLM]) -> None:
+    adapter = {"r": 4, "alpha": 8, "rslora": True, "targets": ["q_proj"], "layers": [1]}
+    model: Any = task(adapter=adapter).build_model()
+    [(name, layer)] = [(n, m) for n, m in model.named_modules() if hasattr(m, "lora_A")]
+    assert name.endswith("layers.1.self_attn.q_proj") and layer.scaling == {"default": 4.0}
+
+
+def test_layers_without_listed_targets_are_refused(refused: Callable[..., None]) -> None:
+    refused(r"adapter: 'all-linear': `layers_to_transform` cannot be used", adapter={"layers": [1]})

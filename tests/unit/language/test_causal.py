@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_language import VOCABULARY, build_with_batch
+from chats import trained_texts
+from tiny_language import VOCABULARY, build_with_batch, save_rows
 
 from trainer import ConfigError
 from trainer.language import CausalLM
@@ -32,6 +33,21 @@ def test_loss_is_the_mean_over_the_targets(task: Callable[..., CausalLM]) -> Non
     (total, count), (tokens, _) = causal.evaluation_step(model, batch).values()
     torch.testing.assert_close(total / count, loss)
     assert int(tokens) == weight
+
+
+def test_all_words_of_a_conversation_are_learnt(
+    task: Callable[..., CausalLM], chats: str, tmp_path: Path
+) -> None:
+    answers = trained_texts(task(data=chats, packing="none"))
+    assert "Good day" in answers[0] and not any("Hello" in text for text in answers)
+    whole = trained_texts(task(data=chats, packing="none", learn="all"))
+    first = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nGood day<|im_end|>\n"
+    assert whole[0].startswith(first.removeprefix("<|im_start|>")) and len(whole) == 2
+
+    rows = save_rows(tmp_path / "pairs.jsonl", [{"prompt": "Who? ", "completion": "Me."}])
+    assert trained_texts(task(data=str(rows), packing="none"))[0].startswith("Me.")
+    [both] = trained_texts(task(data=str(rows), packing="none", learn="all"))
+    assert both.endswith("Me.<|end|>") and "o?" in both
 
 
 def test_extras_are_tokenizer_and_template(task: Callable[..., CausalLM], tmp_path: Path) -> None:

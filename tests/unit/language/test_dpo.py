@@ -186,10 +186,12 @@ def test_dropout_is_off(kind: str, tmp_path: Path, task: Callable[..., DPO]) -> 
 def test_a_loss_of_routers_is_refused(kind: Any, tmp_path: Path, given: Path) -> None:
     settings = {**settings_of_task(given, tmp_path), "model": str(tmp_path / "model")}
     save_model(tmp_path / "model", "mixtral", output_router_logits=True)
-    with pytest.raises(ConfigError, match=r"the loss of the routers .*; set output_router_logits"):
+    with pytest.raises(ConfigError, match=r"the loss of the routers .*; set model_config"):
         kind(**settings).build_model()
     save_model(tmp_path / "model", "mixtral", output_router_logits=True, router_aux_loss_coef=0.0)
     kind(**settings).build_model()
+    save_model(tmp_path / "model", "mixtral", output_router_logits=True)
+    kind(**settings, model_config={"output_router_logits": False}).build_model()
 
 
 def test_predictions_are_the_rewards_of_each_pair(

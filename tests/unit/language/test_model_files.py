@@ -30,8 +30,7 @@ def test_a_tensor_for_each_expert_is_converted_to_one_once_per_machine(
     torch.testing.assert_close(
         dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0
     )
-    stored = causal.pretrained(model)
-    assert stored is not None
+    [stored] = causal.pretrained(model)
     made = Path(stored.folder)
     assert made.parent == tmp_path / "cache"
     assert any("gate_up_proj" in name for name in stored.names)
@@ -50,10 +49,9 @@ def test_whichever_rank_comes_first_converts_the_files(
     dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
     try:
         causal = task(model=str(folder))
-        stored = causal.pretrained(causal.build_model())
+        [stored] = causal.pretrained(causal.build_model())
     finally:
         dist.destroy_process_group()
-    assert stored is not None
     assert list(Path(stored.folder).glob("*.safetensors"))
 
 

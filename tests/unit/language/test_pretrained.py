@@ -168,5 +168,6 @@ def test_other_sizes_and_an_adapter_are_refused(
 ) -> None:
     folder = change_config(save_model(tmp_path / "narrow"), intermediate_size=40)
     refused("cannot be loaded: You set `ignore_mismatched_sizes`", model=str(folder))
-    (folder / "adapter_config.json").write_text("{}")
-    refused("it holds an adapter; merge the adapter", model=str(folder))
+    nameless = '{"base_model_name_or_path": null, "init_lora_weights": true}'
+    (folder / "adapter_config.json").write_text(nameless)
+    refused("it holds an adapter; give the adapter's model, and adapter: ", model=str(folder))
