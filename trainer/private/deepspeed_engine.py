@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,46 +108,29 @@ def forget_released(zero: Any) -> None:
 # -- full-precision values ------------------------------------------------------------------------
 
 
-class FlatRange(NamedTuple):
-    """This rank's full-precision values of a trainable parameter.
+def flat_groups(zero: Any) -> dict[Tensor, tuple[Tensor, int]]:
+    """Return, by trainable parameter, the tensor that torch's optimizer steps in stage 1 or 2.
 
-    Args:
-        values: flat, a view. In stage 3 with the padding of the last rank.
-        start: of ``values`` within the flattened parameter. None in stage 3, where the parts of
-            all ranks have the same size.
-        flat_group: the tensor that torch's optimizer steps and keeps state for.
-        offset: of ``values`` within ``flat_group``.
+    This tensor is this rank's slice, one of equal slices, of the group's parameters laid end to
+    end. With the place of the parameter among these.
     """
-
-    values: Tensor
-    start: int | None
-    flat_group: Tensor
-    offset: int
-
-
-def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
-    """Return this rank's part of a trainable parameter in stage 1 or 2. None without a part."""
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
-    return FlatRange(
-        values=mapping.hp_fragment.view(-1),
-        start=mapping.lp_fragment_address.start,
-        flat_group=zero.single_partition_of_fp32_groups[mapping.param_group_index],
-        offset=mapping.hp_fragment_address.start,
+    groups = zip(
+        zero.round_robin_bit16_groups,
+        zero.round_robin_bit16_offsets,
+        zero.single_partition_of_fp32_groups,
+        strict=True,
     )
+    return {
+        parameter: (flat, offset)
+        for parameters, offsets, flat in groups
+        for parameter, offset in zip(parameters, offsets, strict=True)
+    }
 
 
-def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
-    """Return this rank's part of a trainable parameter in stage 3."""
-    values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-    _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-    return FlatRange(
-        values=values,
-        start=None,
-        flat_group=zero.fp32_partitioned_groups_flat[group],
-        offset=int(offset),
-    )
+def flat_group_stage_3(zero: Any, parameter: Any) -> tuple[Tensor, int]:
+    """Return the tensor that torch's optimizer steps in stage 3, and the offset of a parameter."""
+    group, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+    return zero.fp32_partitioned_groups_flat[group], int(offset)
 
 
 # -- gradients ------------------------------------------------------------------------------------

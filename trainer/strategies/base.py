@@ -167,7 +167,7 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held:
+        if not self.held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
             return ""
 
         from .local_step import WITH_KNOWN_STATE
@@ -377,15 +377,17 @@ class Strategy(ABC):
         return ""
 
     @abstractmethod
-    def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
-        """Return this rank's part of a parameter, or None. Frozen parameters keep their dtype."""
+    def shard(self, name: str, parameter: nn.Parameter) -> Shard:
+        """Return this rank's part of a parameter. Frozen parameters keep their dtype."""
+
+    @abstractmethod
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
+        """Return the elements of a flattened trainable parameter that any rank has."""
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
         """Yield this rank's parts of trainable, frozen or all (None) parameters."""
         for name, parameter in self.parameters(trainable=trainable):
-            shard = self.shard(name, parameter)
-            if shard is not None:
-                yield shard
+            yield self.shard(name, parameter)
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:

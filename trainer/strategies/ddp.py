@@ -112,6 +112,9 @@ class DDP(Strategy):
         state_key = parameter if parameter.requires_grad else None
         return self.replicated(name, parameter.data, state_key)
 
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
+        return range(parameter.numel())
+
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""
 

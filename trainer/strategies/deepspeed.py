@@ -14,6 +14,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -303,38 +304,40 @@ class ZeRO(Strategy):
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def shard(self, name: str, parameter: Any) -> Shard | None:
-        if self._stage == 3:
-            return self._shard_of_stage_3(name, parameter)
-        if not parameter.requires_grad:
+    def shard(self, name: str, parameter: Any) -> Shard:
+        if self._stage < 3 and not parameter.requires_grad:
             return self.replicated(name, parameter.data)
 
-        part = private_deepspeed.flat_range(self.zero, parameter)
-        if part is None:
-            return None
-        assert part.start is not None
+        rank = self.accelerator.process_index
+        own = self.range_of(parameter, rank)
+        key: Tensor | None = None
+        offset = 0
+        if self._stage < 3:
+            key, place = self._flat_groups[parameter]
+            offset = max(0, place - rank * key.numel())
+        elif parameter.requires_grad:
+            key, offset = private_deepspeed.flat_group_stage_3(self.zero, parameter)
+        values = parameter.ds_tensor.data if key is None else key.detach()
         return Shard(
             name=name,
-            start=part.start,
-            tensor=part.values,
-            state_key=part.flat_group,
-            state_offset=part.offset,
+            start=own.start,
+            tensor=values[offset:][: len(own)],  # padding at the end is left out
+            state_key=key,
+            state_offset=offset,
         )
 
-    def _shard_of_stage_3(self, name: str, parameter: Any) -> Shard:
-        flat: Tensor = parameter.ds_tensor.data
-        state_key = None
-        offset = 0
-        if parameter.requires_grad:
-            part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
-            flat, state_key, offset = part.values, part.flat_group, part.offset
+    def range_of(self, parameter: Any, rank: int) -> range:
+        if self._stage == 3:
+            size, each, first = parameter.ds_numel, parameter.ds_tensor.numel(), 0
+        else:
+            flat, first = self._flat_groups[parameter]
+            size, each = parameter.numel(), flat.numel()
+        start = rank * each - first
+        return range(size)[max(0, start) : max(0, start + each)]
 
-        # Each rank has ceil(numel / world) elements. The padding at the end is left out.
-        start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
-        values = flat[: parameter.ds_numel - start]
-        return Shard(
-            name=name, start=start, tensor=values, state_key=state_key, state_offset=offset
-        )
+    @cached_property
+    def _flat_groups(self) -> dict[Tensor, tuple[Tensor, int]]:
+        return private_deepspeed.flat_groups(self.zero)
 
     def write_back(self) -> None:
         # After the engine's own functions that set a value (safe_set_full_fp32_param), the model

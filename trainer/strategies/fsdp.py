@@ -346,19 +346,24 @@ class FSDP2(Strategy):
     # -- weights ----------------------------------------------------------------------------------
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        # As torch.chunk cuts the first dimension.
-        mesh = self._mesh
-        height = parameter.shape[0]
-        rows = -(-height // (self.plan.world_size // self._copies))
-        first_row = min(height, rows * mesh.get_local_rank("shard"))
+        rank = self.accelerator.process_index
         return Shard(
             name=name,
-            start=first_row * (parameter.numel() // max(1, height)),
+            start=self.range_of(parameter, rank).start,
             tensor=local_of(parameter).detach().view(-1),
             state_key=parameter if parameter.requires_grad else None,
-            copy=mesh.get_local_rank("replicate") if self._copies > 1 else 0,
+            copy=rank * self._copies // self.plan.world_size,
             copies=self._copies,
         )
+
+    def range_of(self, parameter: nn.Parameter, rank: int) -> range:
+        # As torch.chunk cuts the first dimension.
+        height = max(1, parameter.shape[0])
+        width = parameter.numel() // height
+        parts = self.plan.world_size // self._copies
+        rows = -(-height // parts)
+        own = range(height)[rank % parts * rows :][:rows]
+        return range(own.start * width, own.stop * width)
 
     def write_back(self) -> None:
         self.settle()

@@ -65,10 +65,10 @@ def test_the_shard_of_the_last_rank_ends_before_the_padding() -> None:
     frozen: Any = SimpleNamespace(
         requires_grad=False,
         ds_numel=5,
-        ds_tensor=SimpleNamespace(data=torch.tensor([3.0, 4.0, 0.0])),
+        ds_tensor=torch.tensor([3.0, 4.0, 0.0]),
     )
     shard = zero("zero3").shard("weight", frozen)
-    assert shard is not None and shard.start == 3 and shard.tensor.tolist() == [3.0, 4.0]
+    assert shard.start == 3 and shard.tensor.tolist() == [3.0, 4.0]
 
 
 def test_the_scaler_counts_good_steps() -> None:
