@@ -54,6 +54,8 @@ CASES = {
     },
     # Without groups of heads, for which a GPU has no kernel in float32 that keeps no scores.
     "float32": {"mixed_precision": "no", "task_settings.key_heads": "4"},
+    # The iteration has the dtype of a GPU.
+    "muon": {"optimizer": "muon", "optimizer_settings": "{dtype: bf16}"},
 }
 
 
@@ -99,13 +101,18 @@ def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
     ends = [found["phases"]["forward"]["at_end"][ACTIVATIONS] for found in (real, rehearsed)]
     assert ends[1] == pytest.approx(ends[0], rel=0.1)
     sent, expected = (
-        [Collective(*made).signature for made in found["collectives"][found["first"] :]]
+        [Collective(*made)[:4] for made in found["collectives"][found["first"] :]]
         for found in (real, rehearsed)
     )
     assert expected == sent
 
 
-QUICK = {("ddp", "frozen"), ("fsdp", "recomputed"), ("zero3", "accumulated")}
+QUICK = {
+    ("ddp", "frozen"),
+    ("fsdp", "recomputed"),
+    ("zero3", "accumulated"),
+    ("zero1", "muon"),
+}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,7 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
     "tf32": {"mixed_precision": "no", "task": "gpu_cases:Pictures", "float32": "tf32"},
     "deterministic": {"mixed_precision": "no", "deterministic": "true"},
     "average": {"mixed_precision": "bf16", "ema_decay": "0.9"},
+    "muon": {"mixed_precision": "bf16", "optimizer": "muon"},
     "experts": {
         "mixed_precision": "bf16",
         "task": "observed:Llama",
@@ -149,7 +157,7 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
     },
     "unclipped": {"mixed_precision": "bf16", "checks": "none", "max_grad_norm": "null"},
 }
-QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded")}
+QUICK_ON_GPU = {("single", "packed"), ("zero3", "words"), ("fsdp", "padded"), ("fsdp", "muon")}
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,18 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         {
             "private/peft.py": "the switch of its layers",
             "building/new_model.py": "peft adds layers in another mode than the model's",
+            "optim/muon.py": "the factors are AdamW's",
         },
     ),
     "weights in 4 bits": (
         r"bitsandbytes|\b4.bit|quant_state",
         set(),
         {"building/new_model.py": "counts the elements of a packed parameter"},
+    ),
+    "Muon": (
+        r"muon",
+        set(),
+        {"optim/muon.py": "the wing", "private/torch.py": "the rate of torch's own"},
     ),
     # These have left. A task draws its own pictures, and sets a group's rate to 0 until a step.
     "pictures": (r"gallery|show_confusion|run\.show\b", set(), {}),

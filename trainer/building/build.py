@@ -235,6 +235,8 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
     )
     sizes = _sizes(built, len(form.ranges))
     _divide(built, optimizer)
+    if hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
+        built.note(*optimizer.bind(built.strategy, form.groups))
     schedule, of_schedule = _schedule(built)
     built.note(*built.task.notices())
     facts = _facts(built, {**reported, **of_schedule}, sizes)

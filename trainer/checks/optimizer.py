@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..config.rules import OPTIMIZERS
 from ..errors import Origin
 from ..hooks import Callback
 from ..run import Built, Run
@@ -26,7 +27,9 @@ class DivisibleOptimizer(Callback):
             origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
             if built_by:
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
-            raise origin.error(f"{problem}, or take another one", kind)
+            name = type(optimizer).__name__.lower()
+            other = f"optimizer: {name}" if name in OPTIMIZERS else "another one"
+            raise origin.error(f"{problem}, or take {other}", kind)
 
 
 class KeptRates(Callback):

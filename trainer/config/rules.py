@@ -8,8 +8,14 @@ from typing import Any
 from .schedule_keys import check_schedule
 from .validate import Validator
 
-# Optimizers with keys of their own. Any other optimizer is named by its class.
-OPTIMIZERS = ("adamw", "adam", "sgd")
+# Short names of optimizers. Any other optimizer is named by its class.
+OPTIMIZERS = {
+    "adamw": "torch.optim:AdamW",
+    "adam": "torch.optim:Adam",
+    "sgd": "torch.optim:SGD",
+    "muon": "trainer.optim.muon:Muon",
+}
+WITH_KEYS = ("adamw", "adam", "sgd")  # their settings are keys of the config
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # the same length in three units
 
 
@@ -34,8 +40,8 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
             rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
             yield "profile_steps", rule
 
-    optimizer = c.optimizer or OPTIMIZERS[0]
-    if optimizer in OPTIMIZERS and c.optimizer_settings:
+    optimizer = c.optimizer or WITH_KEYS[0]
+    if optimizer in WITH_KEYS and c.optimizer_settings:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"
         yield "optimizer_settings", rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.rules import OPTIMIZERS
+from ..config.rules import WITH_KEYS
 from ..config.train_config import DEFAULTS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
 from .findings import Findings
@@ -75,7 +75,7 @@ def choose_optimizer(
         return both.agree(key, values.get(key))
 
     lr, decay = of("lr"), of("weight_decay")
-    if name in OPTIMIZERS:
+    if name in WITH_KEYS:
         keys = ("momentum",) if name == "sgd" else ("betas", "eps")
         return name, {**{key: of(key) for key in keys}, "weight_decay": decay}, lr
 

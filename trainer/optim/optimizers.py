@@ -10,11 +10,16 @@ import torch
 from torch import nn, optim
 
 from ..config.named_class import find_class
-from ..config.rules import OPTIMIZERS
+from ..config.rules import OPTIMIZERS, WITH_KEYS
 from ..errors import Origin, origin_of
 
 if TYPE_CHECKING:
     from ..run_plan import Plan
+
+
+def _class_of(name: str, origin: Origin) -> Any:
+    """Return the class of an optimizer by its short name or its full name."""
+    return find_class(OPTIMIZERS.get(name, name), optim.Optimizer, origin)
 
 
 def check_class(
@@ -34,7 +39,7 @@ def check_class(
     Raises:
         ConfigError: there is no such class, or the class does not take the settings.
     """
-    cls: Any = find_class(name, optim.Optimizer, origin_of(origins, "optimizer"))
+    cls = _class_of(name, origin_of(origins, "optimizer"))
     if "weight_decay" in settings:
         raise origin_of(origins, "optimizer_settings.weight_decay").error(
             "is the config's weight_decay; remove it", settings["weight_decay"]
@@ -74,13 +79,12 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
             {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
         ]
 
-    cls: Any
-    if plan.optimizer in OPTIMIZERS:
-        cls = {"adamw": optim.AdamW, "adam": optim.Adam, "sgd": optim.SGD}[plan.optimizer]
+    cls = _class_of(plan.optimizer, plan.origin("optimizer"))
+    if plan.optimizer in WITH_KEYS:
         # Fused if torch can: 106 against 119 ms a step of AdamW. DTensors (torch 2.13) have no
         # fused SGD, complex tensors no fused kernel.
         settings["fused"] = plan.optimizer != "sgd" and not any(p.is_complex() for p in trainable)
-    else:
-        cls = find_class(plan.optimizer, optim.Optimizer, plan.origin("optimizer"))
+    elif hasattr(cls, "groups_of"):
+        groups = cls.groups_of(model, plan)
     optimizer: optim.Optimizer = cls(groups, lr=plan.lr, **settings)
     return optimizer

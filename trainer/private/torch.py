@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim._muon import _adjust_lr
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
@@ -23,11 +25,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 # class for both.
 BatchNormBase = _NormBase
 
+# The base class of convolutions. torch has no public class.
+ConvolutionBase = _ConvNd
+
 # The values of nested lists and mappings. torch has no public name.
 leaves_of = tree_leaves
 
 # The base class of all kinds of dropout. torch has no public class.
 DropoutBase = _DropoutNd
+
+# How the rate of torch.optim.Muon depends on the shape of a matrix. Nothing public tells.
+adjusted_lr: Callable[..., float] = _adjust_lr
 
 # The part that activation checkpointing adds to the names of parameters.
 RECOMPUTED = "_checkpoint_wrapped_module"

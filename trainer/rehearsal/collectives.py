@@ -63,7 +63,7 @@ class Collective(NamedTuple):
     @property
     def signature(self) -> tuple[Any, ...]:
         """Return the part that must be the same on the ranks that take part."""
-        return self[:4]
+        return self[:3] if self.kind == "all-to-all" else self[:4]
 
     def seconds(self, gpu: str) -> float:
         """Estimate the time on a ring of the group's links, if nothing else uses these links."""

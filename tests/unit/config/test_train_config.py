@@ -34,7 +34,7 @@ INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoc
         ("betas", 0.9, "must be a valid array"),
         ("trackers", "wandb", "must be a valid array"),
         ("drop_last", 1, "must be a valid boolean"),
-        ("optimizer", "adamW", "must have the form of the key: adamw, adam, sgd, or a"),
+        ("optimizer", "adamW", "must have the form of the key: adamw, adam, sgd, muon, or a"),
         ("optimizer_settings", {"amsgrad": True}, "not for optimizer adamw, whose settings are keys"),
         ("lr_scaling", "linear", "needs reference_batch_size, the global batch that lr belongs to"),
         ("best_mode", "lower", "must be 'min' or 'max'"),
