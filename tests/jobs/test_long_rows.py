@@ -4,6 +4,7 @@
 |---|---|---|
 | Documents of a row that attend alone have the curve of a mask | one process | test_documents_alone_have_the_curve_of_a_mask |
 | Processes that share rows have the curve of one process, with the whole set evaluated and all tokens counted | DDP, FSDP2, ZeRO-3 on 2; the others on 2, and on 4 in groups of 2 and of 4 (nightly) | test_shared_rows_have_the_curve_of_one_process |
+| A model that needs whole rows is refused before the first step, on every process | DDP on 2 | test_a_model_that_needs_whole_rows_is_refused |
 | A run goes on with rows that are shared by other processes | FSDP2 on 2, one process, DDP on 2 | test_a_run_goes_on_with_other_groups |
 | Predictions have each row once | ZeRO-3 on 2 (nightly) | test_predictions_have_each_row_once |
 """
@@ -159,6 +160,35 @@ def spent_tokens(job: Job) -> float:
     last = max((job.output_dir / "checkpoints").glob("*/state.json"))
     tokens: float = json_in(last)["spent"]["tokens"]
     return tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        (
+            {"config": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 1}},
+            "MambaForCausalLM cannot be computed in parts: documents in a row have other outputs ",
+        ),
+        pytest.param(
+            {"config": {**CONFIGS["llama"], "num_attention_heads": 1}},
+            "LlamaForCausalLM cannot be computed in parts: attention varlen has no 1 heads for 2 ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"config": CONFIGS["llama"], "attention": "sdpa"},
+            "LlamaForCausalLM cannot be computed in parts: it has attention: sdpa",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["mamba", "heads", "sdpa"],
+)
+def test_a_model_that_needs_whole_rows_is_refused(
+    settings: dict[str, Any], rule: str, folder: Path
+) -> None:
+    config = config_of("packed", folder, model=None, tokenizer="llama", **settings)
+    job = run([*words(("ddp", 2, 2), folder), "--config", str(config)], folder / rule[:9])
+    assert job.code != 0 and not (job.output_dir / "metrics.jsonl").exists()
+    assert f"context_parallel: 2: {rule}" in job.err
 
 
 def test_a_run_goes_on_with_other_groups(folder: Path) -> None:

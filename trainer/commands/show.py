@@ -43,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
 
     sides = (": chosen", ": rejected") if isinstance(task, PreferenceTask) else ("",)
     rows = len(batch["input_ids"])
-    columns = {name: column for name, column in batch.items() if len(column) == rows}
+    # A batch may also have the boundaries of documents, and their longest length.
+    columns = {name: c for name, c in batch.items() if getattr(c, "shape", ())[:1] == (rows,)}
     for number in range(rows):
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))

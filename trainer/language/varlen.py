@@ -48,13 +48,11 @@ class Whole:
 
     def places(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the places of the tokens that this process computes."""
-        places: Tensor = batch["places"].chunk(self.size)[self.number]
-        return places
+        return batch["places"].chunk(self.size)[self.number]  # type: ignore[no-any-return]
 
     def tokens(self, batch: Mapping[str, Any], name: str) -> Tensor:
         """Return the tokens that this process computes, as a single row."""
-        tokens: Tensor = batch[name].flatten()[None, self.places(batch)]
-        return tokens
+        return batch[name].flatten()[None, self.places(batch)]  # type: ignore[no-any-return]
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a model of transformers, under names of the flash kernels."""
@@ -122,7 +120,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_q: Any = None,
     max_length_q: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -134,13 +132,14 @@ def attend(
     size = processes.size
     asked = {
         **others,
+        "call without boundaries": cu_seq_lens_q is None or None,
         "dropout": dropout or None,
         "attention in both directions": getattr(module, "is_causal", True) is False or None,
         f"{query.shape[1]} heads for {size} processes": query.shape[1] % size or None,
     }
     unknown = {name for name, given in asked.items() if given is not None} - _NO_CHANGE
-    if unknown or cu_seq_lens_q is None:
-        raise NotImplementedError(f"attention {NAME} has no {', '.join(sorted(unknown))}")
+    if unknown:
+        raise NotImplementedError(f"attention {NAME} has no {min(unknown)}")
 
     copies = size // math.gcd(size, key.shape[1])
     if copies > 1:  # the fewest by which each process has as many heads

@@ -13,10 +13,12 @@ from tiny_language import save_masked, save_rows
 from trainer.commands import cli
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 def test_show_packed_documents_and_their_trained_tokens(
-    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+    attention: str, tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = conversation_config(tmp_path, llama, sequence_length=96)
+    words = [*words, "--task_settings.attention", attention]
     assert cli.main(["show", *words]) == 0
     shown = capsys.readouterr().out
     assert "note: data: columns messages" in shown and "note: template: the tokenizer's" in shown
