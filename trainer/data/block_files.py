@@ -192,6 +192,8 @@ class BlockOrder:
 
     def lay_out(self, layout: Layout) -> None:
         """Take the lanes of a global batch. Raises ``DataError`` as ``_plan`` does."""
+        if layout.whole_micro_batches:
+            raise DataError("blocks: ranks take other micro-batches of a step: drop same_bits")
         self._world_size = layout.world_size
         self._plan(lanes_for(layout.global_batch_size))
 

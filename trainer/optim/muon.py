@@ -77,7 +77,7 @@ class Muon(WholeOptimizer, AdamW):
             "adjust_lr_fn": adjust_lr_fn,
         }
         for group in self.param_groups:
-            group |= defaults | group | {"fused": True}
+            group |= defaults | group
 
     @staticmethod
     def groups_of(model: nn.Module, plan: Plan) -> list[Group]:
@@ -112,6 +112,7 @@ class Muon(WholeOptimizer, AdamW):
                 "lr": rates[rule],
                 "weight_decay": settings["weight_decay"] if own.dim() > 1 else 0.0,
                 "stacked": own.dim() > 2 and own not in filters,
+                "fused": not plan.same_bits,  # for AdamW, whose fused kernel rounds by place
             }
             groups.setdefault(str(group), {**group, "params": []})["params"].append(own)
         return sorted(groups.values(), key=itemgetter("rule"), reverse=True)

@@ -164,3 +164,15 @@ def test_blocks_that_do_not_fit_are_refused(files: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(block_files, "MEMORY_SHARE", 1e-9)
     with pytest.raises(DataError, match="write smaller row groups, or lower the global batch"):
         data_of(rows_of(files), 0, 1)
+
+
+def test_blocks_are_refused_if_every_layout_must_have_the_same_micro_batches(files: Path) -> None:
+    layout = Layout(
+        rank=0,
+        world_size=1,
+        micro_batch_size=2,
+        accumulation_steps=5,
+        whole_micro_batches=True,
+    )
+    with pytest.raises(DataError, match="drop same_bits"):
+        IndexedData(rows_of(files), layout, seed=1, collate=list)
