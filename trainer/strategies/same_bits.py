@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from ..data.now import now
+from ..data.rng import seed_global_generators
 from ..data.seeds import seed_of
 from ..errors import DataError, LaunchError
 from ..private.torch import BatchNormBase
@@ -96,7 +96,10 @@ class SameBits:
         """Begin a micro-batch: its random numbers belong to it, not to the rank."""
         moment = now()
         number = self.micro_batches * self._plan.world_size + self._rank
-        set_seed(seed_of(moment.seed, moment.step, number, _OF_MICRO_BATCHES))
+        entropy = moment.seed, moment.step, number, _OF_MICRO_BATCHES
+        seed_global_generators(*entropy)  # accelerate's set_seed takes 0.25 ms
+        if self._plan.device == "cuda":
+            torch.cuda.manual_seed(seed_of(*entropy))
         if self._first_buffers == {}:
             named = self._model.named_buffers()
             self._first_buffers = {name: buffer.clone() for name, buffer in named}
