@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +25,9 @@ BatchNormBase = _NormBase
 
 # The values of nested lists and mappings. torch has no public name.
 leaves_of = tree_leaves
+
+# The values of nested lists and mappings with the form, and the way back.
+flattened, unflattened = tree_flatten, tree_unflatten
 
 # The base class of all kinds of dropout. torch has no public class.
 DropoutBase = _DropoutNd
