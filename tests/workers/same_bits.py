@@ -161,6 +161,7 @@ class Flip(Callback):
     def __init__(self, what: str, name: str, rank: int, step: int, bit: int = 3) -> None:
         self.what, self.name, self.rank, self.step, self.bit = what, name, rank, step, bit
 
+    @torch.no_grad()
     def on_step(self, run: Run, info: StepInfo) -> None:
         if (info.step, run.accelerator.process_index) != (self.step, self.rank):
             return

@@ -12,6 +12,8 @@ The exit code is 0 if nothing differs, and 1 if something does.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -48,7 +50,7 @@ _OFF = (
     "--profile_steps=null",
     "--max_time=null",
     "--accumulation_steps=null",
-    "--overwrite=false",
+    "--overwrite=true",
     "--weights=null",
 )
 
@@ -92,26 +94,29 @@ def replay(argv: Sequence[str]) -> None:
         say(f"note: plan.json of the run names {code}: code is imported from it")
         sys.path.append(code)
     start = _start(training, options.step)
-    with tempfile.TemporaryDirectory() as folder:
-        others = [word for word in words if word not in folders]
-        own = [f"--output_dir={as_literal(f'{folder}/run')}", f"--stop_at={options.step}", *start]
-        loaded = load_config(
-            [f"{training.path}/config.yaml", *others, *_of_plan(training), *_OFF, *own, *settings]
-        )
-        task, config = load_task(loaded)
-        trainer = Trainer(task, config, launch_as(loaded, task, config), origins=loaded.origins)
-        strategy = trainer.run.strategy
-        assert isinstance(strategy, Exact)
-        if options.sums and trainer.run.plan.world_size > 1:
-            raise usage_error("sums", True, "counts on one process only")
-        strategy.bits.counts_rounded = options.sums
-        for _ in trainer.steps():
-            pass
-        report: tuple[bool, str] | None = None
-        if trainer.run.is_main:
-            report = _report(logged, read_digests(Path(folder, "run", FILE)))
-        found = trainer.run.agreement.of_main(report)
-        trainer.run.close()
+    # The same folder on every rank, before the ranks are connected.
+    job = os.environ.get("MASTER_PORT") or os.getpid()
+    folder = Path(tempfile.gettempdir(), f"trainer-replay-{job}")
+    others = [word for word in words if word not in folders]
+    own = [f"--output_dir={as_literal(f'{folder}/run')}", f"--stop_at={options.step}", *start]
+    loaded = load_config(
+        [f"{training.path}/config.yaml", *others, *_of_plan(training), *_OFF, *own, *settings]
+    )
+    task, config = load_task(loaded)
+    trainer = Trainer(task, config, launch_as(loaded, task, config), origins=loaded.origins)
+    strategy = trainer.run.strategy
+    assert isinstance(strategy, Exact)
+    if options.sums and trainer.run.plan.world_size > 1:
+        raise usage_error("sums", True, "counts on one process only")
+    strategy.bits.counts_rounded = options.sums
+    for _ in trainer.steps():
+        pass
+    report: tuple[bool, str] | None = None
+    if trainer.run.is_main:
+        report = _report(logged, read_digests(Path(folder, "run", FILE)))
+    found = trainer.run.agreement.of_main(report)
+    trainer.run.close()
+    shutil.rmtree(folder, ignore_errors=True)
     differs, text = found
     if options.sums:
         bits = strategy.bits

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim._muon import _adjust_lr
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +30,9 @@ ConvolutionBase = _ConvNd
 
 # The values of nested lists and mappings. torch has no public name.
 leaves_of = tree_leaves
+
+# The values of nested lists and mappings with the form, and the way back.
+flattened, unflattened = tree_flatten, tree_unflatten
 
 # The base class of all kinds of dropout. torch has no public class.
 DropoutBase = _DropoutNd

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..private.torch import flattened, unflattened
 
 # They use their input once, and never return it: a border would make no difference.
 _USE_ONCE = {
@@ -56,7 +57,10 @@ def _enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
     ``nn.MultiheadAttention`` computes otherwise if query and key are the same object.
     """
-    leaves, form = tree_flatten((args, kwargs))
+    is_plain = not kwargs and all(type(value) is Tensor for value in args)
+    leaves: list[Any]
+    # The general way takes 20 us more.
+    leaves, form = ([*args], None) if is_plain else flattened((args, kwargs))
     inside = []
     for place, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
@@ -69,4 +73,4 @@ def _enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         behind: Any = _Border.apply(*(leaves[place] for place in inside))  # type: ignore[no-untyped-call]
         for place, tensor in zip(inside, behind, strict=True):
             leaves[place] = tensor
-    return tree_unflatten(leaves, form)
+    return (tuple(leaves), kwargs) if form is None else unflattened(leaves, form)

@@ -33,7 +33,8 @@ def digest(values: Tensor, start: int = 0) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for elements in torch.split(flat, _AT_A_TIME):
         bits = elements.long()
-        total += (bits * _odd_numbers(flat.device)[: bits.numel()]).sum()
+        odd = _odd_numbers(flat.device)[: bits.numel()]
+        total += torch.dot(bits, odd) if bits.is_cpu else (bits * odd).sum()  # no dot on a GPU
         if start:
             total += 2 * start * bits.sum()
         start += bits.numel()
@@ -57,24 +58,19 @@ class StepDigests:
 
     def __init__(self, strategy: Exact) -> None:
         self._strategy = strategy
-        named = list(strategy.parameters())
-        self.names = [name for name, _ in named]
-        self._starts: dict[str, int] = {}
-        end = 0
-        for name, parameter in named:
-            self._starts[name] = end
-            end += getattr(parameter, "ds_numel", parameter.numel())
-        self._of_micro_batches: list[Tensor] = []
+        self.names = [name for name, _ in strategy.parameters()]
+        # Of this rank's micro-batches, by name. Each parameter counts an odd number of times.
+        self._of_micro_batches: list[dict[str, Tensor]] = []
+        self._odd = {name: 2 * number + 1 for number, name in enumerate(self.names)}
         self._of_gradients: list[Tensor] = []
         strategy.bits.watch_step = self.note_step
         strategy.watch_gradients(self.note)
 
     def note(self, name: str, gradient: Tensor) -> None:
         """Add a parameter's gradient of the micro-batch that is computed."""
-        found = digest(gradient, self._starts[name])
         if len(self._of_micro_batches) < self._strategy.bits.micro_batches:
-            self._of_micro_batches += [torch.zeros_like(found)]
-        self._of_micro_batches[-1] += found
+            self._of_micro_batches.append({})
+        self._of_micro_batches[-1][name] = digest(gradient)
 
     def note_step(self, gradients: Iterable[Tensor], is_whole: bool) -> None:
         """Take the gradients of a step, this rank's parts of them or whole gradients."""
@@ -100,7 +96,7 @@ class StepDigests:
         tensors = len(self.names)
         packed = torch.zeros(own * world + 2 * tensors, dtype=torch.int64, device=device)
         if own:
-            packed[: own * world][rank::world] = torch.stack(self._of_micro_batches)
+            packed[: own * world][rank::world] = self._sums()
         if self._of_gradients:
             packed[own * world :][:tensors] = torch.stack(self._of_gradients)
         add_weights(packed[own * world + tensors :], strategy, self.names)
@@ -111,6 +107,15 @@ class StepDigests:
             "gradients": texts[own * world :][:tensors],
             "weights": texts[own * world + tensors :],
         }
+
+    def _sums(self) -> Tensor:
+        """Return a digest of each micro-batch of this rank."""
+        found = []
+        for by_name in self._of_micro_batches:
+            digests = torch.stack([*by_name.values()])
+            odd = torch.tensor([self._odd[name] for name in by_name], device=digests.device)
+            found.append((digests * odd).sum())
+        return torch.stack(found)
 
 
 def add_weights(found: Tensor, strategy: Strategy, names: Sequence[str]) -> None:

@@ -44,8 +44,9 @@ class ExactDDP(Exact, DDP):
         self.bits.take_all(self.trainable)
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
-        for parameter in self.trainable:
-            parameter.grad = self.bits.reduced(parameter)
+        gradients = self.bits.reduced(self.trainable)
+        for parameter, gradient in zip(self.trainable, gradients, strict=True):
+            parameter.grad = gradient
         return super().finish_step(on_nan)
 
     def missed_exchange(self) -> str:

@@ -42,7 +42,7 @@ class ExactZeRO(Exact, ZeRO):
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
         named = list(self.parameters())
-        gradients = [self.bits.reduced(parameter) for _, parameter in named]
+        gradients = self.bits.reduced([parameter for _, parameter in named])
         norm = self.bits.end(gradients, None)
         if self.plan.max_grad_norm is not None:
             clip(gradients, self.plan.max_grad_norm, norm)
