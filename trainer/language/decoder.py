@@ -27,7 +27,7 @@ from .sources import Row
 from .templates import read_template
 from .tokens import Encoder
 from .trial import inputs_of_trial, why_not
-from .varlen import NAME, attend_by, collate_documents
+from .varlen import NAME, attend_by, collate_documents, with_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class DecoderTask(TokenTask):
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
         plan = self.memory.get("plan")
-        if plan is None or self.attention or not self.packs:
+        if plan is None or self.attention or not (self.packs and self.computes_parts):
             return False
         return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
 
@@ -163,8 +163,8 @@ class DecoderTask(TokenTask):
         probe = small_copy(model)
         if not (self.takes_documents and self._chooses_documents(model, probe)):
             probe.to("cpu" if self.attention in DENSE else training_device())
-            if self.packs:
-                check_separation(probe, self._trial_inputs)
+        if self.packs:
+            check_separation(probe, self._trial_inputs)
         adapted = self.adapted(model, "CAUSAL_LM")
         if loss == "plain":
             return adapted
@@ -210,8 +210,9 @@ class DecoderTask(TokenTask):
 
     def _trial_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the model for a small batch of packed rows."""
-        has_mask = self.memory.get("has_mask") or not self.takes_documents
-        return self.inputs(batch) if has_mask else inputs_of_trial(batch)
+        if self.processes.size > 1:
+            return inputs_of_trial(batch)
+        return self.inputs(with_documents(batch) if self.takes_documents else batch)
 
     def load_model(self) -> Any:
         """Build the transformers model. A subclass may override this method."""

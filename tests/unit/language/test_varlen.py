@@ -290,5 +290,20 @@ def test_a_loss_of_ones_own_needs_whole_rows(task: Callable[..., CausalLM]) -> N
     assert task().computes_parts and not own.computes_parts
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnInputs(CausalLM):
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+
+
+def test_inputs_of_ones_own_are_proven_to_be_separate(task: Callable[..., CausalLM]) -> None:
+    """By default they have a mask. Without boundaries there is no attention within documents."""
+    own = OwnInputs(**vars_of(task()))
+    assert not begun(own, device="cuda", mixed_precision="bf16").takes_documents
+    own.build_model()
+    with pytest.raises(ConfigError, match="varlen has no call without boundaries"):
+        OwnInputs(**{**vars_of(task()), "attention": NAME}).build_model()
+
+
 def vars_of(causal: CausalLM) -> dict[str, Any]:
     return {"model": causal.model, "data": causal.data, "cache_dir": causal.cache_dir}
