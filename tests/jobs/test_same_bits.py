@@ -22,7 +22,7 @@ import pytest
 from launchers import ROOT, STRATEGIES, completed, json_in, launch_file, ranks, worked, wrapper_of
 
 CASES = ("cross", "cross bf16", "tied", "tied bf16")
-MORE = ("sgd", "average")
+MORE = ("sgd", "average", "muon")
 QUICK = [("ddp", 2), ("fsdp", 3), ("zero2", 2), ("zero3", 3)]
 EVERY = [
     (name, world) for name in STRATEGIES for world in (1, 2, 3, 4) if (name, world) != ("ddp", 1)

@@ -204,6 +204,7 @@ CASES: dict[str, dict[str, Any]] = {
     "planted": {"task": "same_bits:Planted", "max_steps": 5, "save_every": 2, "keep_last": 9},
     "off": {"task": "same_bits:Cross", "same_bits": False},
     "sgd": {"task": "same_bits:Cross", "optimizer": "sgd", "lr": 0.05},
+    "muon": {"task": "same_bits:Cross", "optimizer": "muon"},
     "average": {"task": "same_bits:Cross", "ema_decay": 0.9, "optimizer": "adam"},
 }
 

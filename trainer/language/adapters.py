@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -126,9 +125,26 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
         config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
-        return get_peft_model(model, config, low_cpu_mem_usage=True)
+        adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
+    if adapter.trained:
+        _refuse_tied(adapted, ORIGINAL)
+    return adapted
+
+
+def _refuse_tied(model: Any, mark: str) -> None:
+    """Raise ``ConfigError`` if a tensor with this mark in its name belongs to two layers."""
+    tensors = dict(canonical_state(model))
+    uses = Counter(tensors.values())
+    tied = [name for name, tensor in tensors.items() if mark in name and uses[tensor] > 1]
+    if tied:
+        raise setting_error(
+            "adapter",
+            tied[0],
+            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
+            "layer out of targets and trained",
+        )
 
 
 def add_reference(model: Any) -> None:
@@ -181,20 +197,9 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
 
     base = model.get_base_model()
     settings = model.active_peft_config
-    tensors = dict(canonical_state(model))
     names = _names_in_file(model)
 
-    uses = Counter(tensors.values())
-    wrapped = re.compile(r"\.(base_layer|original_module)\.")
-    tied = [name for name, tensor in tensors.items() if wrapped.search(name) and uses[tensor] > 1]
-    if tied:
-        raise setting_error(
-            "adapter",
-            tied[0],
-            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
-            "layer out of targets and trained",
-        )
-
+    _refuse_tied(model, ".base_layer.")
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)

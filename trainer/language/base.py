@@ -63,7 +63,7 @@ class LanguageTask(Task):
     attention: str | None = None
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
     cache_dir: LocalPath = "~/.cache/samecurve"
-    data: LocalPath | list[LocalPath] | list[WeightedSource]
+    data: LocalPath | list[LocalPath | WeightedSource]
     weight_by: Literal["rows", "tokens"] = "rows"
     evaluation: LocalPath | float | dict[str, LocalPath] | None = None
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -91,7 +91,7 @@ class LanguageTask(Task):
     @property
     def is_mixed(self) -> bool:
         """Return whether ``data`` is a mixture of weighted sources."""
-        return isinstance(self.data[0], WeightedSource)
+        return any(isinstance(source, WeightedSource) for source in self.data)
 
     @property
     def built_attention(self) -> str | None:
@@ -171,8 +171,8 @@ class LanguageTask(Task):
     ) -> Mixed:
         """Return the mixture of the sources. The arguments are those of ``parts``."""
         sources: dict[str, Any] = {}
-        for number, source in enumerate(self.data):
-            assert isinstance(source, WeightedSource)
+        for number, given in enumerate(self.data):
+            source = WeightedSource(path=given) if isinstance(given, str) else given
             items = read("data", source.path)
             rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
             weight = source.weight

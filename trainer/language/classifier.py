@@ -39,7 +39,7 @@ class SequenceClassifier(LanguageTask):
     scores_texts: ClassVar[bool] = True
 
     model: str
-    data: LocalPath | list[LocalPath]  # the labels of all rows are the classes
+    data: LocalPath | list[LocalPath]  # type: ignore[assignment]  # all labels are the classes
     text_column: str = "text"
     label_column: str = "label"
     sequence_length: Annotated[int, Field(ge=2)] = 512

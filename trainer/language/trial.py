@@ -16,6 +16,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..private.accelerate import is_connected
+from ..private.transformers import attention_of
 from .problems import first_line
 from .quantized import training_device
 from .separation import why_not_separate
@@ -50,7 +51,7 @@ def why_not(model: Any, parts: int) -> str:
     Args:
         model: a small copy, with values, in training mode.
     """
-    own = model.config._attn_implementation
+    own = attention_of(model)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             reason = _difference(model, parts)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..private.transformers import attention_of
 from .packing import collate
 from .quantized import dtype_of_products
 
@@ -185,7 +186,7 @@ def set_attention(model: Any, processes: Whole, name: str = NAME) -> str:
 
     AttentionInterface.register(name, partial(attend, processes))
     model.set_attn_implementation(name)
-    if model.config._attn_implementation != name:
+    if attention_of(model) != name:
         raise ValueError("its attention cannot be replaced")
     return name
 
@@ -195,7 +196,7 @@ def attend_by(model: Any, processes: Whole) -> None:
 
     Such calls are those of ``generate``, which have a cache, and masks of padding.
     """
-    before = model.config._attn_implementation
+    before = attention_of(model)
     name = set_attention(model, processes)
 
     def enter(inner: Any, arguments: Any, named: Mapping[str, Any]) -> None:
@@ -203,7 +204,7 @@ def attend_by(model: Any, processes: Whole) -> None:
             inner.set_attn_implementation(before)
 
     def leave(inner: Any, *call: Any) -> None:
-        if inner.config._attn_implementation != name:
+        if attention_of(inner) != name:
             inner.set_attn_implementation(name)
 
     # An adapter calls the ``forward`` of the whole model, and no hooks of the whole model.

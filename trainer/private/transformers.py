@@ -97,3 +97,9 @@ def with_reasoning_aliases(messages: Any) -> Any:
 
     alias = getattr(chat_template_utils, "_alias_reasoning_fields", None)
     return alias(messages) if alias else messages
+
+
+def attention_of(model: Any) -> str:
+    """Return the name of a model's attention."""
+    name: str = model.config._attn_implementation
+    return name

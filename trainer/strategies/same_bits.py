@@ -265,6 +265,8 @@ def _settings(plan: Plan, *, offloads: bool) -> Iterator[tuple[str, object, bool
     )
     yield "reduce_dtype", "bf16", plan.reduce_dtype == "bf16", "gradients are rounded on each rank"
     yield "sync_each_batch", True, plan.sync_each_batch, "each exchange rounds the sum"
+    shares = plan.context_parallel
+    yield "context_parallel", shares, shares > 1, "parts of a row add up in another order"
     yield "compile", True, plan.compile, "compiled layers are not tested for the same bits"
     yield "strategy", None, offloads, "offloaded steps are not tested for the same bits"
     recomputes = bool(plan.fsdp.get("activation_checkpointing"))

@@ -40,6 +40,7 @@ def strategy(name: str = "ddp", asked: dict[str, Any] | None = None, **settings:
         ("find_unused_parameters", True),
         ("reduce_dtype", "bf16"),
         ("sync_each_batch", True),
+        ("context_parallel", 2),
         ("compile", True),
     ],
 )
