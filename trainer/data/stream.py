@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
@@ -25,10 +25,6 @@ from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank
 from .blocks import blocks
 from .digest import digest
 from .now import Now, set_now
-
-if TYPE_CHECKING:
-    pass
-
 
 class State(NamedTuple):
     """The end of a window, or the beginning of an epoch.
@@ -72,6 +68,14 @@ class StreamData(TrainData):
                 raise read
             window, self._state = read
             yield window
+
+    def notices(self, steps: int) -> list[str]:
+        if not has_shuffle_buffer(self.items.dataset):
+            return []
+        return [
+            "Data.train has a shuffle buffer, so a resume reads its epoch again: "
+            "trainer.blocks(files) shuffles without a buffer, and continues at once"
+        ]
 
     def epochs_at(self, position: int) -> float:
         return float(self._state.epoch)

@@ -134,6 +134,8 @@ def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(
     begun = ids(first, after)
     state = json.loads(json.dumps(first.state()))
     assert state["stream"] is None and begun == whole[:after]
+    [notice] = first.notices(4)
+    assert "trainer.blocks(files) shuffles without a buffer" in notice
 
     ranks = [
         StreamData(shuffled(7), layout(rank, 2, 2), seed=0, workers=workers) for rank in range(2)
