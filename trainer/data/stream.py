@@ -26,6 +26,7 @@ from .blocks import blocks
 from .digest import digest
 from .now import Now, set_now
 
+
 class State(NamedTuple):
     """The end of a window, or the beginning of an epoch.
 
