@@ -74,7 +74,9 @@ class Mixed:
         self.sets = [source.data for source in sources.values()]
         lengths = [size or 0 for size in sizes.values()]
         self.ends = np.cumsum(lengths).tolist()
-        self.version = "-".join(getattr(data, "version", "") for data in self.sets).strip("-")
+        # A Dataset of ``datasets`` has a version that is no text.
+        versions = (getattr(data, "version", "") for data in self.sets)
+        self.version = "-".join(version for version in versions if isinstance(version, str))
         self.own_order = MixedOrder(sources, lengths)
 
     def __len__(self) -> int:

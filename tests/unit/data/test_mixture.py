@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 import trainer
 from trainer import CheckpointError, DataError
@@ -166,3 +167,10 @@ def test_a_loading_process_reads_the_same_rows() -> None:
         windows = data.windows(0, 20)
         found.append([window.micros[0].batch for window in windows])
     assert found[0] == found[1]
+
+
+def test_data_sets_of_the_library_datasets_are_mixed() -> None:
+    rows = [Dataset.from_dict({"id": [*range(first, first + 10)]}) for first in (0, 10)]
+    mixed = trainer.mixed({"a": (rows[0], 0.5), "b": (rows[1], 0.5)})
+    assert [row["id"] for row in mixed] == [*range(20)]
+    assert mixed.version == ""
