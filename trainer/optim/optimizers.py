@@ -51,9 +51,11 @@ def check_class(
     try:
         cls([nn.Parameter(torch.zeros(2))], lr=lr, **_with_tuples(complete))
     except Exception as error:  # classes raise any error for settings
-        raise origin_of(origins, "optimizer_settings").error(
-            f"{name} does not take these: {error}", {"lr": lr, **complete}
-        ) from None
+        short = cls.__name__.lower()
+        rule = f"{name} does not take these: {error}"
+        if short in OPTIMIZERS:
+            rule += f"; or take optimizer: {short}"
+        raise origin_of(origins, "optimizer_settings").error(rule, {"lr": lr, **complete}) from None
     return complete
 
 
