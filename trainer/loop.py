@@ -97,7 +97,7 @@ class Trainer:
             self.hooks.call("on_window", run, window)
 
             # Forward and backward: each loss has a share of the mean over the global batch.
-            losses = StepLosses(total_weights, run.plan)
+            losses = StepLosses(total_weights, strategy)
             for micro in window.micros:
                 # A padding batch takes part in exchanges, and leaves BatchNorm's buffers alone.
                 padding = nullcontext() if micro.weight else restored_buffers(run.model)

@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
-from .run_plan import Plan
+from .strategies import Strategy
 
 
 class StepLosses:
@@ -21,8 +21,7 @@ class StepLosses:
 
     Args:
         totals: returns the weights of the step over all ranks, by the part of the loss.
-        plan: of the run. Gradients are averaged over its ranks. With ``same_bits`` they are summed,
-            and losses add up in float64.
+        strategy: of the run, which averages or sums gradients over the ranks.
 
     Attributes:
         shares: the part of each micro-batch in the global loss, on the device.
@@ -30,9 +29,10 @@ class StepLosses:
             None if there are none.
     """
 
-    def __init__(self, totals: Callable[[], Mapping[str, float]], plan: Plan) -> None:
+    def __init__(self, totals: Callable[[], Mapping[str, float]], strategy: Strategy) -> None:
         self.totals = totals
-        self.plan = plan
+        self.is_exact = strategy.sums_exactly
+        self.ranks = 1 if self.is_exact else strategy.plan.world_size  # of the average
         self.shares: list[Tensor] = []
         self.reported: WeightedSums | None = None
 
@@ -47,7 +47,7 @@ class StepLosses:
         to_train, shares = [], []
         for name, total in self.totals().items():
             share = weights[name] / (total or 1.0)  # a part may have no item in a step
-            factor = share * (1 if self.plan.same_bits else self.plan.world_size)
+            factor = share * self.ranks
             # A product with 1 would cost a kernel in each of both passes.
             to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
             # A separate tensor, because a compiled step may write over the loss. The mean over no
@@ -56,7 +56,7 @@ class StepLosses:
             shares.append(part * share if share else torch.zeros_like(part))
 
         of_micro_batch = reduce(torch.add, shares)
-        self.shares.append(of_micro_batch.double() if self.plan.same_bits else of_micro_batch)
+        self.shares.append(of_micro_batch.double() if self.is_exact else of_micro_batch)
         if values or "" not in parts:
             self.reported = self.reported or WeightedSums()
             self.reported.add(weighted(result, weights), counts=any(weights.values()))

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
 from trainer.losses import StepLosses, explained, refuse_independent, split_loss
+from trainer.strategies import strategy_class
 
 TAKEN = (
     "training_step must return the loss, a single number, or (loss, {name: value}). For a loss of "
@@ -86,7 +87,9 @@ def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
 
 def test_the_mean_over_no_items_adds_nothing_to_the_loss() -> None:
     """A micro-batch whose labels are all left out has a loss of NaN, and a weight of 0."""
-    losses = StepLosses(lambda: {"": 4.0}, plan(world=1))
+    accelerator: Any = None  # no rank is asked
+    strategy = strategy_class("single")(plan(None, world=1), accelerator)
+    losses = StepLosses(lambda: {"": 4.0}, strategy)
     losses.add(torch.tensor(3.0, requires_grad=True), {"": 4.0})
     losses.add(torch.tensor(torch.nan, requires_grad=True), {"": 0.0})
     assert losses.total.item() == 3.0

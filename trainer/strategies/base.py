@@ -119,6 +119,8 @@ class Strategy(ABC):
         writes: how often the engine itself has written to parameters outside of a step.
         known_errors: errors of the engine by a part of their text, each with a line for the user.
         notices: lines for the banner about what ``prepare`` has made of the model.
+        sums_exactly: whether gradients are summed over the ranks, and losses add up in float64.
+            Otherwise gradients are averaged.
         before_backward: is called before each backward pass. ``checks/parameters.py`` sets it.
     """
 
@@ -129,6 +131,7 @@ class Strategy(ABC):
     shard_group: ProcessGroup | None = None
     fingerprint = 0
     writes = 0
+    sums_exactly = False
     known_errors: ClassVar[Mapping[str, str]] = {
         "Expected more than 1 value per channel when training": (
             "BatchNorm has no statistics of a micro-batch of one row, such as the last of an "

@@ -33,6 +33,7 @@ class Exact(Strategy):
     """
 
     exchanges = True
+    sums_exactly = True
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         offloads = self.steps_on_cpu(plan)
