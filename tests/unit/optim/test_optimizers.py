@@ -60,8 +60,9 @@ def test_complex_parameters_have_no_fused_kernel() -> None:
         ({"optimizer": "own_optimizers:Lamb"}, "required keyword-only argument: 'trust'"),
         (
             {"optimizer": "torch.optim.Muon"},
-            r"does not take these: Muon only supports 2D parameters.*; or take optimizer: muon",
+            "does not take these: Muon only supports 2D parameters",
         ),
+        ({"optimizer": "torch.optim.Muon"}, "; or take optimizer: muon"),
         (
             {"optimizer": "torch.optim.NAdam", "optimizer_settings": {"weight_decay": 1.0}},
             "optimizer_settings.weight_decay: 1.0: is the config's weight_decay; remove it",
