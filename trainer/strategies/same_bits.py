@@ -62,6 +62,9 @@ class SameBits:
 
     def __init__(self, plan: Plan, rank: int, *, offloads: bool) -> None:
         refuse_settings(plan, offloads=offloads)
+        if plan.device == "cpu":
+            # Kernels cut sums by threads, of which launchers give several processes fewer.
+            torch.set_num_threads(1)
         self._plan, self._rank = plan, rank
         self._model = nn.Module()  # until there is one
         self._elements = 0

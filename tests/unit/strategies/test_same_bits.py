@@ -67,6 +67,16 @@ def test_offloading_under_zero_is_refused() -> None:
         SameBits(offloading, 0, offloads=ZeRO.steps_on_cpu(offloading))
 
 
+def test_a_process_on_a_cpu_computes_with_a_thread() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        strategy()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_both_batches_are_needed() -> None:
     with pytest.raises(
         ConfigError, match="same_bits: true: needs micro_batch_size and global_batch"
