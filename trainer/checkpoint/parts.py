@@ -36,17 +36,18 @@ class StatefulCallback(Protocol):
     def pinned_steps(self) -> Collection[int]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """A view of the live parts of a training, which a checkpoint is saved from and loaded into.
+    """The live parts of a training, which a checkpoint is saved from and loaded into.
 
     Args:
-        position: the step of the run, and the counters that ``state.json`` keeps.
+        position: the part that changes from step to step. ``Run`` has properties for the fields.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
         averages: the moving averages of the shards that this rank owns, if a decay is set.
+        schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
         settings: all settings by key, of which the fingerprint takes those that decide the numbers.
-        facts: the content of plan.json, for the model card.
+        facts: the content of plan.json: everything that is known of the run before the first step.
     """
 
     position: Position
@@ -55,7 +56,7 @@ class Parts:
     optimizer_form: OptimizerForm
     averages: Sequence[tuple[Shard, Tensor]]
     schedule: LRScheduler
-    data: TrainData
+    train_data: TrainData
     sampled: Sampled
     task: Task
     callbacks: Sequence[StatefulCallback]
@@ -63,7 +64,7 @@ class Parts:
     config: TrainConfig
     plan: Plan
     settings: dict[str, Any]
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
 
     @property
     def step(self) -> int:
@@ -76,8 +77,8 @@ class Parts:
         return {**self.position.counters, "spent": self.spent()}
 
     @property
-    def run(self) -> dict[str, Any]:
-        """Return the facts of the run until now, for the model card."""
+    def facts_until_now(self) -> dict[str, Any]:
+        """Return the facts of the run with the counters, for the model card."""
         return {**self.facts, "step": self.step, **self.counters}
 
     @property
@@ -106,7 +107,7 @@ class Parts:
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)
-        card = self.task.model_card(self.run)
+        card = self.task.model_card(self.facts_until_now)
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
         for name, text in more.items():

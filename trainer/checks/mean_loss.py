@@ -73,7 +73,7 @@ def _pickled(batch: Any, size: int) -> bytes:
 
 
 def _kinds(run: Run, pickled: bytes) -> set[str]:
-    """Compute the losses of some batches, and return the kinds of the parts of the loss. Collective.
+    """Return the kinds of the parts of the loss, by their values for some batches. Collective.
 
     Empty if the task fails with a batch: the training will show whether the task is at fault.
     """
