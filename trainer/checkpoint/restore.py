@@ -111,6 +111,7 @@ def _load_parts(
         ):
             restore_settings(group, saved)
     parts.strategy.load_scaler_state(state["scaler"])
+    assert state["schedule"]["steps"] <= state["step"], "a schedule moves at most once in a step"
     return notices + restore_schedule(parts.schedule, state["schedule"])
 
 
