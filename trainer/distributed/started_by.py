@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import psutil
 
-from .rank_variables import Name
+if TYPE_CHECKING:
+    from .rank_variables import Name
 
 # Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
