@@ -16,7 +16,7 @@ from ..config.plain import dotted
 from ..distributed.agreement import Agreement
 from ..strategies.tensors import DTYPES
 from ..text import hidden
-from .parts import Parts, assign_writers
+from .parts import Parts, written
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 _GROUPS = "optimizer_groups"
@@ -76,8 +76,8 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard, low, high in assign_writers(parts.frozen(stored=False)):
-        checksum = content_sum(shard.tensor[low:high], shard.start + low, dtype)
+    for shard in written(parts.frozen(stored=False)):
+        checksum = content_sum(shard.tensor, shard.start, dtype)
         own += zlib.crc32(shard.name.encode()) * checksum
     sums = agreement.gather(own)
     return f"{sum(sums) % _MODULUS:016x}"

@@ -11,7 +11,7 @@ so nobody waits. At most one save is in flight: the next save waits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -26,9 +26,8 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from . import store
 from .disk import FileFact, check_free, check_shared
-from .finite_values import name_not_finite
+from .finite_values import look_at
 from .parts import Parts
-from .safetensors_io import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2
@@ -87,7 +86,9 @@ class Saver:
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step, as ``Run.save``. ``finish`` waits for the end."""
-        name = name_not_finite(parts, self.agreement.gather) if self.config.keep_last else ""
+        name, needed = "", 0
+        if self.config.keep_last:
+            name, needed = look_at(parts, self.agreement.gather)
         if name:
             self.fail(
                 f"step {parts.step}: {name} holds values that are not finite: no checkpoint of "
@@ -102,7 +103,7 @@ class Saver:
         problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
-            files, user_tensors = self._begin(parts, pieces) if parts.rank == 0 else ({}, {})
+            files, user_tensors = self._begin(parts, needed) if parts.rank == 0 else ({}, {})
         except (TrainerError, OSError) as error:
             problem = str(error)
         problems = self.agreement.gather(problem)
@@ -120,11 +121,12 @@ class Saver:
         if not self.config.save_in_background:
             self.finish()
 
-    def _begin(
-        self, parts: Parts, pieces: Sequence[tuple[Key, Tensor]]
-    ) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder. Return the main process's files, and the tensors of users."""
-        check_free(self.folder, parts.world_size * sum(tensor.nbytes for _, tensor in pieces))
+    def _begin(self, parts: Parts, needed: int) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
+        """Make the temporary folder. Return the main process's files, and the tensors of users.
+
+        ``needed`` are the bytes of the checkpoint.
+        """
+        check_free(self.folder, needed)
         if self._extras is None:
             self._extras = read_extras(parts)
         text, user_tensors = describe(parts)
