@@ -65,12 +65,13 @@ class MeasuredSet:
         return iter(self.batches)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
-    """Measures the prepared model of a run. Every method is collective: call it on every rank.
+    """The evaluations of a run. Every method is collective: call it on every rank.
 
     Args:
-        position: of the run. An evaluation keeps the values and a signal to stop here.
+        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
+            set yields this rank's ``(batch, examples)``, in the order of the data.
+        position: an evaluation keeps the values and a signal to stop here.
         average: the moving average of the weights, which is measured if a decay is set.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
     """
@@ -78,14 +79,28 @@ class Evaluator:
     task: Task
     strategy: Strategy
     agreement: Agreement
-    sets: Mapping[str, MeasuredSet]
+    meter: Any
+    evaluation_sets: Mapping[str, MeasuredSet]
     position: Position
     train_data: TrainData
     average: Average
     frozen_modes: Collection[nn.Module]
 
     def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
-        """Measure whole sets: as ``Run.evaluate``."""
+        """Measure on whole evaluation sets. Every world size gives the same numbers.
+
+        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
+        is set.
+
+        Args:
+            names: of the sets, or the name of a single set. By default all.
+
+        Returns:
+            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
+
+        Raises:
+            DataError: there is no such set.
+        """
         chosen = self.chosen(names)
         measured: dict[str, float] = {}
         with self.evaluating():
@@ -100,18 +115,27 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
-        """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
+        """Surround code that computes with the model as an evaluation does.
+
+        The model is in evaluation mode, has the same buffers on every rank and the moving average,
+        if a decay is set, and records no gradients.
+
+        Args:
+            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
+                batches of this set.
+        """
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
         states = rng.read()
-        self.strategy.sync_copies(self.agreement.gather)
-        self.strategy.model.eval()
-        try:
-            with self.average.applied(), at(moment), torch.no_grad():
-                yield
-        finally:  # also of an error, which a callback may catch
-            self.train_mode()
-            rng.write(states)  # otherwise drawing numbers would change the training
-            self.strategy.settle()
+        with self.meter.paused("evaluation"):
+            self.strategy.sync_copies(self.agreement.gather)
+            self.strategy.model.eval()
+            try:
+                with self.average.applied(), at(moment), torch.no_grad():
+                    yield
+            finally:  # also of an error, which a callback may catch
+                self.train_mode()
+                rng.write(states)  # otherwise drawing numbers would change the training
+                self.strategy.settle()
 
     def try_out(self) -> dict[str, float] | None:
         """Evaluate the first batch of each set, and change nothing.
@@ -122,7 +146,7 @@ class Evaluator:
         """
         found: dict[str, float] | None = {}
         with self.unnoticed():
-            for evaluation_set in self.sets.values():
+            for evaluation_set in self.evaluation_sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
                 values = self._measure(evaluation_set, [first])
@@ -139,14 +163,14 @@ class Evaluator:
         self.strategy.settle()
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for the frozen modes."""
+        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
         self.strategy.model.train()
         for module in self.frozen_modes:
             module.eval()
 
-    def close(self) -> None:
+    def close_sets(self) -> None:
         """End the loading processes of all sets."""
-        for evaluation_set in self.sets.values():
+        for evaluation_set in self.evaluation_sets.values():
             evaluation_set.batches.close()
 
     def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
@@ -155,14 +179,18 @@ class Evaluator:
         Raises:
             DataError: there is no set at all, or no set of such a name.
         """
-        if not self.sets:
+        if not self.evaluation_sets:
             raise DataError("Data.evaluation is None: there is nothing to measure on")
-        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
-        unknown = sorted(wanted - self.sets.keys())
+        wanted = (
+            {names}
+            if isinstance(names, str)
+            else set(self.evaluation_sets if names is None else names)
+        )
+        unknown = sorted(wanted - self.evaluation_sets.keys())
         if unknown:
-            known = listed(list(self.sets))
+            known = listed(list(self.evaluation_sets))
             raise DataError(f"Data.evaluation has no set {unknown[0]!r}. Its sets are {known}")
-        return {name: chosen for name, chosen in self.sets.items() if name in wanted}
+        return {name: chosen for name, chosen in self.evaluation_sets.items() if name in wanted}
 
     def _measure(
         self,

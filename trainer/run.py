@@ -5,8 +5,7 @@ A loop of your own (``examples/own_loop.py``) has the exact data order and the c
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .checkpoint.saver import Saver
 from .checkpoint.store import Start
 from .data.now import Now, current, set_now
 from .errors import Origin
+from .evaluator import Evaluator
 from .reporting.say import say_and_log
 from .task import Task
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .data.batches import TrainData, Window
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
-    from .evaluator import Evaluator, MeasuredSet
+    from .evaluator import MeasuredSet
     from .optim.ema import Average
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
@@ -170,7 +170,7 @@ class Built(Read):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Built, Parts):
+class Run(Built, Parts, Evaluator):
     """The live parts of a training, prepared under a strategy, and the position.
 
     Every method is collective: call it on every rank.
@@ -178,14 +178,12 @@ class Run(Built, Parts):
     Args:
         average: the moving average of the weights, if a decay is set.
         operations: floating-point operations of a token with the parameters, forward and backward.
-        evaluator: measures the evaluation sets.
         saver: writes the checkpoints.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
     """
 
     average: Average
     operations: int
-    evaluator: Evaluator
     saver: Saver
     before_save: Callable[[Run], None]
 
@@ -261,10 +259,6 @@ class Run(Built, Parts):
             if current() is moment:  # another run may have noted a later moment
                 set_now(None)
 
-    def train_mode(self) -> None:
-        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
-        self.evaluator.train_mode()
-
     def advance(self, window: Window, *, skipped: bool = False) -> None:
         """Count an optimizer step with this window. Move schedule, average and a save in flight on.
 
@@ -305,40 +299,6 @@ class Run(Built, Parts):
         from .strategies.whole_parameters import whole_parameters
 
         return whole_parameters(self.strategy, names)
-
-    # -- evaluation -------------------------------------------------------------------------------
-
-    def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
-        """Measure on whole evaluation sets. Every world size gives the same numbers.
-
-        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
-        is set.
-
-        Args:
-            names: of the sets, or the name of a single set. By default all.
-
-        Returns:
-            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
-
-        Raises:
-            DataError: there is no such set.
-        """
-        with self.meter.paused("evaluation"):
-            return self.evaluator.evaluate(names)
-
-    @contextlib.contextmanager
-    def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
-        """Surround code that computes with the model as an evaluation does.
-
-        The model is in evaluation mode, has the same buffers on every rank and the moving average,
-        if a decay is set, and records no gradients.
-
-        Args:
-            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
-                batches of this set.
-        """
-        with self.meter.paused("evaluation"), self.evaluator.evaluating(evaluation_set):
-            yield
 
     # -- checkpoints and exports ------------------------------------------------------------------
 
