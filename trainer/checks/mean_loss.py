@@ -80,7 +80,7 @@ def _kinds(run: Run, pickled: bytes) -> set[str]:
     # A task may move a teacher's weights. The copies are freed before there are gradients, which
     # take as much memory. Frozen weights beyond that are a base that stays as it is.
     is_base = run.facts["parameters"] > 2 * run.facts["trainable_parameters"]
-    before = {} if is_base else {p: p.data.clone() for p in run.model.parameters()}
+    before = [] if is_base else [(p.data, p.data.clone()) for p in run.model.parameters()]
     task = copy.copy(run.task)
 
     kinds: set[str] = set()
@@ -95,8 +95,8 @@ def _kinds(run: Run, pickled: bytes) -> set[str]:
             tried.append([(float(parts[name]), weights[name]) for name in parts])
         rounding = 1e-4 if run.plan.precision["compute"] == "fp32" else 2e-2
         kinds = {_kind(rounding, *of_part) for of_part in zip(*tried, strict=True)}
-    for parameter, values in before.items():
-        parameter.data.copy_(values)
+    for values, kept in before:
+        values.copy_(kept)
     return kinds
 
 
