@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .evaluator import MeasuredSet
-    from .optim.ema import Average
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
     from .run_plan import Plan
@@ -176,13 +175,11 @@ class Run(Built, Parts, Evaluator):
     Every method is collective: call it on every rank.
 
     Args:
-        average: the moving average of the weights, if a decay is set.
         operations: floating-point operations of a token with the parameters, forward and backward.
         saver: writes the checkpoints.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
     """
 
-    average: Average
     operations: int
     saver: Saver
     before_save: Callable[[Run], None]

@@ -231,21 +231,16 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
     schedule, of_schedule = _schedule(built)
     built.note(*built.task.notices())
 
-    # Live views, which follow the weights.
-    decay = built.config.ema_decay
-    averaged = [s for s in built.strategy.shards() if s.tensor.numel()] if decay else []
-    average = Average([s.tensor for s in averaged], built.strategy.write_back, decay)
     run = Run(
         **{**vars(built), "fill": None},  # which would keep memory
         position=position,
         spent=built.meter.until_now,
         optimizer_form=form,
-        averages=list(zip(averaged, average.average, strict=True)),
+        average=Average(built.strategy, built.config.ema_decay),
         schedule=schedule,
         callbacks=hooks.row,
         settings=_settings(built),
         facts=_facts(built, {**reported, **of_schedule}, sizes),
-        average=average,
         operations=operations,
         saver=Saver(built.directory.path / "checkpoints", built.agreement, built.config, built.say),
         before_save=partial(hooks.call, "on_save"),

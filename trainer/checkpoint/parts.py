@@ -16,6 +16,7 @@ from ..config.train_config import TrainConfig
 from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
+from ..optim.ema import Average
 from ..position import Position
 from ..run_plan import Plan
 from ..strategies import Shard, Strategy
@@ -43,7 +44,7 @@ class Parts:
     Args:
         position: the part that changes from step to step. ``Run`` has properties for the fields.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
-        averages: the moving averages of the shards that this rank owns, if a decay is set.
+        average: the moving average of the weights, if a decay is set.
         schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
         settings: all settings by key, of which the fingerprint takes those that decide the numbers.
@@ -54,7 +55,7 @@ class Parts:
     spent: Callable[[], Mapping[str, float]]
     strategy: Strategy
     optimizer_form: OptimizerForm
-    averages: Sequence[tuple[Shard, Tensor]]
+    average: Average
     schedule: LRScheduler
     train_data: TrainData
     sampled: Sampled
@@ -123,7 +124,7 @@ class Parts:
         if problem:
             raise CheckpointError(problem)
 
-        averages = {shard.name: average for shard, average in self.averages}
+        averages = {shard.name: average for shard, average in self.average.pairs}
         for shard in (*written(self.strategy.shards()), *written(self.frozen(stored=True))):
             tensors = [("frozen", shard.tensor)]
             if shard.state_key is not None:

@@ -239,12 +239,12 @@ def _load_tensors(
         if name in places:
             buffer.copy_(ranges.whole(*places[name]).view_as(buffer))
 
-    for shard, average in parts.averages:
+    for shard, average in parts.average.pairs:
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    if parts.averages and not ranges.names("average"):
+    if parts.average.pairs and not ranges.names("average"):
         notices.append("the checkpoint holds no moving average, which starts with the weights")
     return notices
 
