@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,7 +349,9 @@ def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
     model.compile(backend=backend)
     plan = SimpleNamespace(compile=True)
     strategy = SimpleNamespace(model=model, plan=plan, settle=lambda: None)
-    with Evaluator.unnoticed(SimpleNamespace(strategy=strategy)):  # type: ignore[arg-type]
+    meter = SimpleNamespace(paused=lambda name: nullcontext())
+    run: Any = SimpleNamespace(strategy=strategy, meter=meter)
+    with Evaluator.unnoticed(run):
         model(torch.ones(4, 2))
     assert compiled == []
     model(torch.ones(3, 2))
