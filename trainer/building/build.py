@@ -76,14 +76,10 @@ def build(
     """
     origins = origins or {}
     if callbacks is None:
-        if config.callbacks:
-            raise origin_of(origins, "callbacks").error(
-                "has no effect: Trainer's loop calls callbacks. Remove the key"
-            )
-        if config.same_bits:
-            raise origin_of(origins, "same_bits").error(
-                "needs Trainer's loop. Remove the key", True
-            )
+        for key in ("callbacks", "same_bits"):
+            value = getattr(config, key)
+            if value:
+                raise origin_of(origins, key).error("needs Trainer's loop. Remove the key", value)
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 
