@@ -21,9 +21,8 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import listed
-from .codec import decode
 from .compatibility import changed_settings
-from .contents import WEIGHTS, Contents
+from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
 from .disk import trusting_no_value
 from .optimizer_state import schedule_state

@@ -16,7 +16,7 @@ from ..optim.groups import settings
 from ..private.torch import mark_stepped
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
-from .codec import decode
+from .contents import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
