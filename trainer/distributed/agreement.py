@@ -6,6 +6,7 @@ The channel is a separate gloo group on the CPU, so no decision waits for the de
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from ..errors import TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
-from .started_by import LauncherWatch
+from .started_by import launcher_processes
 from .votes import Votes, check_same
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
@@ -48,7 +49,7 @@ class Agreement:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
         self._votes = Votes(self.begin_max)
         self._in_flight: list[Any] = []
-        self._launcher = LauncherWatch()
+        self._launcher = os.getppid() if launcher_processes() else None
 
         self._all_asked = False  # every rank asked at the same step, and no vote is needed
         self._stopping = False  # a stop is agreed on
@@ -82,7 +83,8 @@ class Agreement:
         return self._pass_boundary("batch", 0)
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int:
-        if not self._votes.request and self._launcher.is_gone():
+        # Another process is the parent of a process whose launcher was killed.
+        if self._launcher and self._launcher != os.getppid() and not self._votes.request:
             self.stop(signal.SIGTERM)  # nobody would end this process any more
 
         answer = self._votes.pass_boundary(name, fingerprint)
