@@ -22,7 +22,7 @@ from .data.evaluation import EvaluationBatches
 from .data.now import Now, at, current
 from .errors import DataError, Origin
 from .losses import weighted
-from .metrics import WeightedSums, agreed
+from .metrics import WeightedSums
 from .strategies.buffers import restored_buffers
 from .task import Data, EvaluationSet, Task
 from .text import did_you_mean, listed
@@ -65,12 +65,13 @@ class MeasuredSet:
         return iter(self.batches)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
-    """Measures the prepared model of a run. Every method is collective: call it on every rank.
+    """The evaluations of a run. Every method is collective: call it on every rank.
 
     Args:
-        position: of the run. An evaluation keeps the values and a signal to stop here.
+        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
+            set yields this rank's ``(batch, examples)``, in the order of the data.
+        position: an evaluation keeps the values and a signal to stop here.
         average: the moving average of the weights, which is measured if a decay is set.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
     """
@@ -78,14 +79,28 @@ class Evaluator:
     task: Task
     strategy: Strategy
     agreement: Agreement
-    sets: Mapping[str, MeasuredSet]
+    meter: Any
+    evaluation_sets: Mapping[str, MeasuredSet]
     position: Position
     train_data: TrainData
     average: Average
     frozen_modes: Collection[nn.Module]
 
     def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
-        """Measure whole sets: as ``Run.evaluate``."""
+        """Measure on whole evaluation sets. Every world size gives the same numbers.
+
+        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
+        is set.
+
+        Args:
+            names: of the sets, or the name of a single set. By default all.
+
+        Returns:
+            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
+
+        Raises:
+            DataError: there is no such set.
+        """
         chosen = self.chosen(names)
         measured: dict[str, float] = {}
         with self.evaluating():
@@ -100,18 +115,27 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
-        """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
+        """Surround code that computes with the model as an evaluation does.
+
+        The model is in evaluation mode, has the same buffers on every rank and the moving average,
+        if a decay is set, and records no gradients.
+
+        Args:
+            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
+                batches of this set.
+        """
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
         states = rng.read()
-        self.strategy.sync_copies(self.agreement.gather)
-        self.strategy.model.eval()
-        try:
-            with self.average.applied(), at(moment), torch.no_grad():
-                yield
-        finally:  # also of an error, which a callback may catch
-            self.train_mode()
-            rng.write(states)  # otherwise drawing numbers would change the training
-            self.strategy.settle()
+        with self.meter.paused("evaluation"):
+            self.strategy.sync_copies(self.agreement.gather)
+            self.strategy.model.eval()
+            try:
+                with self.average.applied(), at(moment), torch.no_grad():
+                    yield
+            finally:  # also of an error, which a callback may catch
+                self.train_mode()
+                rng.write(states)  # otherwise drawing numbers would change the training
+                self.strategy.settle()
 
     def try_out(self) -> dict[str, float] | None:
         """Evaluate the first batch of each set, and change nothing.
@@ -122,7 +146,7 @@ class Evaluator:
         """
         found: dict[str, float] | None = {}
         with self.unnoticed():
-            for evaluation_set in self.sets.values():
+            for evaluation_set in self.evaluation_sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
                 values = self._measure(evaluation_set, [first])
@@ -133,20 +157,30 @@ class Evaluator:
     def unnoticed(self) -> Iterator[None]:
         """Surround a trial in evaluation mode. Generators, buffers and modes are restored."""
         model = self.strategy.model
-        with _unchanged(model, compiled=self.strategy.plan.compile), torch.no_grad():
+        modes = [(module, module.training) for module in model.modules()]
+        states = rng.read()
+        # torch compiles the second shape in another way than the first, which the training must
+        # have. torch's compiler takes a second to import.
+        compiled = self.strategy.plan.compile
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        paused = self.meter.paused("evaluation")
+        with paused, restored_buffers(model), eager, torch.no_grad():
             model.eval()
             yield
+        rng.write(states)
+        for module, training in modes:
+            module.training = training
         self.strategy.settle()
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for the frozen modes."""
+        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
         self.strategy.model.train()
         for module in self.frozen_modes:
             module.eval()
 
-    def close(self) -> None:
+    def close_sets(self) -> None:
         """End the loading processes of all sets."""
-        for evaluation_set in self.sets.values():
+        for evaluation_set in self.evaluation_sets.values():
             evaluation_set.batches.close()
 
     def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
@@ -155,14 +189,18 @@ class Evaluator:
         Raises:
             DataError: there is no set at all, or no set of such a name.
         """
-        if not self.sets:
+        if not self.evaluation_sets:
             raise DataError("Data.evaluation is None: there is nothing to measure on")
-        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
-        unknown = sorted(wanted - self.sets.keys())
+        wanted = (
+            {names}
+            if isinstance(names, str)
+            else set(self.evaluation_sets if names is None else names)
+        )
+        unknown = sorted(wanted - self.evaluation_sets.keys())
         if unknown:
-            known = listed(list(self.sets))
+            known = listed(list(self.evaluation_sets))
             raise DataError(f"Data.evaluation has no set {unknown[0]!r}. Its sets are {known}")
-        return {name: chosen for name, chosen in self.sets.items() if name in wanted}
+        return {name: chosen for name, chosen in self.evaluation_sets.items() if name in wanted}
 
     def _measure(
         self,
@@ -195,10 +233,7 @@ class Evaluator:
                 if until_signal and self._is_ended_by_signal():
                     return None
 
-            of_ranks = self.agreement.gather((sums.layout(), sums.named))
-            if chosen.has_own_step:
-                sums.keep({name for _, named in of_ranks for name in named})
-            reduced = sums.reduce(accelerator, agreed(layout for layout, _ in of_ranks))
+            reduced = sums.reduce(self.agreement.gather, only_named=chosen.has_own_step)
             try:
                 means = self.task.summarize(reduced)
             except (ArithmeticError, ValueError):
@@ -227,21 +262,6 @@ class Evaluator:
         position.stop_signal = self.agreement.poll_evaluation()
         position.stopping |= position.stop_signal > 0
         return position.stop_signal > 0
-
-
-@contextmanager
-def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
-    """Restore generators, buffers and modes of modules after the block."""
-    modes = [(module, module.training) for module in model.modules()]
-    states = rng.read()
-    # torch compiles the second shape in another way than the first, which the training must have.
-    # torch's compiler takes a second to import.
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    with restored_buffers(model), eager:
-        yield
-    rng.write(states)
-    for module, training in modes:
-        module.training = training
 
 
 # -- the sets of a task ----------------------------------------------------------------------------

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .errors import DataError, Origin
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 # A name, and whether it is a plain sum, which is not divided by a weight.
 Key = tuple[str, bool]
-# The shape of each sum.
-Layout = dict[Key, tuple[int, ...]]
 Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
@@ -56,8 +51,6 @@ class WeightedSums:
         self._objects = objects
         self.named: set[str] = set()
         self._sums: dict[Key, Tensor] = {}  # of shape (2, *shape): sums, and weights
-        for metric in objects.values():
-            metric.dist_sync_fn = _gather
 
     def add(self, metrics: Mapping[str, Any], *, counts: bool = True) -> None:
         """Add the values of a batch, by name. A value is:
@@ -118,72 +111,60 @@ class WeightedSums:
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
         if not counts:
             pair = torch.zeros_like(pair)
-        agreed([self.layout(), {key: tuple(sums.shape)}])
-        self._sums[key] = pair + self._sums.get(key, 0.0)
+        _add_to(self._sums, key, pair)
 
-    def layout(self) -> Layout:
-        """Return the names and shapes of this rank's sums. Ranks may have different names."""
-        return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
-
-    def keep(self, names: Collection[str]) -> None:
-        """Drop the torchmetrics of other names. Call it with the same names on every rank."""
-        self._objects = {name: self._objects[name] for name in self._objects.keys() & names}
-
-    def reduce(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
-        """Compute the values over all ranks, in a single reduction.
+    def reduce(
+        self, gather: Callable[[Any], list[Any]], *, only_named: bool = False
+    ) -> dict[str, float]:
+        """Compute the values over all ranks, which may have different names. Collective.
 
         A name of weight 0 gives NaN. The elements of a sum that has a shape get names such as
-        ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
+        ``recall/3`` and ``confusion/3/5``.
 
         Args:
-            layout: names and shapes of all ranks together, see ``agreed``.
+            gather: collects a value of every rank, in rank order.
+            only_named: leave out torchmetrics for which no rank has added values.
         """
-        values = self._reduce_sums(accelerator, layout) if layout else {}
-        parts = [values.get(name, 0.0) for name, _ in layout if name.startswith("loss/")]
+        own = {key: pair.numpy(force=True) for key, pair in self._sums.items()}
+        named = set() if only_named else {*self._objects}
+        totals: dict[Key, Any] = {}
+        for sums, of_rank in gather((own, self.named)):
+            named |= of_rank
+            for key, pair in sums.items():
+                _add_to(totals, key, pair)
+
+        values: dict[str, float] = {}
+        for (name, is_plain_sum), (total, weight) in sorted(totals.items()):
+            with numpy.errstate(invalid="ignore"):
+                numbers = total if is_plain_sum else total / weight
+            values |= _by_label(name, numbers)
+        parts = [values.get(name, 0.0) for name, _ in sorted(totals) if name.startswith("loss/")]
         if parts:  # a part without items in the whole set is NaN
             values.setdefault("loss", float(numpy.nansum(parts)))
-        for name in sorted(self._objects):
+        for name in sorted(named):
+            self._objects[name].dist_sync_fn = partial(_gathered, gather)
             values |= _computed(name, self._objects[name])
         return values
 
-    def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
-        """Add up the sums and weights of all ranks, and divide. Collective: call on every rank."""
-        pairs, labels = [], []
-        for key, shape in layout.items():
-            name, is_plain_sum = key
-            missing = torch.zeros(2, *shape)  # only other ranks have this name
-            pair = self._sums.get(key, missing).to(accelerator.device)
-            pairs.append(_wide(pair).reshape(2, -1))
-            labels += [(label, is_plain_sum) for label in _labels(name, shape)]
-        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
 
-        values = {}
-        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
-            mean = total / weight if weight else float("nan")
-            values[label] = total if is_plain_sum else mean
-        return values
+def _add_to(sums: dict[Key, Any], key: Key, pair: Any) -> None:
+    """Add to the sums of a name. Raise ``DataError`` if they have another shape."""
+    before = sums.get(key)
+    if before is None:
+        sums[key] = pair
+    elif before.shape == pair.shape:
+        sums[key] = before + pair
+    else:
+        raise DataError(
+            f"metric {key[0]!r} has shape {(*pair.shape[1:],)} in one batch and "
+            f"{(*before.shape[1:],)} in another"
+        )
 
 
-def agreed(layouts: Iterable[Layout]) -> Layout:
-    """Return the layout of several ranks together, in the same order on each of them.
-
-    Raises:
-        DataError: they give a name different shapes.
-    """
-    found: Layout = {}
-    for layout in layouts:
-        for key, shape in layout.items():
-            if found.setdefault(key, shape) != shape:
-                raise DataError(
-                    f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
-                )
-    return dict(sorted(found.items()))
-
-
-def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """Yield the names of the elements of a value: ``name/0``, ``name/1``, or just the name."""
-    for index in itertools.product(*map(range, shape)):
-        yield "/".join([name, *map(str, index)])
+def _by_label(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield the elements of a value: ``name/0``, ``name/1`` and so on, or just the name."""
+    for index in itertools.product(*map(range, value.shape)):
+        yield "/".join([name, *map(str, index)]), float(value[index])
 
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
@@ -200,20 +181,17 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
         named = {f"{name}/{key}": value for key, value in result.items()}
     computed: dict[str, float] = {}
     for key, value in named.items():
-        labels = _labels(key, value.shape)
-        computed |= zip(labels, value.double().flatten().tolist(), strict=True)
+        computed |= _by_label(key, value.double().numpy(force=True))
     return computed
 
 
-def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+def _gathered(gather: Callable[[Any], list[Any]], tensor: Tensor, group: Any) -> list[Tensor]:
     """Gather a state of a torchmetric from all ranks. Collective: call on every rank.
 
     torchmetrics' function needs equal types, and guesses them on a rank without data.
     """
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
-    with_data = [part.to(tensor.device) for part in gathered if part.numel()]
-    return with_data or [tensor]
+    parts = gather(tensor.detach().cpu())
+    return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ A loop of your own (``examples/own_loop.py``) has the exact data order and the c
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +20,19 @@ from .checkpoint.saver import Saver
 from .checkpoint.store import Start
 from .data.now import Now, current, set_now
 from .errors import Origin
+from .evaluator import Evaluator
 from .reporting.say import say_and_log
 from .task import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch.optim.lr_scheduler import LRScheduler
 
     from .config.interval import Interval
     from .config.train_config import TrainConfig
     from .data.batches import TrainData, Window
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
-    from .evaluator import Evaluator, MeasuredSet
-    from .optim.ema import Average
-    from .position import Position
+    from .evaluator import MeasuredSet
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
     from .run_plan import Plan
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """The parts that a run has once the ranks are connected.
+    """A run whose ranks are connected.
 
     Args:
         task, config: the task and the settings that the run is made from.
@@ -80,8 +77,8 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Folder:
-    """The place of a run.
+class Placed(Setup):
+    """A run whose folder is claimed.
 
     Args:
         name: for people: ``run_name`` with the values of its placeholders.
@@ -93,6 +90,25 @@ class Folder:
     name: str
     directory: RunDirectory
     start: Start
+
+    @property
+    def saves(self) -> bool:
+        """Return whether checkpoints are written or read."""
+        return self.config.keep_last > 0 or self.start.found is not None
+
+    @property
+    def files(self) -> Path:
+        """Return the folder for files of your callbacks, made when asked for.
+
+        A resume keeps the folder, and ``--overwrite`` empties it.
+        """
+        folder = self.directory.path / "files"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def say(self, text: str) -> None:
+        """Print a line, and add the line to log.txt, from the main process."""
+        say_and_log(self.directory, text)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,8 +131,8 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sets:
-    """The data of a run.
+class Read(Placed, Length):
+    """A run whose data is read, and whose model is not built yet.
 
     Args:
         data, train_data: the data that ``Task.build_data`` returned, and the windows of the
@@ -130,97 +146,6 @@ class Sets:
     train_data: TrainData
     sampled: Sampled
     evaluation_sets: Mapping[str, MeasuredSet]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Read:
-    """A run whose data is read, and whose model is not built yet.
-
-    The names below are those of the parts.
-    """
-
-    setup: Setup
-    folder: Folder
-    length: Length
-    sets: Sets
-
-    @property
-    def task(self) -> Task:
-        return self.setup.task
-
-    @property
-    def config(self) -> TrainConfig:
-        return self.setup.config
-
-    @property
-    def plan(self) -> Plan:
-        return self.setup.plan
-
-    @property
-    def strategy(self) -> Strategy:
-        return self.setup.strategy
-
-    @property
-    def agreement(self) -> Agreement:
-        return self.setup.agreement
-
-    @property
-    def meter(self) -> Meter:
-        return self.setup.meter
-
-    @property
-    def is_main(self) -> bool:
-        return self.setup.is_main
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def directory(self) -> RunDirectory:
-        return self.folder.directory
-
-    @property
-    def total_steps(self) -> int:
-        return self.length.total_steps
-
-    @property
-    def last_step(self) -> int:
-        return self.length.last_step
-
-    @property
-    def finished(self) -> bool:
-        return self.length.finished
-
-    @property
-    def data(self) -> Data:
-        return self.sets.data
-
-    @property
-    def train_data(self) -> TrainData:
-        return self.sets.train_data
-
-    @property
-    def evaluation_sets(self) -> Mapping[str, MeasuredSet]:
-        return self.sets.evaluation_sets
-
-    @property
-    def files(self) -> Path:
-        """Return the folder for files of your callbacks, made when asked for.
-
-        A resume keeps the folder, and ``--overwrite`` empties it.
-        """
-        folder = self.directory.path / "files"
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def note(self, *texts: str) -> None:
-        """Add lines to the banner and to plan.json, before these are written."""
-        self.setup.note(*texts)
-
-    def say(self, text: str) -> None:
-        """Print a line, and add the line to log.txt, from the main process."""
-        say_and_log(self.directory, text)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,34 +169,20 @@ class Built(Read):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Read):
+class Run(Built, Parts, Evaluator):
     """The live parts of a training, prepared under a strategy, and the position.
 
     Every method is collective: call it on every rank.
 
     Args:
-        setup, folder, length, sets: the parts from before the model was built. ``run.plan`` is
-            ``run.setup.plan``, and so on.
-        position: the part that changes from step to step. ``Run`` has properties for the fields.
-        schedule: of the learning rate, stepped by ``advance``.
-        average: the moving average of the weights, if a decay is set.
         operations: floating-point operations of a token with the parameters, forward and backward.
-        evaluator: measures the evaluation sets.
-        parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
-        facts: the content of plan.json: everything that is known of the run before the first step.
     """
 
-    position: Position
-    schedule: LRScheduler
-    average: Average
     operations: int
-    evaluator: Evaluator
-    parts: Parts
     saver: Saver
     before_save: Callable[[Run], None]
-    facts: dict[str, Any]
 
     @property
     def accelerator(self) -> Accelerator:
@@ -289,11 +200,6 @@ class Run(Read):
         return self.strategy.prepared_optimizer
 
     # -- the position -----------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Return the optimizer steps done."""
-        return self.position.step
 
     @property
     def samples(self) -> int:
@@ -350,10 +256,6 @@ class Run(Read):
             if current() is moment:  # another run may have noted a later moment
                 set_now(None)
 
-    def train_mode(self) -> None:
-        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
-        self.evaluator.train_mode()
-
     def advance(self, window: Window, *, skipped: bool = False) -> None:
         """Count an optimizer step with this window. Move schedule, average and a save in flight on.
 
@@ -395,45 +297,11 @@ class Run(Read):
 
         return whole_parameters(self.strategy, names)
 
-    # -- evaluation -------------------------------------------------------------------------------
-
-    def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
-        """Measure on whole evaluation sets. Every world size gives the same numbers.
-
-        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
-        is set.
-
-        Args:
-            names: of the sets, or the name of a single set. By default all.
-
-        Returns:
-            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
-
-        Raises:
-            DataError: there is no such set.
-        """
-        with self.meter.paused("evaluation"):
-            return self.evaluator.evaluate(names)
-
-    @contextlib.contextmanager
-    def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
-        """Surround code that computes with the model as an evaluation does.
-
-        The model is in evaluation mode, has the same buffers on every rank and the moving average,
-        if a decay is set, and records no gradients.
-
-        Args:
-            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
-                batches of this set.
-        """
-        with self.meter.paused("evaluation"), self.evaluator.evaluating(evaluation_set):
-            yield
-
     # -- checkpoints and exports ------------------------------------------------------------------
 
     def saves_at(self, step: int) -> bool:
         """Return whether a checkpoint is due at a step. The last step is saved in any case."""
-        interval = self.length.save_every
+        interval = self.save_every
         return interval is not None and interval.is_due_at(step)
 
     def save(self) -> None:
@@ -448,7 +316,7 @@ class Run(Read):
         with self.meter.paused("saving"):
             self.agreement.check_same(self.strategy.fingerprint)
             self.before_save(self)
-            self.saver.save(self.parts)
+            self.saver.save(self)
 
     def export(
         self, directory: str | Path, *, beside: Mapping[str, str] = MappingProxyType({})
@@ -462,7 +330,7 @@ class Run(Read):
             CheckpointError: the folder cannot be written, or gives another model when
                 users load it.
         """
-        form = self.parts.model_file
+        form = self.model_file
         check: Callable[[Path], object] = bool
         if form.load is not None:
             from .checkpoint.same_logits import check_of
@@ -478,7 +346,7 @@ class Run(Read):
                 )
 
         def save_beside(folder: Path) -> None:
-            self.parts.save_beside(folder, beside)
+            self.save_beside(folder, beside)
             check(folder)
 
         with self.meter.paused("saving"), self.average.applied():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import set_seed
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..checkpoint.exported import ModelFile, check_storable, export_dtypes, set_config_dtype
 from ..checkpoint.safetensors_io import dtype_name
@@ -32,11 +31,6 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     set_seed(config.seed)  # the weights do not depend on random numbers of build_data
     model = returned(task.build_model(), nn.Module, task, "build_model")
     refuse_compiled(model)
-    if any(map(is_lazy, model.parameters())):
-        raise LaunchError(
-            "the model has lazy modules, whose parameters have no shape yet: call the model on a "
-            "sample in build_model"
-        )
     for parameter in model.parameters():
         if not parameter.numel():
             parameter.requires_grad_(False)  # FSDP2 and ZeRO-3 fail on a gradient without elements
@@ -100,8 +94,8 @@ def operations_per_token(model: nn.Module) -> int:
 
 def model_of(read: Read) -> Built:
     """Build the model of a run, not prepared yet. Each change is a notice."""
-    task, config, trains = read.task, read.config, read.setup.trains
-    resumes = read.folder.start.found is not None
+    task, config, trains = read.task, read.config, read.trains
+    resumes = read.start.found is not None
     module, changes = build_model(task, config, read.plan)
     frozen_modes, modes = enter_training_mode(task, module) if trains else ([], [])
     sources = sources_of(task, module) if is_on_meta(module) else []
@@ -125,10 +119,7 @@ def model_of(read: Read) -> Built:
         fill = meta_model.fill if meta_model else None
     read.note(*changes, *modes)
     return Built(
-        setup=read.setup,
-        folder=read.folder,
-        length=read.length,
-        sets=read.sets,
+        **vars(read),
         module=module,
         fill=fill,
         model_file=model_file,

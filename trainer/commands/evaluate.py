@@ -76,10 +76,10 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         files.append(f"{training.path}/config.yaml")
     run = _build([*files, *settings], weights, training)
     run.say(f"evaluates {weights} (step {run.step:,})")
-    for notice in run.setup.notices:
+    for notice in run.notices:
         run.say(f"note: {notice}")
 
-    sets = run.evaluator.chosen(None if options.sets is None else options.sets.split(","))
+    sets = run.chosen(None if options.sets is None else options.sets.split(","))
     predicted = {}
     if options.predictions:
         predicted = write_predictions(run, sets, Path(options.predictions))

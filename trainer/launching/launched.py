@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ..config.arguments import kind_of
 from ..config.documents import read_document
 from ..distributed import heartbeat
-from ..distributed.rank_variables import RANKS
 from ..distributed.started_by import Launcher, detect
 from ..errors import COMMAND_LINE, LaunchError, Origin, Sourced, usage_error
 from ..private.accelerate import forget_states
@@ -187,6 +186,8 @@ def _accelerator(plan: Plan) -> Accelerator:
     # With a rank in the environment, and a GPU, Accelerate takes a single process for several.
     hidden = {}
     if plan.strategy == "single":
+        from ..distributed.rank_variables import RANKS
+
         hidden = {name: os.environ.pop(name) for name in RANKS if name in os.environ}
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,

@@ -16,7 +16,7 @@ from one_process import fit
 from torch import nn
 
 from trainer import TrainerError, now
-from trainer.checks.finite import samples_of
+from trainer.checks.cause import samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
