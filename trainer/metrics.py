@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .errors import DataError, Origin
@@ -51,6 +51,8 @@ class WeightedSums:
         self._objects = objects
         self.named: set[str] = set()
         self._sums: dict[Key, Tensor] = {}  # of shape (2, *shape): sums, and weights
+        for metric in objects.values():
+            metric.dist_sync_fn = _gather
 
     def add(self, metrics: Mapping[str, Any], *, counts: bool = True) -> None:
         """Add the values of a batch, by name. A value is:
@@ -142,7 +144,6 @@ class WeightedSums:
         if parts:  # a part without items in the whole set is NaN
             values.setdefault("loss", float(numpy.nansum(parts)))
         for name in sorted(named):
-            self._objects[name].dist_sync_fn = partial(_gathered, gather)
             values |= _computed(name, self._objects[name])
         return values
 
@@ -185,13 +186,15 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
     return computed
 
 
-def _gathered(gather: Callable[[Any], list[Any]], tensor: Tensor, group: Any) -> list[Tensor]:
+def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """Gather a state of a torchmetric from all ranks. Collective: call on every rank.
 
     torchmetrics' function needs equal types, and guesses them on a rank without data.
     """
-    parts = gather(tensor.detach().cpu())
-    return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
+    with_data = [part.to(tensor.device) for part in gathered if part.numel()]
+    return with_data or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:
