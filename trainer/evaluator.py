@@ -22,7 +22,7 @@ from .data.evaluation import EvaluationBatches
 from .data.now import Now, at, current
 from .errors import DataError, Origin
 from .losses import weighted
-from .metrics import WeightedSums
+from .metrics import WeightedSums, agreed
 from .strategies.buffers import restored_buffers
 from .task import Data, EvaluationSet, Task
 from .text import did_you_mean, listed
@@ -233,7 +233,10 @@ class Evaluator:
                 if until_signal and self._is_ended_by_signal():
                     return None
 
-            reduced = sums.reduce(self.agreement.gather, only_named=chosen.has_own_step)
+            of_ranks = self.agreement.gather((sums.layout(), sums.named))
+            if chosen.has_own_step:
+                sums.keep({name for _, named in of_ranks for name in named})
+            reduced = sums.reduce(accelerator, agreed(layout for layout, _ in of_ranks))
             try:
                 means = self.task.summarize(reduced)
             except (ArithmeticError, ValueError):

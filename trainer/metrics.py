@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 import torch
@@ -19,8 +19,13 @@ from torch import Tensor
 
 from .errors import DataError, Origin
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 # A name, and whether it is a plain sum, which is not divided by a weight.
 Key = tuple[str, bool]
+# The shape of each sum.
+Layout = dict[Key, tuple[int, ...]]
 Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
@@ -113,59 +118,72 @@ class WeightedSums:
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
         if not counts:
             pair = torch.zeros_like(pair)
-        _add_to(self._sums, key, pair)
+        agreed([self.layout(), {key: tuple(sums.shape)}])
+        self._sums[key] = pair + self._sums.get(key, 0.0)
 
-    def reduce(
-        self, gather: Callable[[Any], list[Any]], *, only_named: bool = False
-    ) -> dict[str, float]:
-        """Compute the values over all ranks, which may have different names. Collective.
+    def layout(self) -> Layout:
+        """Return the names and shapes of this rank's sums. Ranks may have different names."""
+        return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
+
+    def keep(self, names: Collection[str]) -> None:
+        """Drop the torchmetrics of other names. Call it with the same names on every rank."""
+        self._objects = {name: self._objects[name] for name in self._objects.keys() & names}
+
+    def reduce(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
+        """Compute the values over all ranks, in a single reduction.
 
         A name of weight 0 gives NaN. The elements of a sum that has a shape get names such as
-        ``recall/3`` and ``confusion/3/5``.
+        ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
 
         Args:
-            gather: collects a value of every rank, in rank order.
-            only_named: leave out torchmetrics for which no rank has added values.
+            layout: names and shapes of all ranks together, see ``agreed``.
         """
-        own = {key: pair.numpy(force=True) for key, pair in self._sums.items()}
-        named = set() if only_named else {*self._objects}
-        totals: dict[Key, Any] = {}
-        for sums, of_rank in gather((own, self.named)):
-            named |= of_rank
-            for key, pair in sums.items():
-                _add_to(totals, key, pair)
-
-        values: dict[str, float] = {}
-        for (name, is_plain_sum), (total, weight) in sorted(totals.items()):
-            with numpy.errstate(invalid="ignore"):
-                numbers = total if is_plain_sum else total / weight
-            values |= _by_label(name, numbers)
-        parts = [values.get(name, 0.0) for name, _ in sorted(totals) if name.startswith("loss/")]
+        values = self._reduce_sums(accelerator, layout) if layout else {}
+        parts = [values.get(name, 0.0) for name, _ in layout if name.startswith("loss/")]
         if parts:  # a part without items in the whole set is NaN
             values.setdefault("loss", float(numpy.nansum(parts)))
-        for name in sorted(named):
+        for name in sorted(self._objects):
             values |= _computed(name, self._objects[name])
         return values
 
+    def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
+        """Add up the sums and weights of all ranks, and divide. Collective: call on every rank."""
+        pairs, labels = [], []
+        for key, shape in layout.items():
+            name, is_plain_sum = key
+            missing = torch.zeros(2, *shape)  # only other ranks have this name
+            pair = self._sums.get(key, missing).to(accelerator.device)
+            pairs.append(_wide(pair).reshape(2, -1))
+            labels += [(label, is_plain_sum) for label in _labels(name, shape)]
+        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
 
-def _add_to(sums: dict[Key, Any], key: Key, pair: Any) -> None:
-    """Add to the sums of a name. Raise ``DataError`` if they have another shape."""
-    before = sums.get(key)
-    if before is None:
-        sums[key] = pair
-    elif before.shape == pair.shape:
-        sums[key] = before + pair
-    else:
-        raise DataError(
-            f"metric {key[0]!r} has shape {(*pair.shape[1:],)} in one batch and "
-            f"{(*before.shape[1:],)} in another"
-        )
+        values = {}
+        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
+            mean = total / weight if weight else float("nan")
+            values[label] = total if is_plain_sum else mean
+        return values
 
 
-def _by_label(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """Yield the elements of a value: ``name/0``, ``name/1`` and so on, or just the name."""
-    for index in itertools.product(*map(range, value.shape)):
-        yield "/".join([name, *map(str, index)]), float(value[index])
+def agreed(layouts: Iterable[Layout]) -> Layout:
+    """Return the layout of several ranks together, in the same order on each of them.
+
+    Raises:
+        DataError: they give a name different shapes.
+    """
+    found: Layout = {}
+    for layout in layouts:
+        for key, shape in layout.items():
+            if found.setdefault(key, shape) != shape:
+                raise DataError(
+                    f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
+                )
+    return dict(sorted(found.items()))
+
+
+def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield the names of the elements of a value: ``name/0``, ``name/1``, or just the name."""
+    for index in itertools.product(*map(range, shape)):
+        yield "/".join([name, *map(str, index)])
 
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
@@ -182,7 +200,8 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
         named = {f"{name}/{key}": value for key, value in result.items()}
     computed: dict[str, float] = {}
     for key, value in named.items():
-        computed |= _by_label(key, value.double().numpy(force=True))
+        labels = _labels(key, value.shape)
+        computed |= zip(labels, value.double().flatten().tolist(), strict=True)
     return computed
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ..errors import DataError
 from ..hooks import Callback, StepInfo
-from ..metrics import WeightedSums
+from ..metrics import Layout, WeightedSums, agreed
 from ..optim.groups import logged_rates
 from ..run import Run
 
@@ -16,6 +16,7 @@ class Log(Callback):
 
     def __init__(self, every: int) -> None:
         self.log_every = every
+        self._layout: Layout = {}  # of the values that training steps report, the same on all ranks
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if info.is_last or info.step == 1 or info.step % self.log_every == 0:
@@ -23,9 +24,16 @@ class Log(Callback):
 
     def measure(self, run: Run, info: StepInfo) -> dict[str, float]:
         """Return the global values of a step. Collective: call on every rank."""
-        # The sum of the ranks' losses, and of the ranks that report values beside the loss.
-        packed = torch.stack([info.loss, info.loss.new_full((), info.reported is not None)])
-        loss, reports = run.accelerator.reduce(packed, "sum").tolist()
+        reported = info.reported or WeightedSums()
+
+        # The sum of the ranks' losses, and of the ranks that report other names than at the last
+        # exchange of names.
+        changed = info.loss.new_full((), reported.layout() != self._layout)
+        packed = torch.stack([info.loss, changed])
+        loss, changes = run.accelerator.reduce(packed, "sum").tolist()
+        if changes:
+            layouts = run.agreement.gather(reported.layout())
+            self._layout = agreed(layouts)
 
         own = {
             "step": info.step,
@@ -39,10 +47,8 @@ class Log(Callback):
             **run.meter.read(run.last_step - run.step),
         }
 
-        more = {}
-        if reports:
-            more = (info.reported or WeightedSums()).reduce(run.agreement.gather)
-            more.pop("loss", None)
+        more = reported.reduce(run.accelerator, self._layout)
+        more.pop("loss", None)
         taken = sorted(own.keys() & more.keys())
         if taken:
             raise DataError(
