@@ -65,13 +65,12 @@ class MeasuredSet:
         return iter(self.batches)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
-    """The evaluations of a run. Every method is collective: call it on every rank.
+    """Measures the prepared model of a run. Every method is collective: call it on every rank.
 
     Args:
-        evaluation_sets: the sets to measure on, by name. A single set has the name "". Iterating a
-            set yields this rank's ``(batch, examples)``, in the order of the data.
-        position: an evaluation keeps the values and a signal to stop here.
+        position: of the run. An evaluation keeps the values and a signal to stop here.
         average: the moving average of the weights, which is measured if a decay is set.
         frozen_modes: the modules that stay in evaluation mode while the model is trained.
     """
@@ -79,28 +78,14 @@ class Evaluator:
     task: Task
     strategy: Strategy
     agreement: Agreement
-    meter: Any
-    evaluation_sets: Mapping[str, MeasuredSet]
+    sets: Mapping[str, MeasuredSet]
     position: Position
     train_data: TrainData
     average: Average
     frozen_modes: Collection[nn.Module]
 
     def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
-        """Measure on whole evaluation sets. Every world size gives the same numbers.
-
-        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
-        is set.
-
-        Args:
-            names: of the sets, or the name of a single set. By default all.
-
-        Returns:
-            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
-
-        Raises:
-            DataError: there is no such set.
-        """
+        """Measure whole sets: as ``Run.evaluate``."""
         chosen = self.chosen(names)
         measured: dict[str, float] = {}
         with self.evaluating():
@@ -115,27 +100,18 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
-        """Surround code that computes with the model as an evaluation does.
-
-        The model is in evaluation mode, has the same buffers on every rank and the moving average,
-        if a decay is set, and records no gradients.
-
-        Args:
-            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
-                batches of this set.
-        """
+        """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
         moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
         states = rng.read()
-        with self.meter.paused("evaluation"):
-            self.strategy.sync_copies(self.agreement.gather)
-            self.strategy.model.eval()
-            try:
-                with self.average.applied(), at(moment), torch.no_grad():
-                    yield
-            finally:  # also of an error, which a callback may catch
-                self.train_mode()
-                rng.write(states)  # otherwise drawing numbers would change the training
-                self.strategy.settle()
+        self.strategy.sync_copies(self.agreement.gather)
+        self.strategy.model.eval()
+        try:
+            with self.average.applied(), at(moment), torch.no_grad():
+                yield
+        finally:  # also of an error, which a callback may catch
+            self.train_mode()
+            rng.write(states)  # otherwise drawing numbers would change the training
+            self.strategy.settle()
 
     def try_out(self) -> dict[str, float] | None:
         """Evaluate the first batch of each set, and change nothing.
@@ -146,7 +122,7 @@ class Evaluator:
         """
         found: dict[str, float] | None = {}
         with self.unnoticed():
-            for evaluation_set in self.evaluation_sets.values():
+            for evaluation_set in self.sets.values():
                 with at(self._moment_of(evaluation_set)):
                     first = evaluation_set.batches.first()
                 values = self._measure(evaluation_set, [first])
@@ -173,14 +149,14 @@ class Evaluator:
         self.strategy.settle()
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
+        """Put the model into training mode, except for the frozen modes."""
         self.strategy.model.train()
         for module in self.frozen_modes:
             module.eval()
 
-    def close_sets(self) -> None:
+    def close(self) -> None:
         """End the loading processes of all sets."""
-        for evaluation_set in self.evaluation_sets.values():
+        for evaluation_set in self.sets.values():
             evaluation_set.batches.close()
 
     def chosen(self, names: Collection[str] | str | None) -> dict[str, MeasuredSet]:
@@ -189,18 +165,14 @@ class Evaluator:
         Raises:
             DataError: there is no set at all, or no set of such a name.
         """
-        if not self.evaluation_sets:
+        if not self.sets:
             raise DataError("Data.evaluation is None: there is nothing to measure on")
-        wanted = (
-            {names}
-            if isinstance(names, str)
-            else set(self.evaluation_sets if names is None else names)
-        )
-        unknown = sorted(wanted - self.evaluation_sets.keys())
+        wanted = {names} if isinstance(names, str) else set(self.sets if names is None else names)
+        unknown = sorted(wanted - self.sets.keys())
         if unknown:
-            known = listed(list(self.evaluation_sets))
+            known = listed(list(self.sets))
             raise DataError(f"Data.evaluation has no set {unknown[0]!r}. Its sets are {known}")
-        return {name: chosen for name, chosen in self.evaluation_sets.items() if name in wanted}
+        return {name: chosen for name, chosen in self.sets.items() if name in wanted}
 
     def _measure(
         self,

@@ -5,7 +5,8 @@ A loop of your own (``examples/own_loop.py``) has the exact data order and the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from .checkpoint.saver import Saver
 from .checkpoint.store import Start
 from .data.now import Now, current, set_now
 from .errors import Origin
-from .evaluator import Evaluator
 from .reporting.say import say_and_log
 from .task import Task
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .data.batches import TrainData, Window
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
-    from .evaluator import MeasuredSet
+    from .evaluator import Evaluator, MeasuredSet
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
     from .run_plan import Plan
@@ -169,18 +169,20 @@ class Built(Read):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Built, Parts, Evaluator):
+class Run(Built, Parts):
     """The live parts of a training, prepared under a strategy, and the position.
 
     Every method is collective: call it on every rank.
 
     Args:
         operations: floating-point operations of a token with the parameters, forward and backward.
+        evaluator: measures the evaluation sets.
         saver: writes the checkpoints.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
     """
 
     operations: int
+    evaluator: Evaluator
     saver: Saver
     before_save: Callable[[Run], None]
 
@@ -256,6 +258,10 @@ class Run(Built, Parts, Evaluator):
             if current() is moment:  # another run may have noted a later moment
                 set_now(None)
 
+    def train_mode(self) -> None:
+        """Put the model into training mode, except for ``Task.held_in_evaluation``."""
+        self.evaluator.train_mode()
+
     def advance(self, window: Window, *, skipped: bool = False) -> None:
         """Count an optimizer step with this window. Move schedule, average and a save in flight on.
 
@@ -296,6 +302,40 @@ class Run(Built, Parts, Evaluator):
         from .strategies.whole_parameters import whole_parameters
 
         return whole_parameters(self.strategy, names)
+
+    # -- evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, names: Collection[str] | str | None = None) -> dict[str, float]:
+        """Measure on whole evaluation sets. Every world size gives the same numbers.
+
+        A signal ends the evaluation between two batches. Then the result is empty, and ``stopping``
+        is set.
+
+        Args:
+            names: of the sets, or the name of a single set. By default all.
+
+        Returns:
+            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
+
+        Raises:
+            DataError: there is no such set.
+        """
+        with self.meter.paused("evaluation"):
+            return self.evaluator.evaluate(names)
+
+    @contextlib.contextmanager
+    def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
+        """Surround code that computes with the model as an evaluation does.
+
+        The model is in evaluation mode, has the same buffers on every rank and the moving average,
+        if a decay is set, and records no gradients.
+
+        Args:
+            evaluation_set: of ``run.evaluation_sets``, for ``trainer.now()``, if the code computes
+                batches of this set.
+        """
+        with self.meter.paused("evaluation"), self.evaluator.evaluating(evaluation_set):
+            yield
 
     # -- checkpoints and exports ------------------------------------------------------------------
 

@@ -326,7 +326,7 @@ def test_modes_streams_and_loaders_are_afterwards_as_before(
     modes = [module.training for module in run.model.modules()]
 
     ends = ("drawn/loss", "stream/loss", "stepped/error")
-    assert set(run.try_out()) == {f"eval/{end}" for end in ends}
+    assert set(run.evaluator.try_out()) == {f"eval/{end}" for end in ends}
     assert [module.training for module in run.model.modules()] == modes
     assert run.data.evaluation["stream"].read == 0
     assert run.last_evaluation == {}

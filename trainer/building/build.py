@@ -31,7 +31,7 @@ from ..distributed.agreement import Agreement
 from ..distributed.heartbeat import BUILDING, watched
 from ..distributed.restarts import restarts
 from ..errors import DEFAULT, Origin, origin_of
-from ..evaluator import sizes_of
+from ..evaluator import Evaluator, sizes_of
 from ..hooks import Callback, Hooks
 from ..launching import Launched, launch
 from ..optim.ema import Average
@@ -238,6 +238,16 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
         settings=_settings(built),
         facts=_facts(built, {**reported, **of_schedule}, sizes),
         operations=operations,
+        evaluator=Evaluator(
+            task=built.task,
+            strategy=built.strategy,
+            agreement=built.agreement,
+            sets=built.evaluation_sets,
+            position=position,
+            train_data=built.train_data,
+            average=average,
+            frozen_modes=built.frozen_modes,
+        ),
         saver=Saver(built.directory.path / "checkpoints", built.agreement, built.config, built.say),
         before_save=partial(hooks.call, "on_save"),
     )

@@ -36,7 +36,7 @@ class Evaluation(Callback):
             if info.metrics is None:
                 info.metrics = self._log.measure(run, info)
         if info.is_last:
-            run.close_sets()
+            run.evaluator.close()
 
 
 class SanityEvaluation(Callback):
@@ -55,7 +55,7 @@ class SanityEvaluation(Callback):
         if run.evaluation_sets:
             # Said before the trial, so that the origin of an error below this line is clear.
             run.say("sanity evaluation: one batch of each set (sanity_evaluation: false skips it)")
-            names = run.try_out()
+            names = run.evaluator.try_out()
 
         if self.best_metric is not None and names is not None:
             check_best_metric(self.best_metric, names, self.origin)

@@ -83,7 +83,7 @@ def _kinds(run: Run, pickled: bytes) -> set[str]:
     task = copy.copy(run.task)
 
     kinds: set[str] = set()
-    with run.unnoticed(), contextlib.suppress(Exception):
+    with run.evaluator.unnoticed(), contextlib.suppress(Exception):
         own = {k: v.copy() for k, v in vars(task).items() if isinstance(v, dict | list | set)}
         vars(task).update(own)
         tried = []

@@ -79,7 +79,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     for notice in run.notices:
         run.say(f"note: {notice}")
 
-    sets = run.chosen(None if options.sets is None else options.sets.split(","))
+    sets = run.evaluator.chosen(None if options.sets is None else options.sets.split(","))
     predicted = {}
     if options.predictions:
         predicted = write_predictions(run, sets, Path(options.predictions))
