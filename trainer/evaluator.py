@@ -139,8 +139,7 @@ class Evaluator:
         # have. torch's compiler takes a second to import.
         compiled = self.strategy.plan.compile
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-        paused = self.meter.paused("evaluation")
-        with paused, restored_buffers(model), eager, torch.no_grad():
+        with restored_buffers(model), eager, torch.no_grad():
             model.eval()
             yield
         rng.write(states)

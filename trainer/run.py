@@ -26,6 +26,7 @@ from .task import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.optim.lr_scheduler import LRScheduler
 
     from .config.interval import Interval
     from .config.train_config import TrainConfig
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .evaluator import Evaluator, MeasuredSet
+    from .optim.ema import Average
+    from .position import Position
     from .reporting.directory import RunDirectory
     from .reporting.meter import Meter
     from .run_plan import Plan
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """A run whose ranks are connected.
+    """The parts that a run has once the ranks are connected.
 
     Args:
         task, config: the task and the settings that the run is made from.
@@ -77,8 +80,8 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Placed(Setup):
-    """A run whose folder is claimed.
+class Folder:
+    """The place of a run.
 
     Args:
         name: for people: ``run_name`` with the values of its placeholders.
@@ -90,25 +93,6 @@ class Placed(Setup):
     name: str
     directory: RunDirectory
     start: Start
-
-    @property
-    def saves(self) -> bool:
-        """Return whether checkpoints are written or read."""
-        return self.config.keep_last > 0 or self.start.found is not None
-
-    @property
-    def files(self) -> Path:
-        """Return the folder for files of your callbacks, made when asked for.
-
-        A resume keeps the folder, and ``--overwrite`` empties it.
-        """
-        folder = self.directory.path / "files"
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def say(self, text: str) -> None:
-        """Print a line, and add the line to log.txt, from the main process."""
-        say_and_log(self.directory, text)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,8 +115,8 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Read(Placed, Length):
-    """A run whose data is read, and whose model is not built yet.
+class Sets:
+    """The data of a run.
 
     Args:
         data, train_data: the data that ``Task.build_data`` returned, and the windows of the
@@ -146,6 +130,97 @@ class Read(Placed, Length):
     train_data: TrainData
     sampled: Sampled
     evaluation_sets: Mapping[str, MeasuredSet]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Read:
+    """A run whose data is read, and whose model is not built yet.
+
+    The names below are those of the parts.
+    """
+
+    setup: Setup
+    folder: Folder
+    length: Length
+    sets: Sets
+
+    @property
+    def task(self) -> Task:
+        return self.setup.task
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.setup.config
+
+    @property
+    def plan(self) -> Plan:
+        return self.setup.plan
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.setup.strategy
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.setup.agreement
+
+    @property
+    def meter(self) -> Meter:
+        return self.setup.meter
+
+    @property
+    def is_main(self) -> bool:
+        return self.setup.is_main
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.folder.directory
+
+    @property
+    def total_steps(self) -> int:
+        return self.length.total_steps
+
+    @property
+    def last_step(self) -> int:
+        return self.length.last_step
+
+    @property
+    def finished(self) -> bool:
+        return self.length.finished
+
+    @property
+    def data(self) -> Data:
+        return self.sets.data
+
+    @property
+    def train_data(self) -> TrainData:
+        return self.sets.train_data
+
+    @property
+    def evaluation_sets(self) -> Mapping[str, MeasuredSet]:
+        return self.sets.evaluation_sets
+
+    @property
+    def files(self) -> Path:
+        """Return the folder for files of your callbacks, made when asked for.
+
+        A resume keeps the folder, and ``--overwrite`` empties it.
+        """
+        folder = self.directory.path / "files"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def note(self, *texts: str) -> None:
+        """Add lines to the banner and to plan.json, before these are written."""
+        self.setup.note(*texts)
+
+    def say(self, text: str) -> None:
+        """Print a line, and add the line to log.txt, from the main process."""
+        say_and_log(self.directory, text)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,22 +244,34 @@ class Built(Read):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Built, Parts):
+class Run(Read):
     """The live parts of a training, prepared under a strategy, and the position.
 
     Every method is collective: call it on every rank.
 
     Args:
+        setup, folder, length, sets: the parts from before the model was built. ``run.plan`` is
+            ``run.setup.plan``, and so on.
+        position: the part that changes from step to step. ``Run`` has properties for the fields.
+        schedule: of the learning rate, stepped by ``advance``.
+        average: the moving average of the weights, if a decay is set.
         operations: floating-point operations of a token with the parameters, forward and backward.
         evaluator: measures the evaluation sets.
+        parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
         before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
+        facts: the content of plan.json: everything that is known of the run before the first step.
     """
 
+    position: Position
+    schedule: LRScheduler
+    average: Average
     operations: int
     evaluator: Evaluator
+    parts: Parts
     saver: Saver
     before_save: Callable[[Run], None]
+    facts: dict[str, Any]
 
     @property
     def accelerator(self) -> Accelerator:
@@ -202,6 +289,11 @@ class Run(Built, Parts):
         return self.strategy.prepared_optimizer
 
     # -- the position -----------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Return the optimizer steps done."""
+        return self.position.step
 
     @property
     def samples(self) -> int:
@@ -341,7 +433,7 @@ class Run(Built, Parts):
 
     def saves_at(self, step: int) -> bool:
         """Return whether a checkpoint is due at a step. The last step is saved in any case."""
-        interval = self.save_every
+        interval = self.length.save_every
         return interval is not None and interval.is_due_at(step)
 
     def save(self) -> None:
@@ -356,7 +448,7 @@ class Run(Built, Parts):
         with self.meter.paused("saving"):
             self.agreement.check_same(self.strategy.fingerprint)
             self.before_save(self)
-            self.saver.save(self)
+            self.saver.save(self.parts)
 
     def export(
         self, directory: str | Path, *, beside: Mapping[str, str] = MappingProxyType({})
@@ -370,7 +462,7 @@ class Run(Built, Parts):
             CheckpointError: the folder cannot be written, or gives another model when
                 users load it.
         """
-        form = self.model_file
+        form = self.parts.model_file
         check: Callable[[Path], object] = bool
         if form.load is not None:
             from .checkpoint.same_logits import check_of
@@ -386,7 +478,7 @@ class Run(Built, Parts):
                 )
 
         def save_beside(folder: Path) -> None:
-            self.save_beside(folder, beside)
+            self.parts.save_beside(folder, beside)
             check(folder)
 
         with self.meter.paused("saving"), self.average.applied():

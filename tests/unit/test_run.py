@@ -62,7 +62,7 @@ def test_notes_stand_in_the_banner_and_in_plan_json(
             run.note("first", "second")
 
     run = run_in(tmp_path, None, Notes())
-    assert run.notices[:2] == ["first", "second"]
+    assert run.setup.notices[:2] == ["first", "second"]
     notices = json_in(tmp_path / "plan.json")["notices"]
     assert {"first", "second"} <= set(notices)
     assert "second" in capsys.readouterr().out

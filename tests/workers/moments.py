@@ -136,7 +136,9 @@ def main() -> None:
         for _ in run.steps():
             pass
         [seen] = [
-            hook.state_dict()["seen"] for hook in run.run.callbacks if "seen" in hook.state_dict()
+            hook.state_dict()["seen"]
+            for hook in run.run.parts.callbacks
+            if "seen" in hook.state_dict()
         ]
         found = {
             "seen": seen,

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..checkpoint import store
 from ..checkpoint.optimizer_state import OptimizerForm
+from ..checkpoint.parts import Parts
 from ..checkpoint.saver import Saver
 from ..checkpoint.store import Start
 from ..config.documents import to_yaml
@@ -41,7 +42,7 @@ from ..reporting.directory import RunDirectory
 from ..reporting.machine import machine
 from ..reporting.meter import Meter, count_call
 from ..row import checks_of
-from ..run import Built, Placed, Read, Run, Setup
+from ..run import Built, Folder, Read, Run, Setup
 from ..strategies.memory import states_of_run
 from ..task import Task, own_optimizer
 from ..text import hidden, versions
@@ -127,7 +128,8 @@ def _build(
     with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
         setup = _connect(task, config, launched, origins, trains=trains)
         hooks.call("on_launch", setup)
-        read = read_data(_claim_folder(setup))
+        setup, folder = _claim_folder(setup)
+        read = read_data(setup, folder, saves=_saves(setup, folder))
         hooks.call("on_data", read)
 
         built = model_of(read)
@@ -142,7 +144,7 @@ def _build(
 
         run = _prepare(built, optimizer, reported, hooks)
         _load(run)
-        run.facts["notices"] = [*run.plan.notices, *run.notices]
+        run.facts["notices"] = [*run.plan.notices, *run.setup.notices]
         if trains:
             _announce(run)
     return run
@@ -179,7 +181,7 @@ def _connect(
     )
 
 
-def _claim_folder(setup: Setup) -> Placed:
+def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     """Lock the run's folder, find the checkpoint to begin with, and resolve the names."""
     config, agreement, origins = setup.config, setup.agreement, setup.origins
     if setup.trains:
@@ -189,54 +191,90 @@ def _claim_folder(setup: Setup) -> Placed:
         config = dataclasses.replace(config, task_settings=settings | config.task_settings)
     # Those of the main process: the environment of another machine may differ.
     names = agreement.of_main(resolve_names(config, setup.plan, origins))
-    directory = RunDirectory(
-        names.output_dir,
-        main=setup.is_main and setup.trains,
-        origin=origins.get("output_dir", DEFAULT),
-    )
-    start = Start()
-    if setup.trains:  # otherwise nothing is written
-        # config.yaml names the same folder when the file is read again, and the run by the
-        # template.
-        config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
-        setup.note(*directory.lock(agreement))
-        if config.resume != "none" or restarts():
-            from ..checkpoint.discover import start_of_attempt
+    if not setup.trains:  # nothing is written
+        directory = RunDirectory(names.output_dir, main=False)
+        return setup, Folder(name=names.run_name, directory=directory, start=Start())
 
-            start = start_of_attempt(
-                config.resume,
-                directory.path / "checkpoints",
-                agreement,
-                origin=origins.get("resume", DEFAULT),
-            )
-        directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
-    return Placed(
-        **{**vars(setup), "config": config}, name=names.run_name, directory=directory, start=start
+    # config.yaml names the same folder when the file is read again, and the run by the template.
+    config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
+    directory = RunDirectory(
+        names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)
     )
+    setup.note(*directory.lock(agreement))
+    start = Start()
+    if config.resume != "none" or restarts():
+        from ..checkpoint.discover import start_of_attempt
+
+        start = start_of_attempt(
+            config.resume,
+            directory.path / "checkpoints",
+            agreement,
+            origin=origins.get("resume", DEFAULT),
+        )
+    directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
+    return (
+        dataclasses.replace(setup, config=config),
+        Folder(name=names.run_name, directory=directory, start=start),
+    )
+
+
+def _saves(setup: Setup, folder: Folder) -> bool:
+    """Return whether checkpoints are written or read."""
+    return setup.config.keep_last > 0 or folder.start.found is not None
 
 
 def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks: Hooks) -> Run:
     """Shard or wrap model and optimizer, and build the parts that follow them."""
     module, position = built.module, Position()
     operations = operations_per_token(module)
-    form = OptimizerForm.of(module, optimizer, saved=built.saves, device=built.strategy.step_device)
+    form = OptimizerForm.of(
+        module,
+        optimizer,
+        saved=_saves(built.setup, built.folder),
+        device=built.strategy.step_device,
+    )
     sizes = _sizes(built, len(form.ranges))
     _divide(built, optimizer)
     if hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
         built.note(*optimizer.bind(built.strategy, form.groups))
     schedule, of_schedule = _schedule(built)
     built.note(*built.task.notices())
+    facts = _facts(built, {**reported, **of_schedule}, sizes)
 
-    run = Run(
-        **{**vars(built), "fill": None},  # which would keep memory
+    average = Average(built.strategy, built.config.ema_decay)
+    parts = Parts(
         position=position,
         spent=built.meter.until_now,
+        strategy=built.strategy,
         optimizer_form=form,
-        average=Average(built.strategy, built.config.ema_decay),
+        average=average,
         schedule=schedule,
+        data=built.train_data,
+        sampled=built.sets.sampled,
+        task=built.task,
         callbacks=hooks.row,
+        model_file=built.model_file,
+        config=built.config,
+        plan=built.plan,
         settings=_settings(built),
-        facts=_facts(built, {**reported, **of_schedule}, sizes),
+        facts=facts,
+    )
+    saver = Saver(
+        built.directory.path / "checkpoints",
+        built.agreement,
+        built.config,
+        built.say,
+    )
+    saver.prepare(parts, finished=built.finished)
+    _fill(built, parts)
+    return Run(
+        setup=built.setup,
+        folder=built.folder,
+        length=built.length,
+        sets=built.sets,
+        position=position,
+        schedule=schedule,
+        average=average,
         operations=operations,
         evaluator=Evaluator(
             task=built.task,
@@ -248,17 +286,11 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
             average=average,
             frozen_modes=built.frozen_modes,
         ),
-        saver=Saver(built.directory.path / "checkpoints", built.agreement, built.config, built.say),
+        parts=parts,
+        saver=saver,
         before_save=partial(hooks.call, "on_save"),
+        facts=facts,
     )
-    run.saver.prepare(run, finished=run.finished)
-    if built.fill is not None:
-        run.note(*built.fill(run))
-    if run.model_file.names is not None:  # no checkpoint holds the rest of the model
-        from ..checkpoint.compatibility import base_weights
-
-        run.settings["base_weights"] = base_weights(run, run.agreement)
-    return run
 
 
 def _sizes(built: Built, states: int) -> dict[str, int]:
@@ -289,7 +321,7 @@ def _divide(built: Built, optimizer: Optimizer) -> None:
 def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
     """Return the schedule, and its description for reports. An evaluation alone moves no rate."""
     optimizer = read.strategy.optimizer
-    if not read.trains:
+    if not read.setup.trains:
         return LambdaLR(optimizer, lambda step: 1.0), {}
     return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
 
@@ -299,7 +331,7 @@ def _settings(read: Read) -> dict[str, Any]:
     settings: dict[str, Any] = {
         **vars(read.config),
         **read.plan.as_dict(),
-        **read.task_facts,
+        **read.setup.task_facts,
         "train_samples": read.train_data.size,
         "total_steps": read.total_steps,
     }
@@ -309,7 +341,7 @@ def _settings(read: Read) -> dict[str, Any]:
 
 def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of plan.json, but for the notices."""
-    config, accelerator = read.config, read.strategy.accelerator
+    setup, config, accelerator = read.setup, read.config, read.strategy.accelerator
     return {
         **read.plan.as_dict(),
         **reported,
@@ -320,28 +352,38 @@ def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) ->
         "distributed_type": accelerator.distributed_type.value,
         "seed": config.seed,
         "callbacks": hidden(config.callbacks),
-        **read.task_facts,
+        **setup.task_facts,
         "task_folder": task_folder(read.task),
         "train_samples": read.train_data.size,
-        "evaluation_samples": sizes_of(read.evaluation_sets),
+        "evaluation_samples": sizes_of(read.sets.evaluation_sets),
         "steps_per_epoch": read.train_data.steps_per_epoch,
         "total_steps": read.total_steps,
-        "stop_at": read.stop_at,
+        "stop_at": read.length.stop_at,
         **sizes,
         "output_dir": str(read.directory.path),
     }
 
 
+def _fill(built: Built, parts: Parts) -> None:
+    """Give a model on the meta device its values, and add the checksum of a frozen base."""
+    if built.fill is not None:
+        built.note(*built.fill(parts))
+    if built.model_file.names is not None:  # no checkpoint holds the rest of the model
+        from ..checkpoint.compatibility import base_weights
+
+        parts.settings["base_weights"] = base_weights(parts, built.agreement)
+
+
 def _load(run: Run) -> None:
     """Set the run to its checkpoint, or begin with the config's weights."""
-    config, start = run.config, run.start
+    config, start, parts = run.config, run.folder.start, run.parts
     for info in start.passed_over:
         run.note(f"passed over {info.path.name}: {info.problem}")
 
     if start.found is not None:
         from ..checkpoint.restore import load
 
-        counters, changes = load(run, start.found, allow_change=config.allow_config_change)
+        counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
         run.meter.before = counters.pop("spent", run.meter.before)
         vars(run.position).update(counters)
         run.note(f"resumed from {start.found.path}", *changes)
@@ -349,7 +391,7 @@ def _load(run: Run) -> None:
             run.saver.last_step = run.step
     elif start.continues:
         run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
-    if run.trains and restarts():
+    if run.setup.trains and restarts():
         run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"
@@ -358,7 +400,7 @@ def _load(run: Run) -> None:
     if start.found is None and config.weights is not None:
         from ..checkpoint.restore import load_weights
 
-        run.note(*load_weights(run, Path(config.weights), run.agreement))
+        run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if start.continues and not run.finished:
         run.agreement.run_on_main(lambda: store.set_aside(info.path for info in start.passed_over))
         run.directory.cut_rows(run.step)
@@ -375,7 +417,7 @@ def _announce(run: Run) -> None:
     # A key whose default of the task a launch file replaces is left out of config.yaml. The value
     # would contradict the launch file when config.yaml is read again.
     settings = dict(vars(run.config))
-    for key, origin in run.origins.items():
+    for key, origin in run.setup.origins.items():
         if origin.is_default and not run.plan.origin(key).is_default:
             settings.pop(key, None)
     run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder

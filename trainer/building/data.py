@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
 from ..errors import Origin, origin_of
 from ..evaluator import MeasuredSet, measured_sets
-from ..run import Placed, Read
+from ..run import Folder, Read, Sets, Setup
 from ..task import Data, Task
 from .length import configured_interval, length_of
 from .returned import returned
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
 
-def read_data(run: Placed) -> Read:
+def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
     """Build the data sets, which give the length of the run. Collective: call on every rank."""
-    task, config, plan = run.task, run.config, run.plan
+    task, config, plan = setup.task, setup.config, setup.plan
     layout = Layout(
         # Processes that share rows have the same batches.
-        rank=run.strategy.accelerator.process_index // plan.context_parallel,
+        rank=setup.strategy.accelerator.process_index // plan.context_parallel,
         world_size=plan.world_size // plan.context_parallel,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
@@ -37,30 +38,34 @@ def read_data(run: Placed) -> Read:
     )
     task.begin(plan)
     pin_memory = plan.device == "cuda"
-    data, train = build_data(task, config, layout, run.origins, pin_memory=pin_memory)
+    data, train = build_data(task, config, layout, setup.origins, pin_memory=pin_memory)
     if train.size is not None and hasattr(data.train, "set_epoch"):
-        run.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
+        setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
 
-    length = length_of(run, train)
+    length = length_of(setup, folder, train)
     train.items.total_steps = length.total_steps
-    run.note(*train.notices(length.total_steps))
+    setup.note(*train.notices(length.total_steps))
     measured = measured_sets(
         task,
         data,
         layout,
         batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-        eval_every=configured_interval(run, "eval_every", train),
+        eval_every=configured_interval(setup, "eval_every", train),
         steps_per_epoch=train.steps_per_epoch,
         workers=config.workers,
         pin_memory=pin_memory,
-        gather=run.agreement.gather,
+        gather=setup.agreement.gather,
     )
     return Read(
-        **{**vars(run), **vars(length), "plan": plan.with_length(length.total_steps)},
-        data=data,
-        train_data=train,
-        sampled=_sampled(run, data, train, measured.values()),
-        evaluation_sets=measured,
+        setup=dataclasses.replace(setup, plan=plan.with_length(length.total_steps)),
+        folder=folder,
+        length=length,
+        sets=Sets(
+            data=data,
+            train_data=train,
+            sampled=_sampled(setup, data, train, measured.values(), saves=saves),
+            evaluation_sets=measured,
+        ),
     )
 
 
@@ -106,11 +111,13 @@ def build_data(
     )
 
 
-def _sampled(run: Placed, data: Data, train: TrainData, measured: Iterable[MeasuredSet]) -> Sampled:
+def _sampled(
+    setup: Setup, data: Data, train: TrainData, measured: Iterable[MeasuredSet], *, saves: bool
+) -> Sampled:
     """Read some samples of each data set, which ranks compare, and checkpoints keep."""
-    is_alone = not run.agreement.distributed
-    if is_alone and not run.saves:
-        return Sampled([], run.agreement.gather)
+    is_alone = not setup.agreement.distributed
+    if is_alone and not saves:
+        return Sampled([], setup.agreement.gather)
 
     workers = train.workers > 0
     sets = [
@@ -134,4 +141,4 @@ def _sampled(run: Placed, data: Data, train: TrainData, measured: Iterable[Measu
                     workers=workers,
                 )
             )
-    return Sampled(sets, run.agreement.gather)
+    return Sampled(sets, setup.agreement.gather)

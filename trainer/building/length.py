@@ -6,23 +6,23 @@ from ..config.interval import Interval, checked_interval
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
 from ..errors import Origin, origin_of
-from ..run import Length, Placed, Setup
+from ..run import Folder, Length, Setup
 
 
-def length_of(run: Placed, data: TrainData) -> Length:
+def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
     """Return the steps of a run, which epochs or ``max_steps`` end. Collective."""
-    config, start = run.config, run.start
+    config, start = setup.config, folder.start
     ends = []
     if config.epochs is not None:
         if not isinstance(data, IndexedData) or data.steps_per_epoch is None:
             rule = "the training data has no known end. Use max_steps"
-            raise origin_of(run.origins, "epochs").error(rule, config.epochs)
+            raise origin_of(setup.origins, "epochs").error(rule, config.epochs)
         ends.append((start.step + data.steps_left(start.samples, config.epochs), "epochs"))
     if config.max_steps is not None:
         ends.append((config.max_steps, "max_steps"))
     total_steps, _ = min(ends)
 
-    until = configured_interval(run, "stop_at", data)
+    until = configured_interval(setup, "stop_at", data)
     if until is not None:
         ends.append((until.first_step, "stop_at"))
     last_step, key = min(ends)
@@ -33,13 +33,13 @@ def length_of(run: Placed, data: TrainData) -> Length:
             getattr(config, key),
         )
 
-    has_ended = start.continues and start.step == last_step == run.directory.ended_at()
+    has_ended = start.continues and start.step == last_step == folder.directory.ended_at()
     return Length(
         total_steps=total_steps,
         stop_at=until.first_step if until else None,
         last_step=last_step,
-        save_every=configured_interval(run, "save_every", data),
-        finished=run.agreement.of_main(has_ended),
+        save_every=configured_interval(setup, "save_every", data),
+        finished=setup.agreement.of_main(has_ended),
     )
 
 

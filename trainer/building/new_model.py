@@ -94,8 +94,8 @@ def operations_per_token(model: nn.Module) -> int:
 
 def model_of(read: Read) -> Built:
     """Build the model of a run, not prepared yet. Each change is a notice."""
-    task, config, trains = read.task, read.config, read.trains
-    resumes = read.start.found is not None
+    task, config, trains = read.task, read.config, read.setup.trains
+    resumes = read.folder.start.found is not None
     module, changes = build_model(task, config, read.plan)
     frozen_modes, modes = enter_training_mode(task, module) if trains else ([], [])
     sources = sources_of(task, module) if is_on_meta(module) else []
@@ -119,7 +119,10 @@ def model_of(read: Read) -> Built:
         fill = meta_model.fill if meta_model else None
     read.note(*changes, *modes)
     return Built(
-        **vars(read),
+        setup=read.setup,
+        folder=read.folder,
+        length=read.length,
+        sets=read.sets,
         module=module,
         fill=fill,
         model_file=model_file,

@@ -55,7 +55,8 @@ class SanityEvaluation(Callback):
         if run.evaluation_sets:
             # Said before the trial, so that the origin of an error below this line is clear.
             run.say("sanity evaluation: one batch of each set (sanity_evaluation: false skips it)")
-            names = run.evaluator.try_out()
+            with run.meter.paused("evaluation"):
+                names = run.evaluator.try_out()
 
         if self.best_metric is not None and names is not None:
             check_best_metric(self.best_metric, names, self.origin)

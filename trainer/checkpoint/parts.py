@@ -37,18 +37,18 @@ class StatefulCallback(Protocol):
     def pinned_steps(self) -> Collection[int]: ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The live parts of a training, which a checkpoint is saved from and loaded into.
+    """A view of the live parts of a training, which a checkpoint is saved from and loaded into.
 
     Args:
-        position: the part that changes from step to step. ``Run`` has properties for the fields.
+        position: the step of the run, and the counters that ``state.json`` keeps.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
         average: the moving average of the weights, if a decay is set.
         schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
         settings: all settings by key, of which the fingerprint takes those that decide the numbers.
-        facts: the content of plan.json: everything that is known of the run before the first step.
+        facts: the content of plan.json, for the model card.
     """
 
     position: Position
@@ -57,7 +57,7 @@ class Parts:
     optimizer_form: OptimizerForm
     average: Average
     schedule: LRScheduler
-    train_data: TrainData
+    data: TrainData
     sampled: Sampled
     task: Task
     callbacks: Sequence[StatefulCallback]
@@ -65,7 +65,7 @@ class Parts:
     config: TrainConfig
     plan: Plan
     settings: dict[str, Any]
-    facts: dict[str, Any]
+    facts: Mapping[str, Any]
 
     @property
     def step(self) -> int:
@@ -78,8 +78,8 @@ class Parts:
         return {**self.position.counters, "spent": self.spent()}
 
     @property
-    def facts_until_now(self) -> dict[str, Any]:
-        """Return the facts of the run with the counters, for the model card."""
+    def run(self) -> dict[str, Any]:
+        """Return the facts of the run until now, for the model card."""
         return {**self.facts, "step": self.step, **self.counters}
 
     @property
@@ -108,7 +108,7 @@ class Parts:
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)
-        card = self.task.model_card(self.facts_until_now)
+        card = self.task.model_card(self.run)
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
         for name, text in more.items():

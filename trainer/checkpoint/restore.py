@@ -58,7 +58,7 @@ def load(
             for key in ("task", "callbacks", "data")
         )
         counters = {name: decode(state[name]) for name in parts.counters if name in state}
-        samples = parts.train_data.restore(position)
+        samples = parts.data.restore(position)
 
     parts.task.load_state_dict(of_task)
     for name, callback in parts.named_callbacks().items():

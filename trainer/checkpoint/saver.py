@@ -118,7 +118,7 @@ class Saver:
         store.begin(self.folder, parts.step)
 
         files = {store.STATE: text, **self._extras}
-        card = parts.task.model_card(parts.facts_until_now)  # the text changes from step to step
+        card = parts.task.model_card(parts.run)  # the text changes from step to step
         if card:
             files["extras/README.md"] = card.encode()
         return files, user_tensors

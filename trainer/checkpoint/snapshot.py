@@ -111,7 +111,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         "step": parts.step,
         **encode(parts.counters, tensors, "counters"),
         "schedule": schedule_state(parts.schedule),
-        "data": encode(parts.train_data.state(), tensors, "data"),
+        "data": encode(parts.data.state(), tensors, "data"),
         "content": parts.sampled.state(),
         "scaler": strategy.scaler_state(),
         "group_settings": encode(

@@ -36,7 +36,8 @@ class MeanLoss(Callback):
         if window.now.step > 1:
             return
         pickled = _pickled(window.micros[0].batch, run.plan.micro_batch_size)
-        kinds = run.agreement.of_main(_kinds(run, run.agreement.of_main(pickled)))
+        with run.meter.paused("evaluation"):
+            kinds = run.agreement.of_main(_kinds(run, run.agreement.of_main(pickled)))
         if "a sum" in kinds:
             raise LaunchError(
                 "training_step returns a sum over the micro-batch: the loss of a batch is the sum "

@@ -49,7 +49,7 @@ class EditedParameters(Callback):
     def on_start(self, run: Run) -> None:
         if not run.strategy.temporary_parameters():  # under DDP the parameters are the values
             return
-        saved = run.model_file.names
+        saved = run.parts.model_file.names
         names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
         own: Any  # mypy: None is no key of names
         for module in run.model.modules():
@@ -101,7 +101,7 @@ class EditedParameters(Callback):
             return
         writes, before = self._edits
         # If a part of the model is saved, the task says that the rest stays unchanged.
-        saved = run.model_file.names
+        saved = run.parts.model_file.names
         counts = {
             name: edit_count(parameter)
             for name, parameter in run.strategy.temporary_parameters()

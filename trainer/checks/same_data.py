@@ -18,7 +18,7 @@ class SameData(Callback):
 
     def on_data(self, run: Read) -> None:
         """Raise ``DataError`` if a rank has another data set. Collective."""
-        difference = same_on_all_ranks(run.sampled.facts, run.agreement.gather)
+        difference = same_on_all_ranks(run.sets.sampled.facts, run.agreement.gather)
         if difference:
             raise DataError(f"{difference}: {SAME_DATA}")
 

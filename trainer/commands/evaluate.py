@@ -76,7 +76,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         files.append(f"{training.path}/config.yaml")
     run = _build([*files, *settings], weights, training)
     run.say(f"evaluates {weights} (step {run.step:,})")
-    for notice in run.notices:
+    for notice in run.setup.notices:
         run.say(f"note: {notice}")
 
     sets = run.evaluator.chosen(None if options.sets is None else options.sets.split(","))

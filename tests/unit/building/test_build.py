@@ -78,12 +78,12 @@ def test_a_run_for_a_loop_of_ones_own_has_the_checks_alone(checks: str, tmp_path
     config = config_in(tmp_path, checks=checks)
     run = build(Plain(), config)
     expected = [type(check) for check in checks_of(config)]
-    assert [type(hook) for hook in run.callbacks] == expected
+    assert [type(hook) for hook in run.parts.callbacks] == expected
     assert bool(expected) == (checks == "all")
 
 
 def test_callbacks_that_are_given_replace_the_checks(tmp_path: Path) -> None:
-    assert build(Plain(), config_in(tmp_path), callbacks=[]).callbacks == []
+    assert build(Plain(), config_in(tmp_path), callbacks=[]).parts.callbacks == []
 
 
 def test_a_check_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:

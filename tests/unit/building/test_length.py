@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 def length(folder: Path, **settings: Any) -> Length:
     """Return the length of a run over 64 samples, eight in a step."""
     given = {"task": "brought_tasks:Plain", "micro_batch_size": 8, **settings}
-    return build(Plain(), TrainConfig(output_dir=str(folder), **given))
+    return build(Plain(), TrainConfig(output_dir=str(folder), **given)).length
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ BEST = {
 
 def test_the_best_stays(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Evaluated(), **{**BEST, "keep_last": 1})
-    [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
+    [kept] = [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()]
     assert kept == 3 and steps(tmp_path) == [8, 3]
 
 
@@ -36,11 +36,11 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **BEST)
     said = "note: best/, of step 3, is of another best_mode or output_dir: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
-    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [6]
+    assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [6]
     assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
     lose(tmp_path / "run", 8, 7)
     trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **BEST)
-    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [3]
+    assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [3]
     assert "starts anew" not in log_of(tmp_path / "run")
 
 

@@ -163,7 +163,7 @@ def test_each_part_is_read_from_its_own_folder(folders: Path) -> None:
         assert torch.equal(model.teacher.model.norm.weight, teacher["first"])
         assert torch.equal(model.student.model.norm.weight, student["model.norm.weight"])
         assert model.scale.item() == 3.0
-    [notice] = [line for line in prepared.run.notices if line.startswith("starts with")]
+    [notice] = [line for line in prepared.run.setup.notices if line.startswith("starts with")]
     assert all(str(folders / part) in notice for part in ("student", "teacher", "scale"))
     prepared.close()
 

@@ -53,7 +53,7 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
     built = dict(canonical_state(Language(kind="lora").build_model()))
     held = load_file(exported / "adapter_model.safetensors")
     tensors = dict(canonical_state(run.model))
-    names = run.model_file.names
+    names = run.parts.model_file.names
     assert names and sorted(names.values()) == sorted(held)
     assert all(torch.equal(tensors[name], held[stored]) for name, stored in names.items())
     assert tensors.keys() == built.keys()
