@@ -170,7 +170,7 @@ def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] 
     """Return the settings that only launch files hold. None if a file holds an optimizer."""
     words = []
     for request in requests:
-        if request.optimizer or request.scheduler:
+        if request.optimizer.name or request.scheduler.name:
             return None
         for key in ("mixed_precision", "max_grad_norm"):
             found = getattr(request, key)

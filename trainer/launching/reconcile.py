@@ -53,18 +53,14 @@ def choose_optimizer(
     request: Request, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
     """Return name, settings and learning rate of the optimizer, the config's or a JSON's."""
-    name: str = both.config.optimizer or "adamw"
     section = request.optimizer
-    values: dict[str, Sourced[Any]] = {}
-    if section is not None:
-        values.update(section.values)
-        name = both.agree("optimizer", section.name)
-        if built_by is not None:
-            both.refuse(
-                section.name, f"{built_by} builds the optimizer already; remove one of the two"
-            )
+    values = dict(section.values)
+    name = both.agree("optimizer", section.name) or "adamw"
+    if section.name and built_by:
+        rule = f"{built_by} builds the optimizer already; remove one of the two"
+        both.refuse(section.name, rule)
 
-    peak = request.scheduler and request.scheduler.values.get("lr")
+    peak = request.scheduler.values.get("lr")
     if peak:
         own = values.get("lr", peak)
         if not own.origin.is_default and own.value != peak.value:
@@ -92,37 +88,35 @@ def choose_optimizer(
     return name, settings, lr
 
 
-def choose_schedule(section: Section | None, both: Reconciler) -> dict[str, Any]:
+def choose_schedule(section: Section, both: Reconciler) -> dict[str, Any]:
     """Return the plan's values of the schedule, the config's or those of a DeepSpeed JSON."""
     config = both.config
-    chosen: dict[str, Any] = {
-        "schedule": config.schedule or "constant",
-        "schedule_settings": dict(config.schedule_settings),
-        "warmup_steps": config.warmup_steps,
-        "warmup_fraction": config.warmup_fraction,
-        "final_lr_ratio": config.final_lr_ratio,
-    }
-    if section is None:
-        return chosen
     values = section.values
-    chosen["schedule"] = both.agree("schedule", section.name)
-    if not both.is_given("warmup_fraction"):  # a task's default, for a schedule that does not run
+    settings = dict(config.schedule_settings)
+    fraction = config.warmup_fraction
+    if section.name and not both.is_given("warmup_fraction"):
+        # A task's default, for a schedule that does not run.
         both.origins["warmup_fraction"] = section.name.origin
-        chosen["warmup_fraction"] = None
+        fraction = None
 
     length = values.get("max_steps")
-    if length is not None and (config.epochs is not None or length.value != config.max_steps):
+    if length and (config.epochs is not None or length.value != config.max_steps):
         both.disagree(both.configured("max_steps"), length)
     # The config may give the warm-up in samples, or as a fraction. Then the config holds.
-    in_samples = config.warmup_samples is not None
+    in_units = config.warmup_samples or fraction
+    warmup: Any = config.warmup_steps
     steps = values.get("warmup_steps")
-    has_warmup = True
-    if not in_samples and chosen["warmup_fraction"] is None:
-        has_warmup = chosen["warmup_steps"] = both.agree("warmup_steps", steps)
-    elif steps is not None and not steps.origin.is_default:
-        both.disagree(both.configured("warmup_samples" if in_samples else "warmup_fraction"), steps)
-    if has_warmup and both.agree("warmup_type", values.get("warmup_type")) == "log":
-        chosen["schedule_settings"]["warmup_type"] = "log"
-    if section.name.value == "cosine":
-        chosen["final_lr_ratio"] = both.agree("final_lr_ratio", values.get("final_lr_ratio"))
-    return chosen
+    if not in_units:
+        warmup = both.agree("warmup_steps", steps)
+    elif steps and not steps.origin.is_default:
+        unit = "warmup_samples" if config.warmup_samples else "warmup_fraction"
+        both.disagree(both.configured(unit), steps)
+    if (warmup or in_units) and both.agree("warmup_type", values.get("warmup_type")) == "log":
+        settings["warmup_type"] = "log"
+    return {
+        "schedule": both.agree("schedule", section.name) or "constant",
+        "schedule_settings": settings,
+        "warmup_steps": warmup,
+        "warmup_fraction": fraction,
+        "final_lr_ratio": both.agree("final_lr_ratio", values.get("final_lr_ratio")),
+    }

@@ -16,10 +16,10 @@ class Section:
     """An optimizer or a schedule that a DeepSpeed JSON asks for, by keys of the training config.
 
     Values that the file leaves out are DeepSpeed's defaults (``origin.is_default``). "auto" is
-    absent: the training config decides.
+    absent: the training config decides. A job without a section has one without a name.
     """
 
-    name: Sourced[str]
+    name: Sourced[str] | None = None
     values: Mapping[str, Sourced[Any]] = field(default_factory=dict)
 
 
@@ -47,8 +47,8 @@ class Request:
     micro_batch_size: Sourced[int] | None = None
     global_batch_size: Sourced[int] | None = None
     max_grad_norm: Sourced[float] | None = None
-    optimizer: Section | None = None
-    scheduler: Section | None = None
+    optimizer: Section = Section()
+    scheduler: Section = Section()
     fsdp: dict[str, Any] = field(default_factory=dict)
     deepspeed: dict[str, Any] = field(default_factory=dict)
     dynamo: dict[str, Any] = field(default_factory=dict)

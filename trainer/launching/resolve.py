@@ -142,8 +142,6 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
     """Return the strategy that runs. A single process that a launcher started runs without DDP."""
     world = launcher.world_size
     requested = request.world_size
-    if request.strategy == "single":
-        requested = Sourced(1, request.strategy_origin)
     fits = requested is None or requested.value == world
     if request.strategy == "ddp" and world == 1 and (fits or launcher.name != "python"):
         origin = request.strategy_origin

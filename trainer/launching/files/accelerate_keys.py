@@ -42,21 +42,20 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     top_level = {*(field.name for field in dataclasses.fields(ClusterConfig)), "dynamo_backend"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
-    top = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
     entries: dict[str, Sourced[Any]] = {}
-    for section in ("", *_SECTIONS):
-        values, known = top, top_level
-        if section:
-            values = doc.data.get(section) or {}
-            known = {name for name in arguments if name.startswith(_SECTIONS[section])}
+    for name, part in doc.data.items():
+        values, known, above = {name: part}, top_level, ""
+        if name in _SECTIONS:
+            values, above = part or {}, f"{name}."
+            known = {argument for argument in arguments if argument.startswith(_SECTIONS[name])}
         if not isinstance(values, dict):
-            check.fail(Sourced(values, doc.origin(section)), "must be a mapping")
+            check.fail(Sourced(values, doc.origin(name)), "must be a mapping")
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
-            found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
-            argument = key if key in known else _PREFIXES.get(section, "") + key
+            found = Sourced(value, doc.origin(above + key))
+            argument = key if key in known else _PREFIXES.get(name, "") + key
             if argument not in known:
                 check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
             elif argument in entries:

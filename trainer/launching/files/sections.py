@@ -61,20 +61,18 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_section(doc: Document, key: str, check: Findings) -> Section | None:
-    """Return the section ``optimizer`` or ``scheduler`` by keys of the config, or None."""
-    if not doc.data.get(key):
-        return None
-    typed = Sourced(doc.data[key]["type"], doc.origin(f"{key}.type"))
-    kind = typed.value.lower() if key == "optimizer" else typed.value
+def read_section(doc: Document, key: str, check: Findings) -> Section:
+    """Return the section ``optimizer`` or ``scheduler`` by keys of the config."""
+    section = doc.data.get(key)
+    if not section:
+        return Section()
+    kind = section["type"].lower() if key == "optimizer" else section["type"]
     name = _NAMES[key].get(kind)
     if name is None:
-        check.fail(
-            typed,
-            f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config",
-        )
+        rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
+        check.fail(Sourced(section["type"], doc.origin(f"{key}.type")), rule)
 
-    written = doc.data[key].get("params") or {}
+    written = section.get("params") or {}
     given = {
         setting: value
         for setting, value in written.items()
@@ -85,11 +83,11 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = check.read(_model(key, kind), given, origin)
-    values = {}
-    for setting, config_key in _CONFIG_KEYS.items():
-        value = getattr(read, setting, None)
-        if value is not None and (setting in given or setting not in written):
-            values[config_key] = Sourced(value, origin(setting))
+    values = {
+        config_key: Sourced(getattr(read, setting), origin(setting))
+        for setting, config_key in _CONFIG_KEYS.items()
+        if (setting in given or setting not in written) and getattr(read, setting, None) is not None
+    }
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"
     elif given.get("torch_adam") and "weight_decay" not in given:
