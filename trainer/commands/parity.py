@@ -170,10 +170,10 @@ def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] 
     """Return the settings that only launch files hold. None if a file holds an optimizer."""
     words = []
     for request in requests:
-        if request.optimizer.name or request.scheduler.name:
+        if request.settings.keys() & {"optimizer", "schedule"}:
             return None
         for key in ("mixed_precision", "max_grad_norm"):
-            found = getattr(request, key)
+            found = request.settings.get(key)
             if found and getattr(config, key) is None:
                 words.append(f"--{key}={found.value}")
     return words

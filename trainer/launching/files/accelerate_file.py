@@ -26,6 +26,10 @@ _TYPE_OF_FLAG = {
     "use_megatron_lm": "MEGATRON_LM",
 }
 
+_FLAGS = {
+    "gradient_accumulation_steps": "accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+}
 _Size = Annotated[int, Field(ge=1)]
 
 
@@ -88,21 +92,23 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         request = Request(
             strategy=_TYPES[kind.value],
             strategy_origin=kind.origin,
-            accumulation_steps=overrides.get("gradient_accumulation_steps"),
-            max_grad_norm=overrides.get("gradient_clipping"),
+            settings={key: overrides[flag] for flag, key in _FLAGS.items() if flag in overrides},
         )
 
-    fields: dict[str, Any] = {"origins": dict(request.origins)}
+    settings = dict(request.settings)
+    fields: dict[str, Any] = {}
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
         fields["fsdp"], fields["origins"] = read_fsdp(entries, copies, check, kind.origin)
     if dynamo["backend"] != "no":
         fields["dynamo"] = dynamo
-        fields["origins"]["dynamo"] = entries["dynamo_backend"].origin
+        settings["compile"] = entries["dynamo_backend"].meaning(True)
+    if context is not None:
+        settings["context_parallel"] = context
     if "mixed_precision" in entries:
         own = entries["mixed_precision"].meaning(top.mixed_precision)
-        fields["mixed_precision"] = precision = request.mixed_precision or own
+        precision = settings.setdefault("mixed_precision", own)
         if precision.value != own.value:
             check.disagree(own, precision)
     if doc is not None:
@@ -111,7 +117,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     return replace(
         request,
         world_size=world,
-        context_parallel=context,
+        settings=settings,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
         notices=tuple(check.notices),

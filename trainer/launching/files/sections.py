@@ -16,7 +16,6 @@ from ...config.documents import Document
 from ...config.train_config import TrainConfig
 from ...errors import Origin, Sourced
 from ..findings import Findings
-from ..request import Section
 
 # Our name of each type. Those of optimizers are in small letters.
 _NAMES = {
@@ -61,11 +60,22 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_section(doc: Document, key: str, check: Findings) -> Section:
-    """Return the section ``optimizer`` or ``scheduler`` by keys of the config."""
+def read_sections(doc: Document, check: Findings) -> dict[str, Sourced[Any]]:
+    """Return the settings of both sections by keys of the config."""
+    optimizer = _read(doc, "optimizer", "optimizer", check)
+    scheduler = _read(doc, "scheduler", "schedule", check)
+    peak = scheduler.get("lr")
+    own = optimizer.get("lr", peak)
+    if peak and own and not own.origin.is_default and own.value != peak.value:
+        check.disagree(own, peak)
+    return optimizer | scheduler
+
+
+def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str, Sourced[Any]]:
+    """Return the settings of a section by keys of the config, with the name of the type."""
     section = doc.data.get(key)
     if not section:
-        return Section()
+        return {}
     kind = section["type"].lower() if key == "optimizer" else section["type"]
     name = _NAMES[key].get(kind)
     if name is None:
@@ -83,7 +93,7 @@ def read_section(doc: Document, key: str, check: Findings) -> Section:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = check.read(_model(key, kind), given, origin)
-    values = {
+    values: dict[str, Sourced[Any]] = {
         config_key: Sourced(getattr(read, setting), origin(setting))
         for setting, config_key in _CONFIG_KEYS.items()
         if (setting in given or setting not in written) and getattr(read, setting, None) is not None
@@ -92,4 +102,4 @@ def read_section(doc: Document, key: str, check: Findings) -> Section:
         name = "adam"
     elif given.get("torch_adam") and "weight_decay" not in given:
         values.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return Section(name=Sourced(name, doc.origin(key)), values=values)
+    return {**values, config_key: Sourced(name, doc.origin(key))}
