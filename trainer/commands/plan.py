@@ -24,7 +24,6 @@ from ..config.documents import read_document
 from ..config.train_config import Precision
 from ..errors import LaunchError
 from ..rehearsal.job import Job
-from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
@@ -109,8 +108,7 @@ def _rehearsed(
             problems.add(str(error))
             continue
         peak = max(found["phases"].values(), key=lambda phase: phase["most"])
-        kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
-        rows.append({"launch file": file, **kinds, "on the GPU": peak["most"]})
+        rows.append({"launch file": file, **peak["at_most"], "on the GPU": found["most"]})
     for problem in sorted(problems):
         print(f"left out: {problem}")
     if not rows:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,28 +66,19 @@ def run(argv: Sequence[str]) -> int:
 
     ranks = range(options.gpus) if options.ranks == "all" else sorted({0, options.gpus - 1})
     results = list(job.rehearse(ranks))
-    fullest = max(results, key=most)
-    report = {
-        **fullest,
-        "collectives": _summed(fullest, options.gpu),
-        "gpu": options.gpu,
-        "difference": first_difference(results, ranks),
-    }
-    peak = most(report)
+    difference = first_difference(results, ranks)
+    report = max(results, key=itemgetter("most"))
+    collectives = _summed(report, options.gpu)
+    report.update(collectives=collectives, gpu=options.gpu, difference=difference, change=None)
     print(table_of(report))
-    verdict = "fits" if peak <= usable else "DOES NOT FIT"
-    print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {options.gpu}")
+    fits = report["most"] <= usable
+    taken = f"{size(report['most'])} of the {size(usable)} that tensors can use on {options.gpu}"
+    print(f"{'fits' if fits else 'DOES NOT FIT'}: {taken}")
 
-    report["change"] = None
-    if peak > usable:
+    if not fits:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
     Path(options.to).write_text(json.dumps(report, indent=1) + "\n")
-    return int(peak > usable or bool(report["difference"]))
-
-
-def most(report: Mapping[str, Any]) -> int:
-    """Return the bytes at the peak of a rank."""
-    return int(max(phase["most"] for phase in report["phases"].values()))
+    return int(not fits or difference != "")
 
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
@@ -115,8 +107,7 @@ def table_of(report: Mapping[str, Any]) -> str:
     facts.append(("parameters", f"{report['parameters']:,}"))
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
-        counts = [*(phase["at_most"].get(kind, 0) for kind in KINDS), phase["most"]]
-        rows.append([name, *map(size, counts)])
+        rows.append([name, *map(size, [*phase["at_most"].values(), phase["most"]])])
     peak = max(phases, key=lambda name: phases[name]["most"])
     lines = [table(facts, report["notices"]), *columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
@@ -162,8 +153,8 @@ def change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str |
         except LaunchError as error:
             print(f"with {name}: {error}")
             continue
-        fits = most(found) <= usable
-        print(f"with {name}: {size(most(found))}{', fits' if fits else ''}", flush=True)
+        fits = found["most"] <= usable
+        print(f"with {name}: {size(found['most'])}{', fits' * fits}", flush=True)
         if fits:
             return name
     print("no single change makes it fit: take more GPUs, or change several")

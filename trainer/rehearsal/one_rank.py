@@ -120,12 +120,14 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
                 break
 
     run = trainer.run
+    phases = {name: vars(phase) for name, phase in recorder.ledger.phases().items()}
     return {
         "plan": run.plan.as_dict(),
         "notices": run.facts["notices"],
         "trainable": run.facts["trainable_parameters"],
         "parameters": run.facts["parameters"],
-        "phases": {name: vars(phase) for name, phase in recorder.ledger.phases().items()},
+        "phases": phases,
+        "most": max(phase["most"] for phase in phases.values()),
         "collectives": recorder.collectives,
         "first": observer.first_collective,
     }
