@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
@@ -19,7 +17,7 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    verify: Annotated[bool, Field(description="read every byte")] = False
+    verify: Annotated[bool, "read every byte"] = False
 
 
 def run(argv: Sequence[str]) -> int:

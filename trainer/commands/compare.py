@@ -14,8 +14,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from ..checkpoint.compatibility import differences
 from ..config.fingerprint import fingerprint
 from ..config.paths import LocalPath
@@ -33,8 +31,8 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    json: Annotated[LocalPath | None, Field(description="FILE with the same as JSON")] = None
-    page: Annotated[LocalPath | None, Field(description="FILE with the curves, as HTML")] = None
+    json: Annotated[LocalPath | None, "FILE with the same as JSON"] = None
+    page: Annotated[LocalPath | None, "FILE with the curves, as HTML"] = None
 
 
 def run(argv: Sequence[str]) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ..checkpoint.contents import Contents
@@ -28,7 +27,7 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    to: Annotated[LocalPath, Field(description="the new folder of the model")]
+    to: Annotated[LocalPath, "the new folder of the model"]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -58,12 +58,10 @@ _OFF = (
 class Options:
     """The options of the command."""
 
-    steps: Annotated[int, Field(description="optimizer steps of each run", ge=1)] = 10
-    nudges: Annotated[int, Field(description="nudged runs at most", ge=0)] = 3
-    bits: Annotated[bool, Field(description="compare bits, with same_bits and without")] = False
-    to: Annotated[
-        LocalPath | None, Field(description="keep the runs in DIR/runs, a new folder")
-    ] = None
+    steps: Annotated[int, "optimizer steps of each run", Field(ge=1)] = 10
+    nudges: Annotated[int, "nudged runs at most", Field(ge=0)] = 3
+    bits: Annotated[bool, "compare bits, with same_bits and without"] = False
+    to: Annotated[LocalPath | None, "keep the runs in DIR/runs, a new folder"] = None
 
 
 def run(argv: Sequence[str]) -> int:

@@ -38,11 +38,9 @@ _LAYERS = 32  # of a number of parameters
 class Options:
     """The options of the command."""
 
-    gpu: Annotated[
-        str | None, Field(description="a name such as H100, or memory such as 24GiB")
-    ] = None
-    gpus: Annotated[int, Field(description="number of all GPUs", ge=1, le=16_384)] = 1
-    precision: Annotated[Precision, Field(description="of a number of parameters")] = "bf16"
+    gpu: Annotated[str | None, "a name such as H100, or memory such as 24GiB"] = None
+    gpus: Annotated[int, "number of all GPUs", Field(ge=1, le=16_384)] = 1
+    precision: Annotated[Precision, "of a number of parameters"] = "bf16"
 
 
 def run(argv: Sequence[str]) -> int:

@@ -39,13 +39,11 @@ _TOLD = ("strategy", "world_size", "mixed_precision", "micro_batch_size", "accum
 class Options:
     """The options of the command."""
 
-    gpus: Annotated[int, Field(description="all GPUs of the job", ge=1, le=16_384)]
-    gpu: Annotated[str, Field(description="a name, or memory such as 24GiB")] = "H100"
-    gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
-    ranks: Annotated[Literal["two", "all"], Field(description="whose collectives are compared")] = (
-        "two"
-    )
-    to: Annotated[LocalPath, Field(description="the JSON")] = "rehearsal.json"
+    gpus: Annotated[int, "all GPUs of the job", Field(ge=1, le=16_384)]
+    gpu: Annotated[str, "a name, or memory such as 24GiB"] = "H100"
+    gpus_per_machine: Annotated[int, "of the cluster", Field(ge=1)] = 8
+    ranks: Annotated[Literal["two", "all"], "whose collectives are compared"] = "two"
+    to: Annotated[LocalPath, "the JSON"] = "rehearsal.json"
 
 
 def run(argv: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ def nothing_made() -> Iterator[None]:
 class Thaw(Callback):
     """A dataclass, whose fields are its settings."""
 
-    at: Annotated[int, Field(description="step", ge=1)]
+    at: Annotated[int, "step", Field(ge=1)]
     layers: str = "stem.*"
     rates: list[float] = field(default_factory=list)
     seen: int = field(default=0, init=False)
