@@ -46,8 +46,8 @@ _OF_LAUNCH_FILES = {
         "zero_optimization",
     },
 }
-_DASHED = re.compile(r"--[A-Za-z_].*", re.DOTALL)
-_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
+# --key, --key=value or key=value
+_SETTING = re.compile(r"(?s)(?:--(?=[A-Za-z_])|(?=[A-Za-z_][\w.-]*=))([^=]*)(=?)(.*)")
 
 
 def split_command_line(
@@ -73,12 +73,12 @@ def split_command_line(
     is_flag |= _flags(TrainConfig) | _flags(options)
     while rest:
         word = rest.pop(0)
-        if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
+        setting = _SETTING.fullmatch(word)
+        if setting is None:
             words.append(word)
             continue
-        name, equals, text = word.partition("=")
-        key = name.lstrip("-").replace("-", "_")
-        text = text if equals else _value_after(key, rest, is_flag.get(key))
+        key = setting[1].replace("-", "_")
+        text = setting[3] if setting[2] else _value_after(key, rest, is_flag.get(key))
         if key in _FILES:
             words.append(text)
         else:

@@ -8,7 +8,6 @@ from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
 from ..errors import LaunchError, Origin
 from ..run_plan import Plan
-from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy
 
@@ -78,7 +77,9 @@ def resolve(
     is_rehearsal = device == "cpu" and strategy != "single"
     lines: list[str] = []
     precision = precision or "no"
-    if is_rehearsal:
+    if is_rehearsal and (request.fsdp or request.deepspeed):
+        from .cpu_rehearsal import rehearsed
+
         asked = both.found("mixed_precision").meaning(precision)
         request, precision, lines = rehearsed(request, asked)
     reference = config.reference_batch_size or batch
