@@ -44,5 +44,5 @@ def run(argv: Sequence[str]) -> int:
                 f"damaged: {state}" if checkpoint.broken else state,
             ]
         )
-    print("\n".join(columns(rows)))
+    print(columns(rows))
     return int(any(checkpoint.problem for checkpoint in checkpoints))

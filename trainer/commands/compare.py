@@ -107,4 +107,4 @@ def as_table(report: Mapping[str, Any]) -> str:
         lines += [f"{run['run']}: {text}" for text in texts if text]
     lines += report["notes"]
     narrow = [fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines]
-    return printable("\n".join([*columns(rows), *narrow]))
+    return printable("\n".join([columns(rows), *narrow]))

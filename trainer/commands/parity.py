@@ -142,7 +142,7 @@ def _compare_bits(
                 reference = reference or found
             is_wrong |= mode == "true" and text not in ("reference", "")
             rows.append([run.name, mode, text or "no bit differs"])
-    print("\n".join(columns(rows)))
+    print(columns(rows))
     return int(is_wrong)
 
 
@@ -192,7 +192,7 @@ def _report(
     if any("rounding" in row for row in rows):
         within = f"within what rounding does to this model, not {within}"
     head = "largest relative differences; weights: relative to how far they moved"
-    text = "\n".join([*columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
+    text = "\n".join([columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
     print(text)
     if to:
         page = Path(to, "compare.html")

@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     print(f"each of {options.gpus} GPUs under each launch file\n({how}):")
     for first in range(0, len(rows), len(LAYOUTS)):  # more columns are no line of a terminal
         part = rows[first : first + len(LAYOUTS)]
-        print("\n".join(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]])))
+        print(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]]))
     if not fitting:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:

@@ -107,14 +107,14 @@ def table_of(report: Mapping[str, Any]) -> str:
     for name, phase in phases.items():
         rows.append([name, *map(size, [*phase["at_most"].values(), phase["most"]])])
     peak = max(phases, key=lambda name: phases[name]["most"])
-    lines = [table(facts, report["notices"]), *columns(rows)]
+    lines = [table(facts, report["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
         cells = [made["kind"], str(made["ranks"]), str(made["count"]), size(made["bytes"])]
         rows.append([*cells, f"{made['seconds']:.3f}"])
-    lines += columns(rows)
+    lines.append(columns(rows))
 
     for kind, line, _, is_guessed, times in report["reads"]:
         if is_guessed:
