@@ -89,8 +89,7 @@ class Tracking(Callback):
 
             self._live.append(tracker)
             run.accelerator.trackers.append(tracker)
-            failed = getattr(tracker, "finish_as_failed", tracker.finish)
-            self._undo.append(when_failing(failed))
+            self._undo.append(when_failing(getattr(tracker, "finish_as_failed", tracker.finish)))
 
 
 def new_tracker(name: str, run: Run) -> GeneralTracker:

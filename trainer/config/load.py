@@ -86,8 +86,7 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return the origin of each value, by dotted key."""
     typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
     replaced = tuple(f"{key}." for key in texts)
-    left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
-    return left | typed
+    return {key: at for key, at in document.origins.items() if not key.startswith(replaced)} | typed
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
