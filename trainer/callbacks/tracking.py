@@ -70,7 +70,7 @@ class Tracking(Callback):
         for tracker in run.accelerator.trackers:
             try:
                 if isinstance(tracker, WandbRun):
-                    tracker.add_summary(summary)
+                    tracker.add_model()
                 tracker.finish()
             except Exception as error:  # each client has other errors
                 run.say(f"{tracker.name}: did not end its run: {told(error)}")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any
 
 from accelerate.tracking import WandBTracker
 
@@ -82,13 +80,10 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             summary = f"{training.config.best_mode},last"
             self.run.define_metric(training.config.best_metric, summary=summary)
 
-    def add_summary(self, summary: Mapping[str, Any]) -> None:
-        """Add the end of a run, and the exported model if ``track_model`` asks for it."""
+    def add_model(self) -> None:
+        """Add the exported model if ``track_model`` asks for it."""
         import wandb
 
-        seconds = {f"summary/seconds/{name}": lasted for name, lasted in summary["seconds"].items()}
-        peak = max(summary["peak_memory_bytes"])
-        self.run.summary.update({"summary/peak_memory_bytes": peak, **seconds})
         if self._training.config.track_model:
             metadata = {"step": self._training.step}
             model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)

@@ -102,14 +102,21 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
         if stage < 3 and str(asked).lower() not in ("none", "false", "1"):
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
             check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
-    precision = _precision(data, read, doc, check)
     settings = {
         field: Sourced(data[key], doc.origin(key))
         for field, key in _SETTINGS.items()
         if data.get(key) is not None
     }
-    if precision is not None:
-        settings["mixed_precision"] = precision
+    precisions = read.model_dump(include={"fp16", "bf16"}, exclude_unset=True)
+    enabled = {name: section.get("enabled") for name, section in precisions.items()}
+    on = [name for name, is_on in enabled.items() if is_on]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or enabled]
+    if len(on) > 1:
+        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+    if on:
+        settings["mixed_precision"] = found[0]
+    elif found and None not in enabled.values():  # switched off, and none is open
+        settings["mixed_precision"] = found[0].meaning("no")
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
@@ -132,19 +139,6 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
         if found.pop(old, False):
             found.setdefault(part, {"device": "cpu"})
     return found
-
-
-def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Findings) -> Any:
-    """Return the requested precision: ``no`` if a section is switched off and none is open."""
-    names = [name for name in ("fp16", "bf16") if name in data]
-    on = [name for name in names if getattr(read, name).enabled]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or names]
-    if len(on) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
-    if on:
-        return found[0]
-    is_off = all(data[name].get("enabled") is False for name in names)
-    return found[0].meaning("no") if found and is_off else None
 
 
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
