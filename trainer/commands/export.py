@@ -52,12 +52,9 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     info = verify(inspect(checkpoint))
     contents = opened(info)
     form = contents.model_file
-    exported = [name for name in contents.model if form.name(name) is not None]
-    entries = [
-        (str(form.name(name)), contents.model[name].shape, contents.model[name].dtype)
-        for name in exported
-    ]
-    tensors = (_read(contents, name, contents.model[name].dtype) for name in exported)
+    exported = [item for item in contents.model.items() if form.name(item[0]) is not None]
+    entries = [(str(form.name(name)), whole.shape, whole.dtype) for name, whole in exported]
+    tensors = (_read(contents, name, whole.dtype) for name, whole in exported)
 
     def save_beside(part: Path) -> None:
         for name in info.files:

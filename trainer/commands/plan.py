@@ -105,8 +105,8 @@ def _rehearsed(
         except LaunchError as error:
             problems.add(str(error))
             continue
-        peak = max(found["phases"].values(), key=lambda phase: phase["most"])
-        rows.append({"launch file": file, **peak["at_most"], "on the GPU": found["most"]})
+        kinds = found["phases"][found["peak"]]["at_most"]
+        rows.append({"launch file": file, **kinds, "on the GPU": found["most"]})
     for problem in sorted(problems):
         print(f"left out: {problem}")
     if not rows:

@@ -106,7 +106,7 @@ def table_of(report: Mapping[str, Any]) -> str:
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
         rows.append([name, *map(size, [*phase["at_most"].values(), phase["most"]])])
-    peak = max(phases, key=lambda name: phases[name]["most"])
+    peak = report["peak"]
     lines = [table(facts, report["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 

@@ -121,13 +121,15 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
 
     run = trainer.run
     phases = {name: vars(phase) for name, phase in recorder.ledger.phases().items()}
+    peak = max(phases, key=lambda name: phases[name]["most"])
     return {
         "plan": run.plan.as_dict(),
         "notices": run.facts["notices"],
         "trainable": run.facts["trainable_parameters"],
         "parameters": run.facts["parameters"],
         "phases": phases,
-        "most": max(phase["most"] for phase in phases.values()),
+        "peak": peak,
+        "most": phases[peak]["most"],
         "collectives": recorder.collectives,
         "first": observer.first_collective,
     }
