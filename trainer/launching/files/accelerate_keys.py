@@ -18,16 +18,11 @@ from ..findings import Findings, M, keys_of
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
 
-# How the arguments begin that belong to a section.
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "fsdp_config": ("fsdp_",),
-    "deepspeed_config": ("deepspeed_", "zero", "offload_", "gradient_"),
-    "parallelism_config": ("parallelism_config_",),
-    "dynamo_config": ("dynamo_",),
-    "fp8_config": ("fp8_",),
-    "megatron_lm_config": ("megatron_lm_",),
-    "mpirun_config": ("mpirun_",),
-}
+# Each may have any argument of the launcher.
+_SECTIONS = (
+    "fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config", "fp8_config",
+    "megatron_lm_config", "mpirun_config",
+)  # fmt: skip
 # Accelerate adds the prefix itself in these sections (commands/launch.py): both spellings are read.
 _PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 
@@ -46,8 +41,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     for name, part in doc.data.items():
         values, known, above = {name: part}, top_level, ""
         if name in _SECTIONS:
-            values, above = part or {}, f"{name}."
-            known = {argument for argument in arguments if argument.startswith(_SECTIONS[name])}
+            values, known, above = part or {}, arguments, f"{name}."
         if not isinstance(values, dict):
             check.fail(Sourced(values, doc.origin(name)), "must be a mapping")
 
@@ -55,7 +49,8 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
             found = Sourced(value, doc.origin(above + key))
-            argument = key if key in known else _PREFIXES.get(name, "") + key
+            prefix = _PREFIXES.get(name, "")
+            argument = key if key.startswith(prefix) else prefix + key
             if argument not in known:
                 check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
             elif argument in entries:
