@@ -42,13 +42,11 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     """Write the model of a verified checkpoint as ``Run.export`` would have. Return the file.
 
     Raises:
-        ConfigError: there is no such checkpoint, or ``folder`` exists.
-        CheckpointError: the checkpoint is damaged, or ``folder`` cannot be written.
+        ConfigError: ``folder`` exists.
+        CheckpointError: the checkpoint is missing or damaged, or ``folder`` cannot be written.
     """
     if os.path.lexists(folder):
         raise usage_error("to", str(folder), "exists already; give a new folder")
-    if not checkpoint.is_dir():
-        raise usage_error("", str(checkpoint), "is no folder; give RUN/checkpoints/NAME")
     info = verify(inspect(checkpoint))
     contents = opened(info)
     form = contents.model_file
