@@ -243,7 +243,7 @@ class TrainConfig:
     ] = "stop"
 
     callbacks: Annotated[
-        list[str | dict[str, Any]],
+        list[str | dict[str, dict[str, Any] | None]],
         "module:Class of each, or {module:Class: {its settings}}",
     ] = field(default_factory=list)
     trackers: Annotated[
