@@ -85,8 +85,10 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return the origin of each value, by dotted key."""
     typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
+    around = {key.partition(".")[0]: origin for key, origin in typed.items()}
     replaced = tuple(f"{key}." for key in texts)
-    return {key: at for key, at in document.origins.items() if not key.startswith(replaced)} | typed
+    left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
+    return around | left | typed
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
