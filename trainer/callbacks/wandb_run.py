@@ -6,12 +6,12 @@ itself would wait for 90 (wandb 0.31).
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 
 from accelerate.tracking import WandBTracker
 
+from ..checkpoint.disk import read_json
 from ..config.naming import experiment_of
 from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
@@ -100,5 +100,5 @@ def run_id(directory: RunDirectory) -> str:
     path = directory.path / FILE
     if not path.exists():
         new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        directory.write(FILE, json.dumps({"wandb": new}) + "\n")
-    return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
+        directory.write_json(FILE, {"wandb": new})
+    return str(read_json(path)["wandb"])

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
-_RESET = Path("/proc/self/clear_refs")
-
 
 class PeakMemory:
     """The most memory in each phase. A phase that comes again keeps the larger peak.
@@ -35,7 +32,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with contextlib.suppress(OSError):  # some containers forbid this
-                _RESET.write_text("5")  # sets VmHWM to the present size
+                Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to the present size
         return before
 
     def read(self) -> int:
@@ -46,18 +43,12 @@ class PeakMemory:
                 "reserved": torch.cuda.max_memory_reserved(self.device),
             }
         else:
-            current = {"resident": _peak_resident()}
+            # Not by getrusage: in a process that a large process started, ru_maxrss begins with the
+            # size of that process.
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            current = {"resident": int(peak[1]) * 1024 if peak else 0}  # some kernels do not tell
 
         peaks = self.peaks.setdefault(self.phase, {})
         for name, count in current.items():
             peaks[name] = max(count, peaks.get(name, 0))
         return next(iter(peaks.values()))
-
-
-def _peak_resident() -> int:
-    """Return the process's largest resident set in bytes since the last reset. 0 if unknown."""
-    # Not by getrusage: in a process that a large process started, ru_maxrss begins with the size
-    # of that process.
-    status = _STATUS.read_text() if _STATUS.exists() else ""
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return 0 if peak is None else int(peak[1]) * 1024
