@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.phase = "set-up"
-        self.peaks: dict[str, dict[str, int]] = {}
+        self.peaks: dict[str, Counter[str]] = defaultdict(Counter)
 
     def enter(self, phase: str) -> str:
         """Begin another phase. Return the phase that ends."""
@@ -48,7 +49,5 @@ class PeakMemory:
             peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
             current = {"resident": int(peak[1]) * 1024 if peak else 0}  # some kernels do not tell
 
-        peaks = self.peaks.setdefault(self.phase, {})
-        for name, count in current.items():
-            peaks[name] = max(count, peaks.get(name, 0))
-        return next(iter(peaks.values()))
+        self.peaks[self.phase] |= Counter(current)  # the larger of both counts
+        return self.peaks[self.phase][next(iter(current))]
