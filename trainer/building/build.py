@@ -402,8 +402,11 @@ def _load(run: Run) -> None:
 
         run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if start.continues and not run.finished:
+        from ..reporting.used_folder import cut_rows
+
         run.agreement.run_on_main(lambda: store.set_aside(info.path for info in start.passed_over))
-        run.directory.cut_rows(run.step)
+        if run.is_main:
+            cut_rows(run.directory.path / "metrics.jsonl", run.step)
 
 
 def _announce(run: Run) -> None:

@@ -45,10 +45,9 @@ class Weights(Callback):
         self.seed = seed
 
     def on_start(self, run: Run) -> None:
-        if run.is_main and not run.config.same_bits:
-            names = [name for name, _ in run.strategy.parameters()]
-            run.directory.row({"tensors": names, "begins": 0, "facts": {}}, FILE)
         first = _weights(run)
+        if not run.config.same_bits:
+            run.directory.row({"tensors": [*first], "begins": 0, "facts": {}}, FILE)
         if self.seed:
             generator = torch.Generator().manual_seed(self.seed)
             for value in first.values():
@@ -69,9 +68,7 @@ class Weights(Callback):
         add_weights(found, run.strategy, names)
         world = run.plan.world_size
         row = {"step": step, "world": world, "micro_batches": [], "gradients": []}
-        weights = summed(found, world)
-        if run.is_main:
-            run.directory.row({**row, "weights": weights}, FILE)
+        run.directory.row({**row, "weights": summed(found, world)}, FILE)
 
 
 def _weights(run: Run) -> dict[str, Tensor]:

@@ -49,10 +49,11 @@ def run(argv: Sequence[str]) -> int:
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")
-        row.setdefault("labels", [-100] * len(row["input_ids"]))  # a reward model learns no token
-        if not isinstance(row["labels"], list):
-            print(f"label: {task.memory['labels'][row['labels']]}")
+        label = row.get("labels")  # a reward model learns no token
+        if not isinstance(label, list):
             row["labels"] = [-100] * len(row["input_ids"])
+        if isinstance(label, int):
+            print(f"label: {task.memory['labels'][label]}")
         for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
             print("--", _text(task.load_tokenizer(), tokens))
     return 0
