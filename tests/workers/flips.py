@@ -58,7 +58,7 @@ def main() -> None:
         named = [
             text.startswith(f"step {step}:"),
             name in text,
-            f"rank {rank}, its micro-batch {micro + 1};" in text or f"rank {rank}" in text,
+            f"{micro + 1} of rank {rank} (1 of" in text or f"of rank {rank}" in text,
         ]
         print(what, name, f"rank {rank} step {step} micro {micro} bit {bit}:", text or "NOT SEEN")
         sums = found.setdefault(what, [0, 0, 0, 0, 0])
