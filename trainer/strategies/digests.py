@@ -64,7 +64,7 @@ def parts_of_digests(strategy: Strategy, values: Sequence[Tensor] = ()) -> Tenso
     own = values or [shard.tensor for shard in shards]
     # Of the ranks that have the same part the first counts.
     parts = [
-        digest(part[:0] if shard.copy else part, shard.start)
+        digest(part.view(-1)[: 0 if shard.copy else None], shard.start)
         for shard, part in zip(shards, own, strict=True)
     ]
     return torch.stack(parts)
