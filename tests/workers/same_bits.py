@@ -250,7 +250,7 @@ CASES: dict[str, dict[str, Any]] = {
         for number in BY
     },
     "t5": {"task": "same_bits:Translator"},
-    "digits": {"task": "digits_cnn:DigitsCNN", "task_settings": {"width": 16}},
+    "digits": {"task": "digits_cnn:DigitsCNN", "task_settings": {"width": 8}},
     "lora": {
         "task": "trainer.language:CausalLM",
         "task_settings": {**LANGUAGE, "adapter": {"r": 4, "dropout": 0.1}},
