@@ -2,9 +2,8 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Losses, norms, evaluations and exported weights have the bits of one process, in float32 and bf16, over the end of an epoch, with cross attention, tied weights and dropout | DDP on 2, FSDP2 on 3, ZeRO-2 on 2, ZeRO-3 on 3; HSDP, ZeRO-1 and all on 1 to 4 (nightly) | test_no_bit_depends_on_the_layout |
+| Losses, norms, evaluations and exported weights have the bits of one process, in float32 and bf16, over the end of an epoch, with cross attention, tied weights and dropout; so have LoRA, DPO, a T5, the digits CNN, and steps of 1, 2, 3 or 6 micro-batches of each rank | DDP on 2, FSDP2 on 3, ZeRO-2 on 2, ZeRO-3 on 2 and 3; HSDP, ZeRO-1 and all on 1 to 4 (nightly) | test_no_bit_depends_on_the_layout |
 | A run that goes on under another layout has the bits of a run that nobody stopped | ZeRO-3 on 3, then DDP on 2 | test_no_bit_depends_on_a_resume |
-| LoRA, DPO, a T5, the digits CNN, and 1, 2, 3 or 6 micro-batches of each rank in a step | ZeRO-3 on 2; all on 1 to 4, HSDP (nightly) | test_no_bit_depends_on_the_layout |
 | A replay on one process finds nothing, and counts sums, or names step, tensor, rank and micro-batch of a wrong bit | DDP on 2; FSDP2 on 3 (nightly) | test_a_replay_names_a_wrong_bit |
 | A replay under a launch file, and parity --bits, compare bits too, and name an error under a strategy alone | FSDP2 on 2; DDP, ZeRO-3 on 2 (nightly) | test_a_replay_runs_on_another_layout, test_parity_compares_bits |
 | A replay that fails leaves nothing behind | one process (nightly) | test_a_replay_that_fails_leaves_no_folder |
