@@ -93,7 +93,7 @@ def replay(argv: Sequence[str]) -> None:
     if options.sums and launched.plan.world_size > 1:
         raise usage_error("sums", True, "counts on one process only")
 
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
         (shared,) = broadcast_object_list([folder])
         config = replace(config, output_dir=shared)
         trainer = Trainer(task, config, launched, origins=loaded.origins)
