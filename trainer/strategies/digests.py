@@ -18,7 +18,10 @@ from torch.nn.functional import pad
 if TYPE_CHECKING:
     from .base import Strategy
 
-_AT_A_TIME = 1 << 16  # elements
+
+def at_a_time(device: torch.device) -> int:
+    """Return the elements of a pass, which stay in the cache of a CPU. A GPU takes large parts."""
+    return 1 << (15 if device.type == "cpu" else 22)
 
 
 def digest(values: Tensor, start: int = 0) -> Tensor:
@@ -37,7 +40,7 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> Tensor:
     flat = values.reshape(-1)
     width = 8 // dtype.itemsize  # elements of a word
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for part in torch.split(flat, _AT_A_TIME):
+    for part in torch.split(flat, at_a_time(flat.device)):
         # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
         first, before = divmod(start, width)
         start += part.numel()
@@ -51,7 +54,7 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _odd_numbers(device: torch.device) -> Tensor:
-    return 2 * torch.arange(_AT_A_TIME, device=device) + 1
+    return 2 * torch.arange(at_a_time(device), device=device) + 1
 
 
 def parts_of_digests(strategy: Strategy, values: Sequence[Tensor] = ()) -> Tensor:

@@ -77,8 +77,9 @@ class Exact(Strategy):
         refuse_parts(model, optimizer)
         self._elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
         super().prepare(model, optimizer)
-        held = f"same_bits: whole gradients add up in float64, {size(8 * self._elements)} per rank"
-        self.notices = [*self.notices, held]
+        held = size(8 * self._elements)
+        notice = f"same_bits: whole gradients add up in float64, at most {held} per rank"
+        self.notices = [*self.notices, notice]
         # In evaluation ZeRO-3 computes without torch's fused encoder layers.
         torch.backends.mha.set_fastpath_enabled(False)
         add_borders(self.model)

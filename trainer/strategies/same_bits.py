@@ -19,14 +19,13 @@ from torch.nn.utils import get_total_norm
 
 from ..errors import DataError, LaunchError
 from ..text import listed
+from .digests import at_a_time
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..run_plan import Plan
 
-# Elements of a pass that stay in the cache of a CPU. A GPU takes large parts.
-_ON_CPU, _ON_GPU = 1 << 15, 1 << 24
 # Values of a plan whose sums are other sums, or that no test has shown to keep bits.
 _REFUSED = {
     "mixed_precision": "fp16",
@@ -70,7 +69,7 @@ def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
     above = 4.0 ** int(torch.frexp(largest).exponent)  # larger than each square
     digits = 2.0 ** (52 - elements.bit_length())
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    size = _ON_CPU if device.type == "cpu" else _ON_GPU
+    size = at_a_time(device)
     pieces = (piece for part in parts for piece in torch.split(part.reshape(-1), size))
     for small in grouped(pieces, size):
         rest = torch.cat(small).double().square_()
