@@ -9,18 +9,16 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from ..config.plain import dotted
 from ..distributed.agreement import Agreement
+from ..strategies.digests import content_sum
 from ..strategies.tensors import DTYPES
 from ..text import hidden
 from .parts import Parts, written
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 _GROUPS = "optimizer_groups"
-_AT_A_TIME = 1 << 19  # elements: some megabytes
 _MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
 
@@ -77,25 +75,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard in written(parts.frozen(stored=False)):
-        checksum = content_sum(shard.tensor, shard.start, dtype)
-        own += zlib.crc32(shard.name.encode()) * checksum
+        checksum = int(content_sum(shard.tensor, shard.start, dtype))
+        own += zlib.crc32(shard.name.encode()) * checksum * _ODD
     sums = agreement.gather(own)
     return f"{sum(sums) % _MODULUS:016x}"
-
-
-def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return the checksum of a flat part, rounded to ``dtype``. Those of all parts add up."""
-    width = 8 // dtype.itemsize  # elements of a word of 64 bits
-    total = 0
-    for low in range(0, values.numel(), _AT_A_TIME):
-        part = values[low : low + _AT_A_TIME].to(dtype)
-        # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
-        first, before = divmod(start, width)
-        start += len(part)
-        words = pad(part, (before, -start % width)).view(torch.int64)
-
-        # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost when
-        # integers wrap around.
-        places = torch.arange(first, first + len(words), device=words.device)
-        total += int((words * (2 * places + 1)).sum())
-    return total * _ODD % _MODULUS

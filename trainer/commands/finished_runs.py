@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
 from ..errors import Origin, usage_error
+from ..reporting.say import say
 
 _OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
@@ -67,3 +69,12 @@ def read_run(path: str | Path) -> Run:
     name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
     settings = {**DEFAULTS, **config, **plan}
     return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
+
+
+def import_code_of(run: Run) -> None:
+    """Let modules be imported from the folder of the script that trained a run."""
+    code = run.plan.get("task_folder")
+    if code and code not in sys.path:
+        # The code in the folder is a program, and plan.json may come from anybody.
+        say(f"note: plan.json of the run names {code}: code is imported from it")
+        sys.path.append(code)

@@ -138,7 +138,7 @@ def _compare_bits(
             text = run.error
             if not text:
                 found = read_digests(Path(run.path, FILE))
-                text = "reference" if reference is None else first_difference(reference, found)
+                text = "reference" if reference is None else first_difference(found, reference)
                 reference = reference or found
             is_wrong |= mode == "true" and text not in ("reference", "")
             rows.append([run.name, mode, text or "no bit differs"])
