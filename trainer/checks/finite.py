@@ -9,14 +9,13 @@ step is logged or saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, compress
 
 import torch
 from torch import Tensor
 
-from ..data.batches import TrainData, Window, parts_of_rank
-from ..data.indexed import IndexedData
+from ..data.batches import Window
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..strategies.buffers import BuffersBefore
@@ -98,7 +97,7 @@ class _Norm:
 
 def _cause(run: Run, info: StepInfo, begin: int) -> str:
     """Return step, rank and samples whose loss is not finite. Collective: call on every rank."""
-    samples = samples_of(run.train_data, begin, info.samples)
+    samples = run.train_data.parts(begin, info.samples)
     mine = [
         f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
         for loss, numbers in zip(map(float, info.shares), samples, strict=True)
@@ -121,13 +120,6 @@ def _cause(run: Run, info: StepInfo, begin: int) -> str:
 
 def _named(numbers: Iterable[int]) -> str:
     return f"samples {listed([*map(str, numbers)], _SHOWN)} of Data.train"
-
-
-def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:
-    """Return this rank's samples by micro-batch of the step between two numbers of samples."""
-    if isinstance(data, IndexedData):
-        return next(data.steps(begin)).micro_batches
-    return list(parts_of_rank(range(begin, end), data.layout))
 
 
 class SkippedBuffers(Callback):

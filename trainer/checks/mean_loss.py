@@ -18,7 +18,6 @@ from ..hooks import Callback
 from ..losses import split_loss
 from ..run import Run
 from ..strategies.tensors import local
-from .finite import samples_of
 
 _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
 _ROUNDING = {"fp32": 1e-4}  # relative, by the dtype that the model computes in
@@ -41,7 +40,7 @@ class MeanLoss(Callback):
         if self._is_done:
             return
         self._is_done = True
-        size = len(samples_of(run.train_data, run.samples, window.end)[0])
+        size = len(run.train_data.parts(run.samples, window.end)[0])
         pickled = run.agreement.of_main(_pickled(window.micros[0].batch, size))
         with run.meter.paused("evaluation"):
             verdict = run.agreement.of_main(_verdict_of_trial(run, pickled))

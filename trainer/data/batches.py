@@ -257,6 +257,10 @@ class TrainData(ABC):
         """
 
     @abstractmethod
+    def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
+        """Return this rank's samples by micro-batch of the step between two positions."""
+
+    @abstractmethod
     def epochs_at(self, position: int) -> float:
         """Return the passes over the data after ``position`` samples, whole passes of a stream."""
 
@@ -267,6 +271,9 @@ class TrainData(ABC):
     def logged(self, position: int) -> dict[str, float]:
         """Return values for the log about the samples since the last call."""
         return {}
+
+    def gather(self, gather: Callable[[Any], list[Any]]) -> None:  # noqa: B027
+        """Collect the parts of the state that other ranks have. Collective."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

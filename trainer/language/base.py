@@ -180,7 +180,9 @@ class LanguageTask(Task):
                 weight *= len(rows) / rows.token_count
             label = f"{source.label}-{number}" if source.label in sources else source.label
             sources[label] = (rows, weight, source.passes)
-        return mixed(sources)
+        mixture = mixed(sources)
+        mixture.version = "-".join(rows.version for rows, *_ in sources.values())
+        return mixture
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""

@@ -73,7 +73,7 @@ class CausalLM(DecoderTask):
         from ..data.block_files import blocks
 
         read = partial(blocks, cache_dir=self.cache_dir)
-        rows = read(self.data)  # type: ignore[arg-type]
+        rows = read(self.data)
         form = partial(
             tokenized_batch,
             encoder=self.encoder(iter([rows[0]])),

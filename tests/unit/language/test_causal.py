@@ -133,7 +133,7 @@ def test_a_mixture_takes_the_first_documents_of_a_source_and_weighs_by_tokens(
     mixed = task(data=sources, weight_by="tokens", **settings).build_data().train
     first, whole = mixed.sets
     assert len(first) == 8 and mixed.own_order.names == [texts.stem, "all"]
-    shares = mixed.own_order.logged(0, 0, 10_000)
+    shares = mixed.own_order.logged(0, 10_000)
     tokens = [rows.token_count / len(rows) for rows in (first, whole)]
     by_tokens = [
         shares[f"mix/{name}/share"] * mean
