@@ -173,7 +173,7 @@ class LanguageTask(Task):
         sources: dict[str, Any] = {}
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
-            items = read("data", source.path)
+            items = read("data", source.paths)
             rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
             weight = source.weight
             if self.weight_by == "tokens":

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ class Rows:
         cache: parent of the folder with the plan of the rows.
 
     Raises:
-        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
+        ConfigError: as ``plan_rows``.
     """
 
     def __init__(
@@ -56,22 +57,16 @@ class Rows:
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
         starts = corpus.starts[chosen]
-        longest = int((self.ends - starts).max())
-        if longest - 1 > length and long_documents == "refuse":
-            raise setting_error(
-                "sequence_length",
-                length,
-                f"a document has {longest} tokens; set a longer one, or long_documents",
-            )
 
         def write_plan(folder: Path) -> None:
-            pieces = cut_documents(
-                self.tokens, starts, self.ends, length, keep_rest=long_documents == "split"
+            pieces, rows = plan_rows(
+                self.tokens,
+                starts,
+                self.ends,
+                length=length,
+                packing=packing,
+                long_documents=long_documents,
             )
-            rows = np.arange(len(pieces) + 1)
-            if packing == "best_fit":
-                order, rows = best_fit(pieces[:, 1], length)
-                pieces = pieces[order]
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
@@ -95,6 +90,48 @@ class Rows:
         """Return a row, as ``row_of`` does."""
         # IndexError behind the last row, which ends an iteration.
         return row_of(self.tokens, self.pieces[self.rows[index] : self.rows[index + 1]])
+
+
+def plan_rows(
+    tokens: UInt32Array,
+    starts: Int64Array,
+    ends: Int64Array,
+    *,
+    length: int,
+    packing: Packing,
+    long_documents: LongDocuments,
+) -> tuple[Int64Array, Int64Array]:
+    """Cut documents into pieces, and put the pieces into rows.
+
+    Returns:
+        The pieces in the order of the rows, as of ``cut_documents``, and the first piece of each
+        row, with the number of pieces behind.
+
+    Raises:
+        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
+    """
+    longest = int((ends - starts).max(initial=0))
+    if longest - 1 > length and long_documents == "refuse":
+        raise setting_error(
+            "sequence_length",
+            length,
+            f"a document has {longest} tokens; set a longer one, or long_documents",
+        )
+    pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
+    rows = np.arange(len(pieces) + 1)
+    if packing == "best_fit" and len(pieces):
+        order, rows = best_fit(pieces[:, 1], length)
+        pieces = pieces[order]
+    return pieces, rows
+
+
+def rows_of(documents: Iterable[tuple[list[int], Any]], **settings: Any) -> list[dict[str, Tensor]]:
+    """Return the rows of encoded documents. The settings are those of ``plan_rows``."""
+    coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
+    ends = np.cumsum([0, *map(len, coded)])
+    tokens = np.concatenate([np.empty(0, np.uint32), *coded])
+    pieces, rows = plan_rows(tokens, ends[:-1], ends[1:], **settings)
+    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(rows)]
 
 
 def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
