@@ -82,8 +82,6 @@ def blocks(
         if not found:
             raise DataError(f"blocks: {pattern}: no such file")
         for name, about in sorted(found.items()):
-            if not name.endswith((".parquet", ".jsonl")):
-                raise DataError(f"blocks: {name}: give .parquet or .jsonl files")
             files[system.unstrip_protocol(name)] = int(about["size"])
 
     def write_index(folder: Path) -> None:
@@ -144,12 +142,7 @@ class Blocks(InLanes, OwnOrder):
         self.ends = np.cumsum(self.sizes).tolist()
         self.places = int(self.ends[-1])
         self.own_order = self
-        self._world_size = 1
-        self._keep(HELD)
-
-    def _keep(self, blocks: int) -> None:
-        self.kept = blocks
-        self._block = lru_cache(blocks)(self._load)
+        self._block = lru_cache(HELD)(self._load)
 
     def __len__(self) -> int:
         return self.places
@@ -189,34 +182,26 @@ class Blocks(InLanes, OwnOrder):
     def of_epoch(self, seed: int, epoch: int) -> Order:
         return LaneEpoch(self.sizes, seed, epoch, self.lanes)
 
-    def lay_out(self, layout: Layout) -> None:
-        super().lay_out(layout)
-        self._world_size = layout.world_size
-        self._plan()
-
-    def restore(self, state: Any, position: int) -> None:
-        super().restore(state, position)
-        self._plan()
-
-    def _plan(self) -> None:
+    def plan(self, lanes: int, layout: Layout) -> None:
         """Keep the blocks of this rank's lanes in memory.
 
         Raises:
             DataError: they would take too much of the free memory.
         """
-        self._keep(HELD * -(-self.lanes // self._world_size) + 1)
+        super().plan(lanes, layout)
+        kept = HELD * -(-lanes // layout.world_size) + 1
+        self._block = lru_cache(kept)(self._load)
+        held = kept * max(block.bytes for block in self.index)
+        self._told = (
+            f"blocks: {self.shards} in {len(self.files)} files, a rank holds up to {kept} of them "
+            f"({size(held)})"
+        )
         free = psutil.virtual_memory().available
-        if self.held > MEMORY_SHARE * free:
+        if held > MEMORY_SHARE * free:
             raise DataError(
-                f"blocks: {self.kept} blocks of a rank take {size(self.held)}, and {size(free)} "
-                "are free: write smaller row groups, or lower the global batch"
+                f"{self._told}, and {size(free)} are free: write smaller row groups, or lower the "
+                "global batch"
             )
 
-    @property
-    def held(self) -> int:
-        """Return the bytes of the blocks that are kept, at most."""
-        return self.kept * max(block.bytes for block in self.index)
-
     def notices(self, samples: int) -> list[str]:
-        held = f"a rank holds up to {self.kept} ({size(self.held)})"
-        return [f"blocks: {len(self.index)} in {len(self.files)} files, {held}"]
+        return [self._told]

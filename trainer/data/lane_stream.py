@@ -59,6 +59,7 @@ class LaneStream:
         return [[lane, *cursor] for lane, cursor in self._cursors.items()]
 
     def load_state_dict(self, state: Sequence[Sequence[int]]) -> None:
+        # Of a lane that several ranks read, the furthest cursor is the last.
         self._cursors = {lane: (turn, piece, first) for lane, turn, piece, first in state}
 
     def batches(self, layout: Layout, seed: int, offset: int) -> Iterator[list[Any]]:

@@ -56,7 +56,7 @@ class InLanes(ABC):
             raise DataError("blocks: ranks take other micro-batches of a step: drop same_bits")
         batch = layout.global_batch_size
         most = min(batch, MOST_LANES, self.shards)
-        self.lanes = max(count for count in range(1, most + 1) if batch % count == 0)
+        self.plan(max(count for count in range(1, most + 1) if batch % count == 0), layout)
 
     def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
         """Return the places of a rank's micro-batches: those of its lanes, in their order."""
@@ -65,6 +65,11 @@ class InLanes(ABC):
         own, most = by_lane[begin:end], -(-len(taken) // layout.world_size)
         starts = range(0, most, layout.micro_batch_size)
         return [own[at : at + layout.micro_batch_size] for at in starts]
+
+    def plan(self, lanes: int, layout: Layout) -> None:
+        """Keep the number of lanes, and what the layout needs for them."""
+        self.lanes = lanes
+        self._layout = layout
 
     @abstractmethod
     def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
@@ -89,7 +94,7 @@ class InLanes(ABC):
                 f"the files of the training data changed: {listed(changed)}; restore them, or "
                 "begin a new run with weights:"
             )
-        self.lanes = state["lanes"]
+        self.plan(state["lanes"], self._layout)
 
 
 class LaneEpoch:

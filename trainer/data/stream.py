@@ -92,9 +92,7 @@ class StreamData(TrainData):
 
     def gather(self, gather: Callable[[Any], list[Any]]) -> None:
         if self._lanes and self._state.stream:
-            # Of a lane that several ranks read, the furthest cursor.
-            cursors = {lane: rest for lane, *rest in sorted(chain(*gather(self._state.stream)))}
-            stream = [[lane, *cursor] for lane, cursor in cursors.items()]
+            stream = sorted({*map(tuple, chain(*gather(self._state.stream)))})
             self._state = self._state._replace(stream=stream)
 
     def state(self) -> dict[str, Any]:

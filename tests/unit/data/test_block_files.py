@@ -133,7 +133,7 @@ def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path:
 @pytest.mark.parametrize(
     ("name", "content", "rule"),
     [
-        ("a.csv", "a,b\n", r"give .parquet or .jsonl files"),
+        ("a.csv", "a,b\n", r"a.csv: cannot be read: Expecting value: .* a,b"),
         ("a.jsonl", "", "there is no row"),
         ("a.parquet", "no parquet", r"a.parquet: cannot be read"),
         ("a.jsonl", '{"id": 1\n', r"a.jsonl: cannot be read: Expecting .* \{\"id\": 1"),
