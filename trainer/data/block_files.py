@@ -100,7 +100,8 @@ def _readable(url: str) -> Iterator[None]:
         yield
     except Exception as error:  # each store raises its own
         line = getattr(error, "doc", "")[:60]  # which is no JSON
-        raise DataError(f"blocks: {url}: cannot be read: {error} {line}".rstrip()) from None
+        reason = " ".join(f"{error} {line}".split())
+        raise DataError(f"blocks: {url}: cannot be read: {reason}") from None
 
 
 def _blocks_of(url: str, lines: int) -> Iterator[Block]:

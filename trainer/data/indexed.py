@@ -6,13 +6,15 @@ The order of an epoch follows from (seed, epoch), see ``order.py``. Each step ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, TrainerError
+from .augment import Items, Key
 from .batches import Layout, TrainData, Window
 from .now import Now, set_now
 from .order import ENDLESS, OwnOrder, Permuted
@@ -106,12 +108,11 @@ class IndexedData(TrainData):
             for indices in step.micro_batches
             if indices
         )
+        collated = _Collated(self.items, self.collate)
         if self.workers or self.pin_memory:
-            return iter(
-                self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
-            )
+            return self.loaded(collated, position, batch_sampler=keys)
         # Without workers the loader would do no more, and cost 30 microseconds a batch.
-        return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
+        return map(collated.read, keys)
 
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
@@ -146,3 +147,21 @@ class IndexedData(TrainData):
         # No name in checkpoints of old runs.
         self.order.restore(state.get("order", "permutation"), self.position)
         return self.position
+
+
+@dataclass(eq=False)
+class _Collated:
+    """Batches of items by their keys."""
+
+    items: Items
+    collate: Callable[[Any], Any]
+
+    def read(self, keys: Sequence[Key]) -> Any:
+        return self.collate(self.items.__getitems__(keys))
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        """Return a batch, or the error of the trainer."""
+        try:
+            return self.read(keys)
+        except TrainerError as error:
+            return error

@@ -64,13 +64,8 @@ class StreamData(TrainData):
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state.samples, "restore() moves a stream, not a position"
-        loader = self.loader(
-            _Reader(self, self._state, done), position, batch_size=None, collate_fn=_unchanged
-        )
-        for read in islice(loader, steps):
-            if isinstance(read, TrainerError):
-                raise read
-            window, self._state = read
+        read = self.loaded(_Reader(self, self._state, done), position, batch_size=None)
+        for window, self._state in islice(read, steps):
             yield window
 
     def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
@@ -204,8 +199,4 @@ class _Reader(IterableDataset[Any]):
         try:
             yield from self.data.read(self.start, self.step)
         except TrainerError as error:
-            yield error  # torch would wrap an error that is raised in a loading process
-
-
-def _unchanged(item: Any) -> Any:
-    return item
+            yield error

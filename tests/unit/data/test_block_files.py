@@ -163,6 +163,43 @@ def test_a_file_that_was_cut_is_refused_at_the_block(files: Path, tmp_path: Path
         rows[0]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_block_that_is_damaged_is_one_line_at_its_step(
+    kind: str, workers: int, files: Path, tmp_path: Path
+) -> None:
+    for file in files.glob(f"*.{kind}"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = data_of(rows_of(tmp_path, kind), 0, 1, workers=workers)
+    windows = data.windows(0, ROWS // BATCH)
+    next(windows)
+    damaged = tmp_path / f"2.{kind}"
+    damaged.write_bytes(damaged.read_bytes()[:999])
+    with pytest.raises(DataError, match=rf"^blocks: file://.*2\.{kind}: cannot be read: [^\n]*$"):
+        list(windows)
+    assert BATCH < data.position < ROWS
+
+
+def test_a_bucket_without_permission_or_package_is_one_line(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("AccessDenied")
+
+    store = fsspec.filesystem("memory")
+    store.pipe("/bucket/0.jsonl", (files / "0.jsonl").read_bytes())
+    cache = str(files / "cache")
+    rows = trainer.blocks("memory://bucket/*.jsonl", cache_dir=cache)
+    monkeypatch.setattr(type(store), "cat_file", refuse)
+    with pytest.raises(DataError, match=r"^blocks: memory://.*: cannot be read: AccessDenied$"):
+        rows[0]
+
+    monkeypatch.setattr(type(store), "glob", refuse)
+    for address, reason in (("memory://bucket", "AccessDenied"), ("s3://a/b", ".*s3fs")):
+        with pytest.raises(DataError, match=f"^blocks: {address}: cannot be read: {reason}"):
+            trainer.blocks(address, cache_dir=cache)
+
+
 def test_blocks_that_do_not_fit_are_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_files, "MEMORY_SHARE", 1e-9)
     with pytest.raises(DataError, match="write smaller row groups, or lower the global batch"):
