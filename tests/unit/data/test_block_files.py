@@ -124,10 +124,17 @@ def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path:
 
     for file in files.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "3.jsonl").write_text('{"id": 1}\n')
-    changed = data_of(rows_of(tmp_path), 0, 1)
-    with pytest.raises(CheckpointError, match=r"files of the training data changed: .*jsonl"):
-        changed.restore(state)
+    state["order"]["files"] = data_of(rows_of(tmp_path), 0, 1).order.state()["files"]
+    (tmp_path / "4.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(
+        CheckpointError, match=r"training data changed: file://\S*/4.jsonl; restore"
+    ):
+        data_of(rows_of(tmp_path), 0, 1).restore(state)
+    (tmp_path / "4.jsonl").rename(tmp_path / "3.jsonl")
+    with pytest.raises(
+        CheckpointError, match=r"training data changed: file://\S*/3.jsonl; restore"
+    ):
+        data_of(rows_of(tmp_path), 0, 1).restore(state)
 
 
 @pytest.mark.parametrize(

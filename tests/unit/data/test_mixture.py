@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainer
 from trainer import CheckpointError, DataError
@@ -52,6 +54,29 @@ def test_every_aligned_thousand_has_the_shares_and_every_pass_each_row_once() ->
             assert not np.array_equal(passes[0], passes[1]), "another order in each pass"
     indices = mixed.own_order.of_epoch(SEED, 0)[np.arange(30_000)]
     assert len(set(indices.tolist())) == 30_000, "a later pass is augmented in another way"
+
+
+@given(
+    st.lists(st.floats(0.001, 1), min_size=1, max_size=12),
+    st.integers(0, 3000),
+    st.integers(1, 1000),
+)
+def test_each_beginning_and_each_window_have_the_shares(
+    weights: list[float], begin: int, count: int
+) -> None:
+    mixed = trainer.mixed({str(n): (range(50), weight) for n, weight in enumerate(weights)})
+    shares = np.array(weights) / sum(weights)
+    # A sample for up to four sources, and half a sample more each time that sources are doubled.
+    bound = max(1.0, 0.5 * np.ceil(np.log2(len(weights)))) + 1e-6 * (begin + count)
+    before, behind = mixed.counts(begin), mixed.counts(begin + count)
+    assert before.sum() == begin and behind.sum() == begin + count
+    assert np.abs(before - shares * begin).max() <= bound
+    assert np.abs(behind - before - shares * count).max() <= 2 * bound
+
+
+def test_a_short_run_has_its_shares() -> None:
+    mixed = mixture(code=(0.75,), maths=(0.25,))
+    assert mixed.counts(288).tolist() == [216, 72]
 
 
 def test_any_slice_is_that_of_the_whole_order() -> None:

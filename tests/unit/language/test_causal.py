@@ -125,7 +125,7 @@ def test_a_name_of_the_hub_is_streamed_by_its_shards(
     assert data.train.own_order.shards == 3
     read = next(data.train.batches(layout(micro=3), 0, 0))
     assert len({tuple(row["input_ids"].tolist()) for row in read}) == 3
-    with pytest.raises(ConfigError, match=r"data: 'hf:.*@dev': cannot be read: Bad split: dev"):
+    with pytest.raises(ConfigError, match=r"data: 'hf:.*@dev': cannot be read: ."):
         task(data=f"hf:{tmp_path}@dev", stream=True).build_data()
 
 
@@ -171,6 +171,12 @@ def test_a_mixture_takes_the_first_documents_of_a_source_and_weighs_by_tokens(
     settings = {"packing": "none", "long_documents": "cut"}
     mixed = task(data=sources, weight_by="tokens", **settings).build_data().train
     first, whole = mixed.sets
+    [split] = (
+        task(data=[{"path": str(texts), "split": "train[:8]"}], **settings).build_data().train.sets
+    )
+    assert [row["input_ids"].tolist() for row in split] == [
+        row["input_ids"].tolist() for row in first
+    ]
     assert len(first) == 8 and mixed.own_order.names == [texts.stem, "all"]
     shares = mixed.own_order.logged(0, 10_000)
     tokens = [rows.token_count / len(rows) for rows in (first, whole)]
