@@ -36,45 +36,23 @@ class Rows:
 
     Args:
         chosen: documents of the corpus, by number.
-        length: positions of a row.
         cache: parent of the folder with the plan of the rows.
-
-    Raises:
-        ConfigError: as ``plan_rows``.
+        settings: of ``plan_rows``, in their order.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        chosen: Int64Array,
-        *,
-        length: int,
-        packing: Packing,
-        long_documents: LongDocuments,
-        cache: str,
-    ) -> None:
+    def __init__(self, corpus: Corpus, chosen: Int64Array, *, cache: str, **settings: Any) -> None:
         self.tokens = corpus.tokens
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
-        starts = corpus.starts[chosen]
 
         def write_plan(folder: Path) -> None:
-            pieces, rows = plan_rows(
-                self.tokens,
-                starts,
-                self.ends,
-                length=length,
-                packing=packing,
-                long_documents=long_documents,
-            )
+            pieces, rows = plan_rows(self.tokens, corpus.starts[chosen], self.ends, **settings)
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
         # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        folder = prepare_once(
-            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
-        )
+        folder = prepare_once(cache, [FORMAT, self.version, *settings.values()], write_plan)
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
 
