@@ -19,8 +19,8 @@ from .batches import Layout
 from .lanes import InLanes
 
 PIECE = 1000  # rows of a stream that are read, shuffled and kept together
-# The lane's shards before, the piece of the shard, and the number of the piece's first sample.
-Cursor = tuple[int, int, int]
+# The lane, its shards before, the piece of the shard, and the number of the piece's first sample.
+Cursor = Sequence[int]
 
 
 class Shards(InLanes):
@@ -55,12 +55,12 @@ class LaneStream:
             for rows in self.own_order.pieces(shard, 0):
                 yield from self.form(rows)
 
-    def state_dict(self) -> list[list[int]]:
-        return [[lane, *cursor] for lane, cursor in self._cursors.items()]
+    def state_dict(self) -> list[Cursor]:
+        return [*self._cursors.values()]
 
-    def load_state_dict(self, state: Sequence[Sequence[int]]) -> None:
+    def load_state_dict(self, state: Sequence[Cursor]) -> None:
         # Of a lane that several ranks read, the furthest cursor is the last.
-        self._cursors = {lane: (turn, piece, first) for lane, turn, piece, first in state}
+        self._cursors = {cursor[0]: cursor for cursor in state}
 
     def batches(self, layout: Layout, seed: int, offset: int) -> Iterator[list[Any]]:
         """Yield global batches without the samples of other ranks, in whose places is None.
@@ -76,7 +76,7 @@ class LaneStream:
             for place in sorted(wanted):
                 number, lane = divmod(place, self.own_order.lanes)
                 if lane not in lanes:
-                    lanes[lane] = self._lane(seed, lane, *self._cursors.get(lane, (0, 0, 0)))
+                    lanes[lane] = self._lane(seed, *self._cursors.get(lane, (lane, 0, 0, 0)))
                 found = next(sample for sample in lanes[lane] if sample[0] == number)
                 _, self._cursors[lane], batch[place - begin] = found
             yield batch
@@ -94,7 +94,7 @@ class LaneStream:
             shard = int(np.random.default_rng((seed, epoch)).permutation(order.shards)[own[at]])
             for part, rows in enumerate(order.pieces(shard, piece), piece):
                 samples = self.form(rows)
-                cursor = (turn, part, number)
+                cursor = (lane, turn, part, number)
                 draw = np.random.default_rng((seed, epoch, shard, part))
                 for place in draw.permutation(len(samples)).tolist():
                     yield number, cursor, samples[place]
