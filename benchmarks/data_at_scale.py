@@ -61,13 +61,17 @@ def blocks(folder: Path, kind: str) -> Any:
 
 
 def read_blocks(folder: Path, kind: str, workers: int = 0) -> Iterator[int]:
-    data = IndexedData(blocks(folder, kind), layout(), seed=1, collate=list, workers=workers)
+    data = IndexedData(
+        blocks(folder, kind), layout(), seed=1, collate=list, weight_of=len, workers=workers
+    )
     for window in data.windows(0, ROWS // BATCH):
         yield len(window.micros[0].batch)
 
 
 def read_lanes(folder: Path) -> Iterator[int]:
-    data = StreamData(LaneStream(blocks(folder, "parquet")), layout(), seed=1, collate=list)
+    data = StreamData(
+        LaneStream(blocks(folder, "parquet")), layout(), seed=1, collate=list, weight_of=len
+    )
     for window in data.windows(0, ROWS // BATCH):
         yield len(window.micros[0].batch)
 
