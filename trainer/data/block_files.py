@@ -74,15 +74,13 @@ def blocks(
     """
     if hasattr(paths, "num_shards"):
         return LaneStream(Shards(paths))
-    files = {}
+    files: dict[str, int] = {}
     for pattern in [paths] if isinstance(paths, str) else paths:
         with _readable(pattern):
-            system, path = fsspec.core.url_to_fs(pattern)
-            found = system.glob(path, detail=True)
+            found = {f.full_name: int(f.fs.size(f.path)) for f in fsspec.open_files(pattern)}
         if not found:
             raise DataError(f"blocks: {pattern}: no such file")
-        for name, about in sorted(found.items()):
-            files[system.unstrip_protocol(name)] = int(about["size"])
+        files |= found
 
     def write_index(folder: Path) -> None:
         index = [block for url in files for block in _blocks_of(url, lines)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,9 @@ def test_a_bucket_without_permission_or_package_is_one_line(
         rows[0]
 
     monkeypatch.setattr(type(store), "glob", refuse)
-    for address, reason in (("memory://bucket", "AccessDenied"), ("s3://a/b", ".*s3fs")):
-        with pytest.raises(DataError, match=f"^blocks: {address}: cannot be read: {reason}"):
+    for address, reason in (("memory://a/*", "AccessDenied"), ("s3://a/b", ".*s3fs")):
+        line = f"^blocks: {re.escape(address)}: cannot be read: {reason}"
+        with pytest.raises(DataError, match=line):
             trainer.blocks(address, cache_dir=cache)
 
 
