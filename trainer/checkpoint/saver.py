@@ -86,6 +86,7 @@ class Saver:
         if self.config.keep_last == 0 or parts.step == self.last_step:
             return
         self.last_step = parts.step
+        parts.data.gather(self.agreement.gather)
 
         # A rank that fails here tells all others before anything is copied.
         problem = ""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, compress
 
-from ..data.batches import TrainData, parts_of_rank
-from ..data.indexed import IndexedData
 from ..hooks import StepInfo
 from ..run import Run
 from ..text import listed
@@ -17,7 +15,7 @@ _SHOWN = 8  # samples in a message
 
 def cause_of(run: Run, info: StepInfo, begin: int) -> str:
     """Return step, rank and samples whose loss is not finite. Collective: call on every rank."""
-    samples = samples_of(run.train_data, begin, info.samples)
+    samples = run.train_data.parts(begin, info.samples)
     mine = [
         f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
         for loss, numbers in zip(map(float, info.shares), samples, strict=True)
@@ -40,10 +38,3 @@ def cause_of(run: Run, info: StepInfo, begin: int) -> str:
 
 def _named(numbers: Iterable[int]) -> str:
     return f"samples {listed([*map(str, numbers)], _SHOWN)} of Data.train"
-
-
-def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]:
-    """Return this rank's samples by micro-batch of the step between two numbers of samples."""
-    if isinstance(data, IndexedData):
-        return next(data.steps(begin)).micro_batches
-    return list(parts_of_rank(range(begin, end), data.layout))

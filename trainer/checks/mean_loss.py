@@ -35,7 +35,8 @@ class MeanLoss(Callback):
         """Raise ``LaunchError`` if the loss is a sum. Collective, before the first step."""
         if window.now.step > 1:
             return
-        pickled = _pickled(window.micros[0].batch, run.plan.micro_batch_size)
+        size = len(run.train_data.parts(run.samples, window.end)[0])
+        pickled = _pickled(window.micros[0].batch, size)
         with run.meter.paused("evaluation"):
             kinds = run.agreement.of_main(_kinds(run, run.agreement.of_main(pickled)))
         if "a sum" in kinds:
