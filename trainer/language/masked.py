@@ -13,7 +13,7 @@ from pydantic import Field
 from ..data.seeds import generator_of
 from ..task import Data
 from .base import TokenTask
-from .columns import Columns
+from .columns import IDS, Columns, Usual, usual_columns
 from .packing import IGNORED, collate
 from .problems import setting_error
 from .sources import Row
@@ -69,7 +69,8 @@ class MaskedLM(TokenTask):
         )
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
-        columns = Columns(names=(self.text_column,))
+        usual: list[Usual] = [("text", (self.text_column,)), IDS]
+        columns = Columns(*usual_columns(next(rows, {}), usual))
         return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 
     def build_model(self) -> nn.Module:

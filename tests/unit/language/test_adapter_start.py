@@ -192,7 +192,7 @@ def test_no_checkpoint_and_no_export_has_the_reference(
         ({"r": 2}, {}, r"does not hold this model: .*q_proj.lora_A.default.weight has shape"),
         ({"target_modules": ["q_proj", "up_proj", "k_proj"]}, {}, r"k_proj.lora_A.* is missing"),
         ({"init_lora_weights": "pissa"}, {}, r"adapter.start: .* needs a LoRA adapter.*; merge it"),
-        ({"use_dora": True}, {}, r"adapter.start: .* needs a LoRA adapter, without DoRA"),
+        ({"use_dora": True}, {}, r"lora_magnitude_vector.* is missing"),
         ({"use_rslora": True}, {"layers": [0]}, r"adapter.layers: \[0\] is None in "),
         (None, {}, r"adapter.start: .* is no folder of an adapter \(adapter_config.json\)"),
     ],
