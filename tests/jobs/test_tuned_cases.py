@@ -4,7 +4,6 @@
 |---|---|---|
 | ORPO, SimPO, a last layer that is trained in chunks beside an adapter, DoRA, rows of tokens, several labels and a number of pairs of texts have the curve of one process, with accumulation | ZeRO-3 on 2; all on 2 (nightly) | test_settings_have_the_curve_of_one_process |
 | Each goes on under another strategy | ZeRO-3 to FSDP2 on 2; each to the next (nightly) | test_a_run_goes_on_under_another_strategy |
-| Of forty public recipes those that keys can say run in tiny | one process (nightly) | test_a_public_recipe_runs_in_tiny |
 | DoRA under ZeRO-3 is refused with a line | ZeRO-3 on 2 (nightly) | test_dora_under_zero3_is_refused |
 """
 
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 from launchers import (
-    ROOT,
     STRATEGIES,
     command,
     json_in,
@@ -29,11 +27,9 @@ from launchers import (
     worked,
     wrapper_of,
 )
-from preferences import preference, save_preferences
-from tiny_language import CONFIGS, conversation, paragraphs, save_model, save_rows, save_texts
+from preferences import save_preferences
+from tiny_language import paragraphs, save_model, save_rows, save_texts
 
-RECIPES = yaml.safe_load((ROOT / "tests/support/public_recipes.yaml").read_text())
-SAID = [name for name, recipe in RECIPES.items() if "config" in recipe]
 NAMES = ["orpo", "simpo", "head", "dora", "tokens", "several", "number"]
 NEXT = dict(zip(STRATEGIES, [*STRATEGIES[1:], STRATEGIES[0]], strict=True))
 
@@ -125,65 +121,3 @@ def test_dora_under_zero3_is_refused(folder: Path) -> None:
     words = [*command("ranks", "zero3", 2), "--config", str(file)]
     job = run(words, folder / "refused")
     assert job.code and "outside of its layer's call" in job.out
-
-
-@cache
-def rows_of(form: str, folder: Path) -> Path:
-    """A file of forty short rows in the form of a recipe's data."""
-    texts = [text[:60] for text in paragraphs(40)]
-    ways: dict[str, Any] = {
-        "texts": lambda text: {"text": text},
-        "tokens": lambda text: {
-            "input_ids": [3 + ord(letter) for letter in text if ord(letter) < 300]
-        },
-        "chats": lambda text: conversation("Say it.", text),
-        "sharegpt": lambda text: {
-            "conversations": [{"from": "human", "value": "Say it."}, {"from": "gpt", "value": text}]
-        },
-        "alpaca": lambda text: {"instruction": "Say it.", "input": "", "output": text},
-        "pairs": lambda text: preference("Say it.", text, text[::-1]),
-        "plain pairs": lambda text: {"prompt": "Say it.", "chosen": text, "rejected": text[::-1]},
-    }
-    return save_rows(folder / f"{form}.jsonl", [ways[form](text) for text in texts])
-
-
-def in_tiny(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The config of a recipe with a small model, few rows, short texts and two steps."""
-    config, settings = {**recipe["config"]}, {**recipe["config"]["task_settings"]}
-    given = str(settings.get("model")).lower()
-    name = next((kind for kind in ("gpt2", "mixtral") if kind in given), "llama")
-    if not (folder / name).exists():
-        save_model(folder / name, name)
-    data = rows_of(recipe["rows"], folder)
-    for key in ("model", "tokenizer"):
-        if key in settings:
-            settings[key] = str(folder / name)
-    if "config" in settings:
-        settings["config"] |= CONFIGS["qwen2"]
-    names = {key.removesuffix("_column"): value for key, value in settings.items()}
-    rows = [{names.get(key, key): value for key, value in row.items()} for row in json_lines(data)]
-    settings["data"] = str(save_rows(folder / "rows.jsonl", rows))
-    if "evaluation" in settings:
-        is_share = isinstance(settings["evaluation"], float)
-        settings["evaluation"] = 0.2 if is_share else settings["data"]
-    settings |= {"sequence_length": 64, "cache_dir": str(folder / "cache")}
-    for key in ("push_to_hub", "trackers", "workers", "epochs"):
-        config.pop(key, None)
-    if config.get("warmup_steps"):
-        config["warmup_steps"] = 1
-    # Neither runs on a CPU.
-    if config.get("optimizer", "").startswith(("bitsandbytes", "torchao")):
-        del config["optimizer"]
-    return {**config, "task_settings": settings, "max_steps": 2, "log_every": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAID)
-def test_a_public_recipe_runs_in_tiny(name: str, folder: Path) -> None:
-    place = folder / "recipes"
-    place.mkdir(exist_ok=True)
-    file = place / "recipe.yaml"
-    file.write_text(yaml.safe_dump(in_tiny(RECIPES[name], place)))
-    out = folder / name.replace("/", "-").replace(" ", "-")
-    job = run([*command("ranks", "single", 0), "--config", str(file)], out).ok()
-    assert len(job.losses) == 2 and list((out / "model").glob("*.safetensors"))

@@ -68,7 +68,7 @@ class SequenceClassifier(LanguageTask):
     def _examples(self, key: str, names: str | list[str]) -> list[Example]:
         """Return the texts and the label of each row that the setting ``key`` names."""
         columns = {"text_column": self.text_column, "text_pair_column": self.text_pair_column}
-        examples = []
+        examples: list[Example] = []
         for source in find_sources(names, key):
             for origin, row in source.read():
                 texts = [take(row, origin, name, of, str) for of, name in columns.items() if name]

@@ -92,7 +92,7 @@ def in_chunks(
     """Return the cross entropy of each target, with the logits of a chunk in memory.
 
     Then the gradients of the sum of the losses times ``factors``, in ``hidden`` and in the weight.
-    The latter is summed in float32, whatever the dtype of the products.
+    The latter is summed in float32 at least, whatever the dtype of the products.
 
     Args:
         hidden: (tokens, features).
@@ -103,11 +103,12 @@ def in_chunks(
         factors: (tokens,). None: no gradients.
         with_weight: whether the gradient in the weight is needed.
     """
+    wide = torch.promote_types(dtype, torch.float32)
     hidden_gradient = weight_gradient = None
     if factors is not None:
         hidden_gradient = torch.empty_like(hidden, dtype=dtype)
         if with_weight:
-            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+            weight_gradient = torch.zeros_like(weight, dtype=wide)
 
     matrix = weight.to(dtype)
     losses = []
@@ -116,14 +117,14 @@ def in_chunks(
         inputs = hidden[chunk].to(dtype)
         right = targets[chunk].clamp(min=0)[:, None]
         # On a GPU the cast happens within the operation: no logits in float32 are kept.
-        logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=torch.float32)
+        logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=wide)
         losses.append(-logarithms.gather(1, right).flatten())
         if factors is None or hidden_gradient is None:
             continue
 
         # In the memory of the logarithms: softmax, minus 1 at the right word.
         gradient = logarithms.exp_()
-        gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
+        gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=wide))
         gradient = gradient.to(dtype)
         del logarithms  # otherwise two chunks would be in memory during the next softmax
         # The factors come in here: each row has fewer features than words.
@@ -132,7 +133,7 @@ def in_chunks(
         if weight_gradient is None:
             continue
         inputs = (inputs * factor).to(dtype)
-        if dtype == torch.float32:
+        if dtype == wide:
             weight_gradient.addmm_(gradient.t(), inputs)
         else:
             weight_gradient += gradient.t() @ inputs
@@ -146,12 +147,19 @@ class ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        """Return the mean. The arguments are the first of ``in_chunks``, and for gradients True."""
-        *arguments, with_gradients = given
-        counted = arguments[2] != IGNORED
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        rows: int,
+        dtype: torch.dtype,
+        with_gradients: bool,
+    ) -> Tensor:
+        counted = targets != IGNORED
         factors = counted if with_gradients else None
-        losses, *gradients = in_chunks(*arguments, factors, ctx.needs_input_grad[1])
+        with_weight = ctx.needs_input_grad[1]
+        losses, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
         count = counted.sum()
         ctx.save_for_backward(*gradients, count)
         return losses.where(counted, 0.0).sum() / count
@@ -174,20 +182,28 @@ class ChunkedLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        """Return the losses, (tokens,). The arguments are those of ``ChunkedLoss``."""
-        *tensors, rows, dtype, _ = given
-        ctx.save_for_backward(*tensors)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        rows: int,
+        dtype: torch.dtype,
+        with_gradients: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, targets)
         ctx.how = (rows, dtype)
-        losses, *_ = in_chunks(*tensors, *ctx.how, None, False)
-        return losses.where(tensors[2] != IGNORED, 0.0)
+        losses, *_ = in_chunks(hidden, weight, targets, rows, dtype, None, False)
+        return losses.where(targets != IGNORED, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        factors = outputs[0].where(tensors[2] != IGNORED, 0.0)
-        _, *gradients = in_chunks(*tensors, *ctx.how, factors, ctx.needs_input_grad[1])
+        hidden, weight, targets = ctx.saved_tensors
+        factors = outputs[0].where(targets != IGNORED, 0.0)
+        with_weight = ctx.needs_input_grad[1]
+        rows, dtype = ctx.how
+        _, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
         return (*gradients, None, None, None, None)
 
 
@@ -244,7 +260,8 @@ def token_losses(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) ->
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy over the labels that are not ``IGNORED``, in float32."""
+    """Return the cross entropy over the labels that are not ``IGNORED``, in float32 at least."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
+        logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORED, reduction=reduction
     )

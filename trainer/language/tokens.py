@@ -140,8 +140,10 @@ class Encoder:
         labels = np.array(row.get("labels") or ids)
         mask = np.array(row.get("attention_mask") or np.ones_like(ids))
         is_right = ids.dtype.kind == "i" and ids.shape == labels.shape == mask.shape == (ids.size,)
-        is_right = is_right and np.isin(labels[labels != ids], -100).all()
-        if not is_right or not np.all((ids >= 0) & (ids < self.vocabulary)):
+        if is_right:
+            is_known = (ids >= 0) & (ids < self.vocabulary)
+            is_right = bool(np.all(is_known & ((labels == ids) | (labels == -100))))
+        if not is_right:
             raise setting_error(
                 "data",
                 origin,
