@@ -143,6 +143,5 @@ def tokenized_batch(
     # Two tokens without a target stand for rows that are left out.
     pairs = [pair for pair in documents if len(pair[0]) > 1] or [([0, 0], np.zeros(2, bool))]
     tokens = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in pairs]
-    ends = [min(len(of_row) - 1, length) for of_row in tokens]
-    batch = [row_of(of_row, np.array([[0, end]])) for of_row, end in zip(tokens, ends, strict=True)]
+    batch = [row_of(of_row, np.array([[0, min(len(of_row) - 1, length)]])) for of_row in tokens]
     return form(batch)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from accelerate.utils import gather
 from pydantic import Field
 from torch import nn
 from torch.nn.functional import logsigmoid
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from ..config.paths import LocalPath
 from ..data.now import now
@@ -238,8 +238,7 @@ class DPO(PreferenceTask):
         numbers = [*range(len(pairs))]
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:
-            for start in range(0, len(share), BLOCK):
-                batch = self.collate([pairs[number] for number in share[start : start + BLOCK]])
+            for batch in DataLoader(Subset(pairs, share), BLOCK, collate_fn=self.collate):
                 on_device = {name: tensor.to(device) for name, tensor in batch.items()}
                 values = self.log_probs(model, on_device, from_reference=True)
                 table[gather(on_device["pair"])] = gather(values)
