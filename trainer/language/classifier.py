@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 MULTI, REGRESSION = "multi_label_classification", "regression"
-Label = float | list[str]
-Example = tuple[Sequence[str], Label]  # a text or two, and the labels or the number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +63,10 @@ class SequenceClassifier(LanguageTask):
         version = xxh3_128_hexdigest(json.dumps(train).encode())
         return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
 
-    def _examples(self, key: str, names: str | list[str]) -> list[Example]:
+    def _examples(self, key: str, names: str | list[str]) -> list[tuple[list[str], Any]]:
         """Return the texts and the label of each row that the setting ``key`` names."""
         columns = {"text_column": self.text_column, "text_pair_column": self.text_pair_column}
-        examples: list[Example] = []
+        examples: list[tuple[list[str], Any]] = []
         for source in find_sources(names, key):
             for origin, row in source.read():
                 texts = [take(row, origin, name, of, str) for of, name in columns.items() if name]
@@ -78,7 +76,7 @@ class SequenceClassifier(LanguageTask):
             return examples
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
-        labels = {label for _, labels in examples for label in labels}  # type: ignore[union-attr]
+        labels = {label for _, labels in examples for label in labels}
         if "labels" not in self.memory:
             self.memory["labels"] = self._as_the_model_has(sorted(sorted(labels), key=len))
         if len(self.memory["labels"]) < 2:
@@ -87,7 +85,7 @@ class SequenceClassifier(LanguageTask):
             raise setting_error(key, names, f"has the label {label!r}, which data does not have")
         return examples
 
-    def _label(self, row: Row, origin: str) -> Label:
+    def _label(self, row: Row, origin: str) -> Any:
         """Return the labels of a row as texts, or the number of a regression."""
         given = take(row, origin, self.label_column, "label_column")
         is_number = self.problem_type == REGRESSION
@@ -118,7 +116,7 @@ class SequenceClassifier(LanguageTask):
         is_same = set(numbers) == set(labels)
         return sorted(labels, key=numbers.__getitem__) if is_same else labels
 
-    def _collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+    def _collate(self, examples: Sequence[tuple[list[str], Any]]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest, with (texts, classes) of labels."""
         texts, labels = zip(*examples, strict=True)
         coded = self.load_tokenizer()(

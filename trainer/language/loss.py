@@ -52,12 +52,10 @@ class FusedHead(nn.Linear):
             return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
         rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
-        kind = ChunkedLoss if self.reduction == "mean" else ChunkedLosses
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         dtype = dtype_of_products(hidden)
-        return kind.apply(  # type: ignore[no-any-return,no-untyped-call]
-            hidden.flatten(0, -2), self.weight, targets, rows, dtype, torch.is_grad_enabled()
-        )
+        how = (rows, dtype, self.reduction == "mean", torch.is_grad_enabled())
+        return ChunkedLoss.apply(hidden.flatten(0, -2), self.weight, targets, *how)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def fuse(head: nn.Module, *, always: bool) -> str:
@@ -141,9 +139,11 @@ def in_chunks(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The mean cross entropy of a linear layer's outputs, in float32.
+    """The cross entropy of a linear layer's outputs, with the logits of a chunk in memory.
 
-    The forward pass computes the gradients as well: three matrix products as without chunks.
+    For the mean the forward pass computes the gradients as well: three matrix products as without
+    chunks. The factors of each target's loss are known in the backward pass alone, which computes
+    the logits again.
     """
 
     @staticmethod
@@ -154,57 +154,37 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         rows: int,
         dtype: torch.dtype,
+        is_mean: bool,
         with_gradients: bool,
     ) -> Tensor:
+        """Return the mean over the targets that are not ``IGNORED``, or the loss of each target."""
         counted = targets != IGNORED
-        factors = counted if with_gradients else None
+        factors = counted if is_mean and with_gradients else None
+        ctx.how = (rows, dtype)
         with_weight = ctx.needs_input_grad[1]
         losses, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
+        losses = losses.where(counted, 0.0)
+        if not is_mean:
+            ctx.save_for_backward(hidden, weight, targets, None)
+            return losses
         count = counted.sum()
-        ctx.save_for_backward(*gradients, count)
-        return losses.where(counted, 0.0).sum() / count
+        ctx.save_for_backward(*gradients, targets, count)
+        return losses.sum() / count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *gradients, count = ctx.saved_tensors
-        factor = outputs[0] / count
-        # In place, since the gradient of the weight may take gigabytes. torch refuses a second
-        # backward pass, which would read the changed values.
-        scaled = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
-        return (*scaled, None, None, None, None)
-
-
-class ChunkedLosses(torch.autograd.Function):
-    """The cross entropy of each target, whose logits the backward pass computes again.
-
-    Only there the factors are known that the targets have in the loss.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        rows: int,
-        dtype: torch.dtype,
-        with_gradients: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.how = (rows, dtype)
-        losses, *_ = in_chunks(hidden, weight, targets, rows, dtype, None, False)
-        return losses.where(targets != IGNORED, 0.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets = ctx.saved_tensors
-        factors = outputs[0].where(targets != IGNORED, 0.0)
-        with_weight = ctx.needs_input_grad[1]
-        rows, dtype = ctx.how
-        _, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
-        return (*gradients, None, None, None, None)
+        *kept, targets, count = ctx.saved_tensors
+        if count is None:
+            rows, dtype = ctx.how
+            factors = outputs[0].where(targets != IGNORED, 0.0)
+            _, *kept = in_chunks(*kept, targets, rows, dtype, factors, ctx.needs_input_grad[1])
+        else:
+            # In place, since the gradient of the weight may take gigabytes. torch refuses a second
+            # backward pass, which would read the changed values.
+            factor = outputs[0] / count
+            kept = [None if gradient is None else gradient.mul_(factor) for gradient in kept]
+        return (*kept, None, None, None, None, None)
 
 
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:

@@ -67,8 +67,9 @@ def in_tiny(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     settings |= {"sequence_length": 64, "cache_dir": str(folder / "cache")}
     for key in ("push_to_hub", "trackers", "workers", "epochs"):
         config.pop(key, None)
-    if config.get("warmup_steps"):
-        config["warmup_steps"] = 1
+    for key in ("warmup_steps", "eval_every", "save_every"):
+        if config.get(key):
+            config[key] = 1
     # Neither runs on a CPU.
     if config.get("optimizer", "").startswith(("bitsandbytes", "torchao")):
         del config["optimizer"]
