@@ -148,7 +148,7 @@ class DPO(PreferenceTask):
 
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
-        if "reference" in self.memory:
+        if self.memory.get("reference"):
             parts.append((self.memory["reference"](model.reference), "reference"))
         return [replace(stored, part=part) for stored, part in parts]
 
