@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import torch
 from pydantic import Field
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
 from xxhash import xxh3_128_hexdigest
 
 from ..config.paths import LocalPath
@@ -27,8 +27,13 @@ from .sources import Row, find_sources
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
+SINGLE: Final = "single_label_classification"
 MULTI, REGRESSION = "multi_label_classification", "regression"
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    SINGLE: cross_entropy,
+    MULTI: binary_cross_entropy_with_logits,
+    REGRESSION: mse_loss,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class SequenceClassifier(LanguageTask):
     label_column: str = "label"
     problem_type: Literal[
         "single_label_classification", "multi_label_classification", "regression"
-    ] = "single_label_classification"
+    ] = SINGLE
     sequence_length: Annotated[int, Field(ge=2)] = 512
 
     # -- data -------------------------------------------------------------------------------------
@@ -154,14 +159,10 @@ class SequenceClassifier(LanguageTask):
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         labels, logits = batch["labels"], _logits(model, batch)
+        losses = LOSSES[self.problem_type](logits, labels, reduction="none")
+        loss = losses.reshape(len(labels), -1).mean(-1)
         if self.problem_type == REGRESSION:
-            gaps = (logits - labels).flatten()
-            return {"loss": gaps.square(), "absolute_error": gaps.abs()}
-
-        if self.problem_type == MULTI:
-            loss = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
-        else:
-            loss = cross_entropy(logits, labels, reduction="none")
+            return {"loss": loss, "absolute_error": (logits - labels).abs().flatten()}
         is_right = (self._predicted(logits) == labels).all(-1)
         return {"loss": loss, "accuracy": is_right.float()}
 
