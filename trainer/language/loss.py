@@ -174,17 +174,18 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *kept, targets, count = ctx.saved_tensors
+        first, second, targets, count = ctx.saved_tensors
         if count is None:
             rows, dtype = ctx.how
             factors = outputs[0].where(targets != IGNORED, 0.0)
-            _, *kept = in_chunks(*kept, targets, rows, dtype, factors, ctx.needs_input_grad[1])
+            with_weight = ctx.needs_input_grad[1]
+            _, first, second = in_chunks(first, second, targets, rows, dtype, factors, with_weight)
         else:
             # In place, since the gradient of the weight may take gigabytes. torch refuses a second
             # backward pass, which would read the changed values.
-            factor = outputs[0] / count
-            kept = [None if gradient is None else gradient.mul_(factor) for gradient in kept]
-        return (*kept, None, None, None, None, None)
+            for gradient in filter(torch.is_tensor, (first, second)):
+                gradient.mul_(outputs[0] / count)
+        return first, second, None, None, None, None, None
 
 
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
