@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+from collections.abc import Mapping
 from functools import partial
 from math import isclose
 from typing import Any
 
-from accelerate.utils import recursively_apply
+from accelerate.utils import honor_type
 from numpy import average
 
 from ..data.batches import Window
@@ -28,7 +29,7 @@ class MeanLoss(Callback):
     does not count, or with negatives in the batch) is told. All ranks try the batch of rank 0: if
     the task fails with some rows of a batch, all ranks fail at the same place of a divided model.
     The model is in evaluation mode, and the run stays as it was. Passed over: noise in the loss, a
-    batch that is not tensors with a row for each sample, a task that fails with these batches.
+    batch without a row for each sample, a task that fails with these batches.
     """
 
     def on_window(self, run: Run, window: Window) -> None:
@@ -58,19 +59,31 @@ def _pickled(batch: Any, size: int) -> bytes:
     """Return rows of a batch twice, both their halves, the first row twice, and thrice in a batch.
 
     The second time the rows come in the opposite order, which a mean does not notice, and numbers
-    that were drawn by place do. Empty if a part of the batch is no tensor with ``size`` rows.
+    that were drawn by place do. Empty if a part of the batch has no row for each of ``size``
+    samples.
     """
-
-    def cut(value: Any, rows: list[int]) -> Any:
-        assert len(value) == size > 1, "not a row for each sample"
-        return value[rows]
-
     half = min(size, _ROWS) // 2
     rows = [*range(2 * half)]
-    chosen = rows, rows[::-1], rows[:half], rows[half:], [0], [0], [0, 0, 0]
-    with contextlib.suppress(Exception):  # texts, or a batch of the task's own kind
-        return pickle.dumps([recursively_apply(cut, batch, own, test_type=id) for own in chosen])
+    with contextlib.suppress(Exception):  # no second row, or a batch of the task's own kind
+        chosen = rows, rows[::-1], rows[:half], rows[half:], [0], [0], [rows[0]] * 3
+        return pickle.dumps([_cut(batch, size, own) for own in chosen])
     return b""
+
+
+def _cut(value: Any, size: int, rows: list[int]) -> Any:
+    if isinstance(value, Mapping):
+        cut = {key: _cut(part, size, rows) for key, part in value.items()}
+        return type(value)(cut)  # type: ignore[call-arg]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        # Inputs and targets may be as many as the samples.
+        are_parts = all(getattr(part, "shape", ())[:1] == (size,) for part in value)
+        if len(value) != size or are_parts:
+            return honor_type(value, (_cut(part, size, rows) for part in value))
+        return honor_type(value, map(value.__getitem__, rows))
+    assert len(value) == size, "not a row for each sample"
+    return value[rows]
 
 
 def _kinds(run: Run, pickled: bytes) -> set[str]:
