@@ -71,7 +71,7 @@ def run(engine: Engine) -> Any:
     return fake_run(
         strategy=engine,
         model=engine.model,
-        model_file=ModelFile(),
+        parts=SimpleNamespace(model_file=ModelFile()),
         plan=SimpleNamespace(world_size=2, compile=False),
         config=SimpleNamespace(log_every=5),
         last_step=9,
