@@ -48,6 +48,14 @@ def switch_off_op(name: str) -> None:
     deepspeed.ops.__compatible_ops__[name] = False
 
 
+def reset_linear() -> None:
+    """Undo the override of nn.functional.linear that an earlier run of stage 3 has left behind."""
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
+
+    own = nn.functional.linear
+    nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", own)
+
+
 # -- stage 3: parameters --------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from ..private.deepspeed_engine import reset_linear
 from ..private.deepspeed_gradients import exchange_nothing, new_gradients
 from .base import StepResult
 from .deepspeed import ZeRO
@@ -23,6 +24,7 @@ class ExactZeRO(Exact, ZeRO):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         # The engine's own linear layer of stage 3 rounds otherwise.
         self._config["zero_optimization"]["memory_efficient_linear"] = False
+        reset_linear()
         super().prepare(model, optimizer)
         self.take_gradients()
 
