@@ -74,8 +74,8 @@ def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard in written(parts.frozen(stored=False)):
-        checksum = int(content_sum(shard.tensor, shard.start, dtype))
+    for shard, low, high in written(parts.frozen(stored=False)):
+        checksum = int(content_sum(shard.tensor[low:high], shard.start + low, dtype))
         own += zlib.crc32(shard.name.encode()) * checksum * _ODD
     sums = agreement.gather(own)
     return f"{sum(sums) % _MODULUS:016x}"

@@ -125,7 +125,8 @@ class Parts:
             raise CheckpointError(problem)
 
         averages = {shard.name: average for shard, average in self.average.pairs}
-        for shard in (*written(self.strategy.shards()), *written(self.frozen(stored=True))):
+        shards = (*self.strategy.shards(), *self.frozen(stored=True))
+        for shard, low, high in written(shards):
             tensors = [("frozen", shard.tensor)]
             if shard.state_key is not None:
                 tensors = [
@@ -137,8 +138,10 @@ class Parts:
 
             for kind, tensor in tensors:
                 # A scalar is of the whole parameter: who has the first element writes the value.
-                if tensor.dim() or shard.start == 0:
-                    yield Key(kind, shard.name, shard.start), tensor
+                if tensor.dim():
+                    yield Key(kind, shard.name, shard.start + low), tensor[low:high]
+                elif shard.start + low == 0:
+                    yield Key(kind, shard.name), tensor
 
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of the buffers that this rank writes: rank 0 all of them."""
@@ -158,8 +161,13 @@ class Parts:
                 yield shard
 
 
-def written(shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Yield the shards that this rank writes: of n ranks with the same ranges, each n-th."""
-    for number, shard in enumerate(shards):
-        if number % shard.copies == shard.copy and shard.tensor.numel():
-            yield shard
+def written(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+    """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
+
+    Of n ranks that hold the same range each writes an n-th.
+    """
+    for shard in shards:
+        size, copies = shard.tensor.numel(), shard.copies
+        low, high = size * shard.copy // copies, size * (shard.copy + 1) // copies
+        if low < high:
+            yield shard, low, high
