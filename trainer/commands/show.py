@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -49,11 +49,12 @@ def run(argv: Sequence[str]) -> int:
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")
-        label = row.get("labels")  # a reward model learns no token
-        if not isinstance(label, list):
+        label = row.get("labels", [0.0])
+        if isinstance(label[0], float):  # classifiers and reward models learn no token
             row["labels"] = [-100] * len(row["input_ids"])
-        if isinstance(label, int):
-            print(f"label: {task.memory['labels'][label]}")
+            classes = task.memory.get("labels", ())
+            if classes:
+                print("label:", *(label if len(classes) == 1 else compress(classes, label)))
         for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
             print("--", _text(task.load_tokenizer(), tokens))
     return 0
