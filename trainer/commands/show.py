@@ -27,6 +27,7 @@ def run(argv: Sequence[str]) -> int:
     from ..building.data import build_data
     from ..data.batches import Layout
     from ..language.base import LanguageTask
+    from ..language.classifier import REGRESSION, SequenceClassifier
     from ..language.preference import PreferenceTask
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries print as well
@@ -49,12 +50,12 @@ def run(argv: Sequence[str]) -> int:
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")
-        label = row.get("labels", [0.0])
-        if isinstance(label[0], float):  # classifiers and reward models learn no token
-            row["labels"] = [-100] * len(row["input_ids"])
-            classes = task.memory.get("labels", ())
-            if classes:
-                print("label:", *(label if len(classes) == 1 else compress(classes, label)))
+        if isinstance(task, SequenceClassifier):
+            label = row.pop("labels")
+            names = [*compress(task.memory["labels"], label)]
+            print("label:", *(label if task.problem_type == REGRESSION else names))
+        # Classifiers and reward models learn no token.
+        row.setdefault("labels", [-100] * len(row["input_ids"]))
         for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
             print("--", _text(task.load_tokenizer(), tokens))
     return 0
