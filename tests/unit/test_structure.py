@@ -81,8 +81,8 @@ ELSEWHERE = {
 }
 
 
-# The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
-# before its own arrow.
+# For imports of types as well: a room imports from rooms before its own arrow, as the table of
+# docs/architecture.md is ordered.
 WAY = """
 errors, text, run_plan, position, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
 <- evaluator <- checkpoint <- reporting <- run <- hooks <- checks, callbacks <- row <- building
@@ -175,9 +175,6 @@ def test_imports_point_one_way() -> None:
     ]
     assert upwards == []
     house.floors(graph)  # raises where rooms import each other in a circle
-    assert " ".join(WAY.split()) in " ".join(
-        (ROOT / "docs" / "architecture.md").read_text().split()
-    )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,16 +36,6 @@ class Block:
     kind: str
     window: int
     bytes: int = 0
-
-
-@dataclass
-class Phase:
-    """The memory by kind at the end and at the moment of the most, for which ``line`` asked."""
-
-    line: str = ""
-    most: int = -1
-    at_most: dict[str, int] = field(default_factory=dict)
-    at_end: dict[str, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -148,20 +138,24 @@ class Ledger:
 
     # -- report -----------------------------------------------------------------------------------
 
-    def phases(self) -> dict[str, Phase]:
-        """Return the memory by phase, in the order in which the phases began."""
+    def phases(self) -> dict[str, dict[str, Any]]:
+        """Return the memory by phase, in the order in which the phases began.
+
+        ``at_end`` and ``at_most`` have the bytes by kind at the end and at the moment of the most,
+        for which ``line`` asked.
+        """
         now = dict.fromkeys(KINDS, 0)
-        phases: dict[str, Phase] = {}
-        phase = Phase()
+        phases: dict[str, dict[str, Any]] = {}
+        phase: dict[str, Any] = {"most": -1}
         for event in [*self._events, ""]:
             if isinstance(event, str):
-                phase.at_end = dict(now)
-                phase = phases.setdefault(event, Phase(self._lines.get(event, "")))
+                phase["at_end"] = dict(now)
+                phase = phases.setdefault(event, {"line": self._lines.get(event, ""), "most": -1})
             else:
                 block, change = event
                 now[block.kind] += change
             total = sum(now.values())
-            if total > phase.most:
-                phase.most, phase.at_most = total, dict(now)
+            if total > phase["most"]:
+                phase.update(most=total, at_most=dict(now))
         phases.pop("", None)
         return phases

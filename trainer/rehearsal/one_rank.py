@@ -120,7 +120,7 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
                 break
 
     run = trainer.run
-    phases = {name: vars(phase) for name, phase in recorder.ledger.phases().items()}
+    phases = recorder.ledger.phases()
     peak = max(phases, key=lambda name: phases[name]["most"])
     return {
         "plan": run.plan.as_dict(),
