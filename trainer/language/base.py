@@ -257,11 +257,10 @@ class LanguageTask(Task):
                 # True: one of the matrices is zero, so that a new adapter changes no output.
                 module.reset_lora_parameters(adapter, True)
             return
-        if model.config.get_text_config() is not model.config:
-            # The vision part sets its own buffers.
-            owners = [part for part in model.modules() if initializer_of(part)]
-            model = next(part for part in reversed(owners) if module in {*part.modules()})
-        super().initialize(model, module)
+        # A vision part and a reference have their own first values.
+        owners = [part for part in model.modules() if initializer_of(part)]
+        owner = next((part for part in reversed(owners) if module in {*part.modules()}), model)
+        super().initialize(owner, module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, *self.card)

@@ -152,11 +152,6 @@ class DPO(PreferenceTask):
             parts.append((self.memory["reference"](model.reference), "reference"))
         return [replace(stored, part=part) for stored, part in parts]
 
-    def initialize(self, model: Any, module: Any) -> None:
-        reference = model.reference
-        is_reference = reference is not None and module in {*reference.modules()}
-        super().initialize(reference if is_reference else model.policy, module)
-
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
         reference = [] if model.reference is None else [model.reference]
         return [*super().held_in_evaluation(model), *reference]
