@@ -53,6 +53,7 @@ class LanguageTask(Task):
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
+    rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # defaults, without an adapter and with
     has_documents: ClassVar[bool] = False  # whether its rows may be computed by documents
 
     model: LocalPath | None = None
@@ -116,7 +117,7 @@ class LanguageTask(Task):
             return {}
 
         return {
-            "lr": 2e-4 if self.adapter else 2e-5,
+            "lr": self.rates[self.adapter is not None],
             "weight_decay": 0.0,
             "schedule": "linear",
             "warmup_fraction": 0.03,
