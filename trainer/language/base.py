@@ -176,14 +176,16 @@ class LanguageTask(Task):
         sources: dict[str, Any] = {}
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
-            items = read("data", source.path)
+            items = read("data", source.paths)
             rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
             label = f"{source.label}-{number}" if source.label in sources else source.label
             sources[label] = (rows, weight, source.passes)
-        return mixed(sources)
+        mixture = mixed(sources)
+        mixture.version = "-".join(rows.version for rows, *_ in sources.values())
+        return mixture
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
