@@ -5,6 +5,7 @@
 | Every branch for a GPU runs on the fake GPU, and waits for the device only at the places of docs/gpu.md | FSDP2 and ZeRO-3 on 2 fakes; one process, DDP and ZeRO-2 (nightly) | test_a_step_on_the_fake_gpu_waits_where_the_page_says |
 | A whole training runs on the fake GPU, with the branches that a rehearsal does not reach | one process | test_a_whole_training_runs_on_the_fake_gpu |
 | Kernels refuse tensors of two dtypes; attention takes the kernel of a GPU; models with heads of two widths, or with buffers in their files, are rehearsed from config.json | one process | test_tensors_of_two_dtypes_are_refused_as_by_a_real_kernel, test_attention_takes_the_kernel_of_a_gpu, test_a_family_is_rehearsed_from_its_configuration |
+| DPO on an adapter is rehearsed, parameters of which the engine gathers when they are read | ZeRO-3 on 2 (nightly) | test_dpo_on_an_adapter_is_rehearsed |
 | The table, its JSON, a change that fits, ranks that differ, and the line of a task that cannot be rehearsed | one rank and all ranks of fakes; a change that fits, a task that raises (nightly) | test_the_command_finds_a_change_that_fits, test_ranks_that_take_different_branches_are_named, test_a_task_that_cannot_be_rehearsed_is_named_by_its_line, test_an_error_of_the_launch_file_names_the_file |
 | A launch file on a single GPU runs its strategy, as `accelerate launch` does, and what is offloaded takes no memory of the GPU | FSDP2 on one fake; ZeRO-2 on 2 (nightly) | test_what_is_offloaded_takes_no_memory_of_the_gpu |
 | Parameters, gradients and optimizer state within 1 % of a real run, activations within 10 %, collectives equal in kind, count and bytes | FSDP2 and ZeRO-3 on 2; one process, the others on 2, HSDP on 4 (nightly) | test_a_rehearsal_is_like_a_real_run |
@@ -27,6 +28,7 @@ import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
 from launchers import ROOT, completed, json_in, launch_file, options, ranks, start_ranks, worked
+from preferences import save_preferences
 from tiny_language import language_settings
 
 from trainer import LaunchError
@@ -139,6 +141,19 @@ QUICK = {("fsdp", "recomputed"), ("zero3", "accumulated"), ("zero1", "muon")}
 )
 def test_a_rehearsal_is_like_a_real_run(strategy: str, case: str, tmp_path: Path) -> None:
     compared(*real_and_rehearsed(strategy, WORLDS[strategy], case, tmp_path))
+
+
+@pytest.mark.slow
+def test_dpo_on_an_adapter_is_rehearsed(tmp_path: Path) -> None:
+    settings = {**SETTINGS, **settings_of_language(tmp_path), "task": "trainer.language:DPO"}
+    settings["task_settings.data"] = str(save_preferences(tmp_path / "pairs.jsonl"))
+    settings["task_settings.adapter"] = "{r: 4}"
+    gathers = ROOT / "tests" / "workers" / "zero3_gathers.json"
+    text = committed("zero3").read_text()
+    file = tmp_path / "zero3.yaml"
+    file.write_text(text.replace("zero_stage: 3", f"deepspeed_config_file: {gathers}"))
+    (found,) = job(file, options(settings), 2).rehearse()
+    assert found["plan"]["strategy"] == "zero3"
 
 
 CASES_ON_GPU: dict[str, dict[str, str]] = {

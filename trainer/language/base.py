@@ -53,6 +53,7 @@ class LanguageTask(Task):
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
     scores_texts: ClassVar[bool] = False  # at the last token, which padding must not be
+    rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # defaults, without an adapter and with
     has_documents: ClassVar[bool] = False  # whether its rows may be computed by documents
 
     model: LocalPath | None = None
@@ -116,7 +117,7 @@ class LanguageTask(Task):
             return {}
 
         return {
-            "lr": 2e-4 if self.adapter else 2e-5,
+            "lr": self.rates[self.adapter is not None],
             "weight_decay": 0.0,
             "schedule": "linear",
             "warmup_fraction": 0.03,
@@ -259,11 +260,10 @@ class LanguageTask(Task):
                 # True: one of the matrices is zero, so that a new adapter changes no output.
                 module.reset_lora_parameters(adapter, True)
             return
-        if model.config.get_text_config() is not model.config:
-            # The vision part sets its own buffers.
-            owners = [part for part in model.modules() if initializer_of(part)]
-            model = next(part for part in reversed(owners) if module in {*part.modules()})
-        super().initialize(model, module)
+        # A vision part and a reference have their own first values.
+        owners = [part for part in model.modules() if initializer_of(part)]
+        owner = next((part for part in reversed(owners) if module in {*part.modules()}), model)
+        super().initialize(owner, module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, *self.card)

@@ -70,6 +70,7 @@ class DPO(PreferenceTask):
 
     card: ClassVar[tuple[str, str]] = ("text-generation", "Language model trained on preferences")
     exported: ClassVar[str] = "policy"
+    rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
     has_documents: ClassVar[bool] = True
 
     reference: Reference | None = None
@@ -106,9 +107,6 @@ class DPO(PreferenceTask):
     @property
     def most_tokens(self) -> int:
         return self.sequence_length + 1  # the last position predicts a token
-
-    def fine_tuning_defaults(self) -> dict[str, Any]:
-        return {**super().fine_tuning_defaults(), "lr": 1e-5 if self.adapter else 1e-6}
 
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         rows = [row_of(side, np.array([[0, len(side) - 1]])) for side in sides]
@@ -152,14 +150,8 @@ class DPO(PreferenceTask):
             parts.append((self.memory["reference"](model.reference), "reference"))
         return [replace(stored, part=part) for stored, part in parts]
 
-    def initialize(self, model: Any, module: Any) -> None:
-        reference = model.reference
-        is_reference = reference is not None and module in {*reference.modules()}
-        super().initialize(reference if is_reference else model.policy, module)
-
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
-        reference = [] if model.reference is None else [model.reference]
-        return [*super().held_in_evaluation(model), *reference]
+        return [*super().held_in_evaluation(model), *filter(None, [model.reference])]
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the policy of a folder, and the reference of this task."""

@@ -118,6 +118,7 @@ def in_chunks(
         logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=wide)
         losses.append(-logarithms.gather(1, right).flatten())
         if factors is None or hidden_gradient is None:
+            del logarithms
             continue
 
         # In the memory of the logarithms: softmax, minus 1 at the right word.

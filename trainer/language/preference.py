@@ -139,19 +139,16 @@ def without_dropout(model: Any) -> Any:
     """Switch dropout off, which would part a policy from its reference before the first step.
 
     Most models keep the dropout of attention as a number, and some layers read their
-    configuration. They get a copy: that of the whole model is exported.
+    configuration. The whole model, whose configuration is exported, gets a copy of before.
     """
-    copies: dict[int, Any] = {}
+    before = copy.deepcopy(model.config)
     for module in model.modules():
-        owners = [module]
-        if "config" in vars(module) and module is not model:
-            module.config = copy.deepcopy(module.config, copies)
-            owners.append(module.config)
-        for owner in owners:
+        for owner in (module, vars(module).get("config", module)):
             for name, value in vars(owner).items():
                 is_dropout = re.search("(?i)drop", f"{type(owner).__name__}.{name}")
                 if is_dropout and isinstance(value, float):
                     setattr(owner, name, 0.0)
+    model.config = before
     return model
 
 

@@ -32,10 +32,8 @@ class RewardModel(PreferenceTask):
 
     card: ClassVar[tuple[str, str]] = ("text-classification", "Reward model")
     scores_texts: ClassVar[bool] = True
+    rates: ClassVar[tuple[float, float]] = (1e-4, 1e-4)
     long_documents: Literal["cut", "refuse"] = "refuse"
-
-    def fine_tuning_defaults(self) -> dict[str, Any]:
-        return {**super().fine_tuning_defaults(), "lr": 1e-4}
 
     def build_data(self) -> Data:
         data = super().build_data()
