@@ -51,7 +51,10 @@ def test_a_setting_that_the_mode_cannot_hold_with_is_refused(key: str, value: An
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("cpu_offload", "strategy.offload"), ("activation_checkpointing", "fsdp.activation_checkpointing")],
+    [
+        ("cpu_offload", "strategy.offload"),
+        ("activation_checkpointing", "fsdp.activation_checkpointing"),
+    ],
 )
 def test_parts_of_fsdp2_that_no_test_has_shown_are_refused(key: str, name: str) -> None:
     strategy("fsdp", {"fsdp": {}})
