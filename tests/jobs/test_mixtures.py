@@ -5,7 +5,7 @@
 | A mixture of a task of one's own has the losses and shares of one process, with noise by sample and pass | DDP on 3, FSDP2 on 2; all on 2 (nightly) | test_a_mixture_has_the_curve_of_one_process |
 | A resume on another layout goes on with the same rows | the same, from one process, with a loading process | test_a_mixture_goes_on_on_another_layout |
 | Both are true of rows that are read in blocks, over the end of an epoch | the same | test_rows_in_blocks_have_the_curve_of_one_process |
-| So do mixtures of documents by tokens and of pairs, and texts that are tokenized while they are read, by settings | DDP on 3; FSDP2, ZeRO-3 (nightly) | test_language_tasks_mix_documents_and_pairs |
+| So do mixtures of documents by tokens and of pairs, and texts that are tokenized, or packed, while they are read, by settings | DDP on 3; FSDP2, ZeRO-3 (nightly) | test_language_tasks_mix_documents_and_pairs |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CASES = [
     *QUICK,
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in STRATEGIES if name != "fsdp"),
 ]
-LANGUAGE = ["documents", "preferences", "streamed"]
+LANGUAGE = ["documents", "preferences", "streamed", "packed"]
 ROWS = 200  # in blocks
 
 
@@ -34,6 +34,7 @@ def given(folder: Path) -> Path:
     here = folder / "given"
     save_model(here / "llama")
     save_texts(here / "texts.jsonl")
+    save_texts(here / "texts-2.jsonl")
     texts = paragraphs(60)
     chats = [conversation(texts[at][:60], texts[at + 1]) for at in range(0, 60, 2)]
     save_rows(here / "chats.jsonl", chats)
@@ -72,8 +73,8 @@ def trained(strategy: str, world: int, folder: Path, *, resumed: bool, language:
     return here
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [row for row in json_lines(folder / name / "metrics.jsonl") if "loss" in row]
+def rows_of(folder: Path, name: str, key: str = "loss") -> list[dict[str, Any]]:
+    return [row for row in json_lines(folder / name / "metrics.jsonl") if key in row]
 
 
 def check_same(alone: Path, found: Path, name: str, since: int = 0) -> None:
@@ -83,8 +84,14 @@ def check_same(alone: Path, found: Path, name: str, since: int = 0) -> None:
     for row, of_one in zip(rows, wanted, strict=True):
         assert row["loss"] == pytest.approx(of_one["loss"], rel=1e-6)
         mix = {key: value for key, value in of_one.items() if key.startswith("mix/")}
-        assert bool(mix) == (name not in ("blocks", "streamed"))
+        assert bool(mix) == (name not in ("blocks", "streamed", "packed"))
         assert {key: row[key] for key in mix} == mix
+
+    evaluated = [
+        [row["eval/loss"] for row in rows_of(of, name, "eval/loss")] for of in (alone, found)
+    ]
+    if name not in ("documents", "preferences"):
+        assert evaluated[0] and evaluated[1] == pytest.approx(evaluated[0], rel=1e-6)
 
 
 @pytest.mark.parametrize(("strategy", "world"), CASES)

@@ -69,13 +69,13 @@ class OnBlocks(Task):
 
     def build_data(self) -> Data:
         cache = str(Path(self.files).parent / "cache")
-        rows = trainer.blocks(self.files, lines=10, cache_dir=cache)
+        rows, evaluated = (trainer.blocks(self.files, lines=10, cache_dir=cache) for _ in range(2))
 
         def collate(rows: list[dict[str, float]]) -> tuple[Tensor, Tensor]:
             x = torch.tensor([[row["id"] % 7 - 3.0, row["id"] / 300] for row in rows])
             return x, torch.tensor([row["label"] for row in rows])
 
-        return Data(train=rows, collate=collate)
+        return Data(train=rows, evaluation=evaluated, collate=collate)
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -92,14 +92,14 @@ def task_of(name: str, given: Path) -> Task:
     from trainer.language import DPO, CausalLM
 
     common: dict[str, Any] = {"model": str(given / "llama"), "cache_dir": str(given / "cache")}
-    if name == "streamed":
+    if name in ("streamed", "packed"):
+        form = {"packing": "none", "long_documents": "cut"} if name == "streamed" else {}
         return CausalLM(
-            data=str(given / "texts.jsonl"),
+            data=str(given / "texts*.jsonl"),
             evaluation=str(given / "texts.jsonl"),
             stream=True,
-            packing="none",
-            long_documents="cut",
             sequence_length=48,
+            **form,
             **common,
         )
     if name == "preferences":

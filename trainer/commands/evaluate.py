@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from pydantic import Field
-
 from ..checkpoint.disk import read_json
 from ..checkpoint.exported import exported_file
 from ..checkpoint.store import MANIFEST
@@ -46,11 +44,11 @@ if TYPE_CHECKING:
 class Options:
     """The options of the command."""
 
-    sets: Annotated[str | None, Field(description="such as clean,noisy; else all")] = None
-    out: Annotated[LocalPath | None, Field(description="JSON file of the values")] = None
+    sets: Annotated[str | None, "such as clean,noisy; else all"] = None
+    out: Annotated[LocalPath | None, "JSON file of the values"] = None
     predictions: Annotated[
         LocalPath | None,
-        Field(description="FILE.jsonl of Task.prediction_step; FILE.NAME.jsonl of a named set"),
+        "FILE.jsonl of Task.prediction_step; FILE.NAME.jsonl of a named set",
     ] = None
 
 

@@ -55,10 +55,8 @@ _OFF = (
 class Options:
     """The options of the command."""
 
-    step: Annotated[int, Field(description="the last step to compute again", ge=1)]
-    sums: Annotated[
-        bool, Field(description="count the additions that float64 rounds; on one process")
-    ] = False
+    step: Annotated[int, "the last step to compute again", Field(ge=1)]
+    sums: Annotated[bool, "count the additions that float64 rounds; on one process"] = False
 
 
 def run(argv: Sequence[str]) -> NoReturn:

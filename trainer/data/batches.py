@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ..errors import DataError
+from ..errors import DataError, TrainerError
 from ..text import listed
 from .augment import Augment, Items, copied
 from .now import Now
@@ -183,20 +183,26 @@ class TrainData(ABC):
         self._padding_item: Any = None
         self._parts: Collection[str] = ()  # of the loss
 
-    def loader(self, dataset: Any, position: int, **settings: Any) -> DataLoader[Any]:
-        """Make torch's loader of the samples after ``position``.
+    def loaded(self, dataset: Any, position: int, **settings: Any) -> Iterator[Any]:
+        """Yield the samples of torch's loader behind ``position``. Raise errors that are yielded.
+
+        torch would wrap an error that is raised in a loading process.
 
         Args:
             settings: further arguments of ``DataLoader``.
         """
-        return DataLoader(
+        for read in DataLoader(
             dataset,
             num_workers=self.workers,
             pin_memory=self.pin_memory,
             generator=generator_of(self.seed, self.layout.rank, position),
             worker_init_fn=ignore_signals,
+            collate_fn=_unchanged,
             **settings,
-        )
+        ):
+            if isinstance(read, TrainerError):
+                raise read
+            yield read
 
     def micro_batch(self, examples: int, batch: Any, candidates: Iterable[Any] = ()) -> MicroBatch:
         """Weigh a batch. A batch without weight is replaced by a padding batch.
@@ -257,6 +263,10 @@ class TrainData(ABC):
         """
 
     @abstractmethod
+    def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
+        """Return this rank's samples by micro-batch of the step between two positions."""
+
+    @abstractmethod
     def epochs_at(self, position: int) -> float:
         """Return the passes over the data after ``position`` samples, whole passes of a stream."""
 
@@ -267,6 +277,9 @@ class TrainData(ABC):
     def logged(self, position: int) -> dict[str, float]:
         """Return values for the log about the samples since the last call."""
         return {}
+
+    def gather(self, gather: Callable[[Any], list[Any]]) -> None:  # noqa: B027
+        """Collect the parts of the state that other ranks have. Collective."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -283,6 +296,10 @@ class TrainData(ABC):
     def samples_to_read_over(self) -> int:
         """Return the samples of a stream that must be read over before the next window."""
         return 0
+
+
+def _unchanged(read: Any) -> Any:
+    return read
 
 
 def examples_in(batch: Any, samples: int) -> int:

@@ -6,16 +6,18 @@ The order of an epoch follows from (seed, epoch), see ``order.py``. Each step ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, NamedTuple
 
-from ..errors import DataError
-from .batches import Layout, TrainData, Window, parts_of_rank
-from .now import Now, set_now
-from .order import ORDERS, Order, OwnOrder, order_for, order_of
+import numpy as np
 
-ENDLESS = 2**60  # places of an epoch that never ends
+from ..errors import DataError, TrainerError
+from .augment import Items, Key
+from .batches import Layout, TrainData, Window
+from .now import Now, set_now
+from .order import ENDLESS, OwnOrder, Permuted
 
 
 class Step(NamedTuple):
@@ -47,12 +49,9 @@ class IndexedData(TrainData):
         super().__init__(dataset, layout, **settings)
         self.size = len(dataset)
         self.position = 0
-        self.order = order_for(self.size)
-        self.own_order: OwnOrder | None = getattr(dataset, "own_order", None)
-        self.places = self.size  # of an epoch
-        if self.own_order:
-            self.own_order.lay_out(layout)
-            self.places = self.own_order.places or ENDLESS
+        self.order: OwnOrder = getattr(dataset, "own_order", None) or Permuted(self.size)
+        self.order.lay_out(layout)
+        self.places = self.order.places  # of an epoch
         self._steps_of_epoch = self._steps_over(self.places)
         if self.places < ENDLESS:
             self.steps_per_epoch = self._steps_of_epoch
@@ -73,26 +72,18 @@ class IndexedData(TrainData):
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.places)
-            order = self._order(epoch)
+            order = self.order.of_epoch(self.seed, epoch)
             for start in range(offset, self.places, batch):
                 taken = range(start, min(start + batch, self.places))
                 if len(taken) < batch and self.drop_last:
                     break
-                if hasattr(order, "of_rank"):
-                    indices = order.of_rank(taken, self.layout)
-                else:
-                    parts = parts_of_rank(taken, self.layout)
-                    indices = [order[part.start : part.stop].tolist() for part in parts]
+                parts = self.order.parts(taken, self.layout)
+                indices = [order[np.array(part, np.int64)].tolist() for part in parts]
                 done += 1
                 begin = epoch * self.places + start
                 now = Now(done, begin / self.places, begin, self.items.total_steps, None, self.seed)
                 yield Step(epoch, indices, len(taken), now)
             position = (epoch + 1) * self.places
-
-    def _order(self, epoch: int) -> Order:
-        if self.own_order:
-            return self.own_order.of_epoch(self.seed, epoch)
-        return order_of(self.order)(self.size, self.seed, epoch)
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         # Loading processes read ahead of the training. tee keeps the steps in between.
@@ -117,12 +108,11 @@ class IndexedData(TrainData):
             for indices in step.micro_batches
             if indices
         )
+        collated = _Collated(self.items, self.collate)
         if self.workers or self.pin_memory:
-            return iter(
-                self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
-            )
+            return self.loaded(collated, position, batch_sampler=keys)
         # Without workers the loader would do no more, and cost 30 microseconds a batch.
-        return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
+        return map(collated.read, keys)
 
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
@@ -138,26 +128,40 @@ class IndexedData(TrainData):
     def epochs_at(self, position: int) -> float:
         return position / self.places
 
+    def parts(self, begin: int, end: int) -> list[list[int]]:
+        return next(self.steps(begin)).micro_batches
+
     def notices(self, steps: int) -> list[str]:
-        samples = steps * self.layout.global_batch_size
-        return self.own_order.notices(self.seed, samples) if self.own_order else []
+        return self.order.notices(steps * self.layout.global_batch_size)
 
     def logged(self, position: int) -> dict[str, float]:
-        if not self.own_order:
-            return {}
         before, self._logged = self._logged, position
-        return self.own_order.logged(self.seed, before, position)
+        return self.order.logged(before, position)
 
     def state(self) -> dict[str, Any]:
-        state = {"samples": self.position, "order": self.order}
-        return state | {"own": self.own_order.state()} if self.own_order else state
+        return {"samples": self.position, "order": self.order.state()}
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Continue in the order of the checkpoint, even if a new run would take another order."""
         assert "stream" not in state, "the training data was a stream, and is a data set"
-        self.order = state.get("order", "permutation")  # no name in checkpoints of old runs
-        assert self.order in ORDERS, "no order of the data"
         self.position = self._logged = state["samples"]
-        if self.own_order:
-            self.own_order.restore(state["own"], self.position)
+        # No name in checkpoints of old runs.
+        self.order.restore(state.get("order", "permutation"), self.position)
         return self.position
+
+
+@dataclass(eq=False)
+class _Collated:
+    """Batches of items by their keys."""
+
+    items: Items
+    collate: Callable[[Any], Any]
+
+    def read(self, keys: Sequence[Key]) -> Any:
+        return self.collate(self.items.__getitems__(keys))
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        """Return a batch, or the error of the trainer."""
+        try:
+            return self.read(keys)
+        except TrainerError as error:
+            return error

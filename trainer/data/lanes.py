@@ -1,27 +1,100 @@
 """An order of rows that are read in blocks: shuffled, and each rank reads its part of the blocks.
 
-The blocks of an epoch are shuffled, and their sequence is cut into equal parts, the lanes. Sample g
-of the epoch is sample ``g // lanes`` of lane ``g % lanes``, and the rows of neighbouring blocks of
-a lane are permuted among each other. So the rows of a step follow from (seed, epoch, position)
-alone, as in every other order. The samples of a step are dealt to the ranks by lane, so a rank
-keeps its lanes, and reads about 1 / world_size of the blocks.
+The blocks of an epoch are shuffled, and the rows of each block. The sequence of all rows is cut
+into equal parts, the lanes, and sample g of the epoch is sample ``g // lanes`` of lane
+``g % lanes``. So the rows of a step follow from (seed, epoch, position) alone, as in every other
+order. The samples of a step are dealt to the ranks by lane, so a rank keeps its lanes, and reads
+about 1 / world_size of the blocks.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 
+from ..errors import CheckpointError, DataError
+from ..text import listed
 from .batches import Layout
 from .order import Indices
 
 MOST_LANES = 256
-GROUP = 2  # blocks of a lane whose rows are permuted among each other
 
 
-def lanes_for(global_batch_size: int) -> int:
-    """Return the number of lanes: the largest divisor of a global batch up to ``MOST_LANES``."""
-    counts = range(1, min(global_batch_size, MOST_LANES) + 1)
-    return max(count for count in counts if global_batch_size % count == 0)
+class InLanes(ABC):
+    """Rows that are read in lanes.
+
+    Args:
+        files: facts by name, which a resumed run must share: the size of each file.
+        shards: parts of the rows that are dealt to lanes.
+
+    Attributes:
+        lanes: of the first global batch of the run, in all its resumptions.
+    """
+
+    most_workers: int | None = 1
+    lanes = 1
+
+    def __init__(self, files: dict[str, int], shards: int) -> None:
+        self.files = files
+        self.shards = shards
+
+    @property
+    def text(self) -> str:
+        return f"{len(self.files)} files, {sum(self.files.values())} bytes"
+
+    def lay_out(self, layout: Layout) -> None:
+        """Take as many lanes as the largest divisor of a global batch up to their limits.
+
+        Raises:
+            DataError: each layout must have the same micro-batches.
+        """
+        if layout.whole_micro_batches:
+            raise DataError("blocks: ranks take other micro-batches of a step: drop same_bits")
+        batch = layout.global_batch_size
+        most = min(batch, MOST_LANES, self.shards)
+        self.plan(max(count for count in range(1, most + 1) if batch % count == 0), layout)
+
+    def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
+        """Return the places of a rank's micro-batches: those of its lanes, in their order."""
+        by_lane = sorted(taken, key=lambda place: place % self.lanes)
+        begin, end = (len(taken) * n // layout.world_size for n in (layout.rank, layout.rank + 1))
+        own, most = by_lane[begin:end], -(-len(taken) // layout.world_size)
+        starts = range(0, most, layout.micro_batch_size)
+        return [own[at : at + layout.micro_batch_size] for at in starts]
+
+    def plan(self, lanes: int, layout: Layout) -> None:
+        """Keep the number of lanes, and what the layout needs for them."""
+        self.lanes = lanes
+        self._layout = layout
+
+    @abstractmethod
+    def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
+        """Yield the rows of a shard in lists, from the list with the number ``piece`` on."""
+
+    def notices(self, samples: int) -> list[str]:
+        """Return lines for the banner of a run."""
+        return [f"blocks: {self.shards} in {self.lanes} lanes"]
+
+    def state(self) -> Any:
+        return {"files": self.files, "lanes": self.lanes}
+
+    def restore(self, state: Any, position: int) -> None:
+        """Keep the lanes of a checkpoint.
+
+        Raises:
+            CheckpointError: there are other files than before.
+        """
+        changed = sorted({name for name, _ in self.files.items() ^ state["files"].items()})
+        if changed:
+            raise CheckpointError(
+                f"the files of the training data changed: {listed(changed)}; restore them, or "
+                "begin a new run with weights:"
+            )
+        self.plan(state["lanes"], self._layout)
 
 
 class LaneEpoch:
@@ -33,57 +106,23 @@ class LaneEpoch:
 
     def __init__(self, sizes: Indices, seed: int, epoch: int, lanes: int) -> None:
         self._key = (seed, epoch)
-        self.lanes = lanes
-        blocks = np.random.default_rng(self._key).permutation(len(sizes))
-        self._ends = np.cumsum(sizes[blocks])
-        # From a place in the sequence of shuffled blocks to the row.
-        self._shift = (np.cumsum(sizes) - sizes)[blocks] - (self._ends - sizes[blocks])
-        # Lanes with a sample more come first: the last round of samples has the first lanes.
-        each, more = divmod(int(self._ends[-1]), lanes)
-        self._begins = np.cumsum([0, *[each + 1] * more, *[each] * (lanes - more)])
-        self._cuts: dict[int, Indices] = {}
-        self._group: dict[int, tuple[int, Indices]] = {}  # begin and permutation, by lane
+        self._lanes = lanes
+        self._blocks = np.random.default_rng(self._key).permutation(len(sizes))
+        self._sizes = sizes[self._blocks]
+        self._begins = (np.cumsum(sizes) - sizes)[self._blocks]
+        self._ends = np.cumsum(self._sizes)
+        self._rows = lru_cache(lanes + 1)(self._shuffled)
 
-    def __getitem__(self, part: slice, /) -> Indices:
-        return self.at(np.arange(part.start, part.stop))
+    def __getitem__(self, places: Indices, /) -> Indices:
+        numbers, lanes = np.divmod(places, self._lanes)
+        each, more = divmod(int(self._ends[-1]), self._lanes)
+        in_sequence = lanes * each + np.minimum(lanes, more) + numbers
+        slots = np.searchsorted(self._ends, in_sequence, side="right")
+        pairs = zip(slots.tolist(), (in_sequence - self._ends[slots]).tolist(), strict=True)
+        return np.array([self._rows(slot)[behind_end] for slot, behind_end in pairs], np.int64)
 
-    def at(self, places: Indices) -> Indices:
-        """Return the rows at places of the epoch."""
-        found = np.empty_like(places)
-        numbers, lanes = np.divmod(places, self.lanes)
-        for slot, (lane, number) in enumerate(zip(lanes.tolist(), numbers.tolist(), strict=True)):
-            begin, permuted = self._group_of(lane, number)
-            found[slot] = self._begins[lane] + begin + permuted[number - begin]
-        return found + self._shift[np.searchsorted(self._ends, found, side="right")]
-
-    def _group_of(self, lane: int, number: int) -> tuple[int, Indices]:
-        """Return the first sample of a lane's group of blocks, and the permutation of the group."""
-        begin, permuted = self._group.get(lane, (0, self._begins[:0]))
-        if not begin <= number < begin + len(permuted):
-            cuts = self._cuts_of(lane)
-            group = int(np.searchsorted(cuts, number, side="right"))
-            begin = int(cuts[group - 1]) if group else 0
-            entropy = (*self._key, lane, group)
-            permuted = np.random.default_rng(entropy).permutation(int(cuts[group]) - begin)
-            self._group[lane] = begin, permuted
-        return begin, permuted
-
-    def _cuts_of(self, lane: int) -> Indices:
-        """Return the ends of a lane's groups: of whole blocks, but for both ends of the lane."""
-        if lane not in self._cuts:
-            low, high = self._begins[lane : lane + 2]
-            first = np.searchsorted(self._ends, low, "right")
-            ends = self._ends[first : np.searchsorted(self._ends, high)]
-            # Lanes change their groups at different steps.
-            self._cuts[lane] = np.append(ends[lane % GROUP :: GROUP], high) - low
-        return self._cuts[lane]
-
-    def of_rank(self, taken: range, layout: Layout) -> list[list[int]]:
-        """Return the rows of a rank's micro-batches in a step over the places ``taken``."""
-        places = np.array(taken)
-        by_lane = places[np.argsort(places % self.lanes, kind="stable")]
-        count, world_size = len(taken), layout.world_size
-        begin, end = (count * rank // world_size for rank in (layout.rank, layout.rank + 1))
-        rows = self.at(by_lane[begin:end]).tolist()
-        starts = range(0, -(-count // world_size), layout.micro_batch_size)
-        return [rows[start : start + layout.micro_batch_size] for start in starts]
+    def _shuffled(self, slot: int) -> Indices:
+        """Return the rows of a block, by its number in the sequence of shuffled blocks."""
+        draw = np.random.default_rng((*self._key, int(self._blocks[slot])))
+        rows: Indices = self._begins[slot] + draw.permutation(self._sizes[slot])
+        return rows

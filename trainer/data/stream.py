@@ -12,14 +12,14 @@ buffer, is read over from the beginning of the epoch, which is slow and exact.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from ..errors import DataError
+from ..errors import DataError, TrainerError
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank
 from .blocks import blocks
@@ -58,19 +58,23 @@ class StreamData(TrainData):
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         self._state = State()
+        self._lanes = getattr(dataset, "own_order", None)
+        if self._lanes:
+            self._lanes.lay_out(layout)
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state.samples, "restore() moves a stream, not a position"
-        loader = self.loader(
-            _Reader(self, self._state, done), position, batch_size=None, collate_fn=_unchanged
-        )
-        for read in islice(loader, steps):
-            if isinstance(read, DataError):
-                raise read
-            window, self._state = read
+        read = self.loaded(_Reader(self, self._state, done), position, batch_size=None)
+        for window, self._state in islice(read, steps):
             yield window
 
+    def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
+        cut = self._lanes.parts if self._lanes else parts_of_rank
+        return [*cut(range(begin, end), self.layout)]
+
     def notices(self, steps: int) -> list[str]:
+        if self._lanes:
+            return self._lanes.notices(steps)  # type: ignore[no-any-return]
         if not has_shuffle_buffer(self.items.dataset):
             return []
         return [
@@ -81,37 +85,32 @@ class StreamData(TrainData):
     def epochs_at(self, position: int) -> float:
         return float(self._state.epoch)
 
+    def gather(self, gather: Callable[[Any], list[Any]]) -> None:
+        if self._lanes and self._state.stream:
+            stream = sorted({*map(tuple, chain(*gather(self._state.stream)))})
+            self._state = self._state._replace(stream=stream)
+
     def state(self) -> dict[str, Any]:
-        return copy.deepcopy(self._state._asdict())
+        own = {"own": self._lanes.state()} if self._lanes else {}
+        return copy.deepcopy(self._state._asdict()) | own
 
     def restore(self, state: Mapping[str, Any]) -> int:
         assert "stream" in state, "the training data was a data set, and is a stream"
+        if self._lanes:
+            self._lanes.restore(state["own"], state["samples"])
         self._state = State(*(state[key] for key in State._fields))
         return self._state.samples
 
     def samples_to_read_over(self) -> int:
         return self._state.offset if self._state.stream is None else 0
 
-
-@dataclass(eq=False)
-class _Reader(IterableDataset[Any]):
-    """Yields this rank's windows after a state, each with the state that follows."""
-
-    data: StreamData
-    start: State
-    step: int
-
-    def __iter__(self) -> Iterator[tuple[Window, State] | DataError]:
-        try:
-            yield from self._windows()
-        except DataError as error:
-            yield error  # torch would wrap an error that is raised in a loading process
-
-    def _windows(self) -> Iterator[tuple[Window, State]]:
-        state = self.start
+    def read(self, start: State, step: int) -> Iterator[tuple[Window, State]]:
+        """Yield this rank's windows after a state and a step, each with the state that follows."""
+        state = start
         while True:
             begin = state
-            for window, state in self._epoch(begin):
+            for window, state in self._epoch(begin, step):
+                step = window.now.step
                 yield window, state
 
             if state is begin and begin.offset == 0:
@@ -124,12 +123,11 @@ class _Reader(IterableDataset[Any]):
             if state.offset > 0:
                 state = State(state.samples, state.epoch + 1)
 
-    def _epoch(self, start: State) -> Iterator[tuple[Window, State]]:
+    def _epoch(self, start: State, step: int) -> Iterator[tuple[Window, State]]:
         """Yield the windows from a state to the end of its epoch."""
-        data = self.data
-        stream = data.items.dataset
+        stream = self.items.dataset
         has_state = hasattr(stream, "state_dict") and not has_shuffle_buffer(stream)
-        batch_size = data.layout.global_batch_size
+        batch_size = self.layout.global_batch_size
         samples, epoch, trained, state_before, began = start
 
         if hasattr(stream, "set_epoch"):
@@ -138,7 +136,11 @@ class _Reader(IterableDataset[Any]):
         if state_before is not None:
             stream.load_state_dict(copy.deepcopy(state_before))
             end = trained
-        for block in blocks(stream, batch_size, data.seed, epoch, offset=end, stop=trained):
+        if self._lanes:
+            read = stream.batches(self.layout, self.seed, end)
+        else:
+            read = blocks(stream, batch_size, self.seed, epoch, offset=end, stop=trained)
+        for block in read:
             begin, end = end, end + len(block)
             if begin == 0:
                 began_before, began = began, 1 + digest(block[0])
@@ -151,13 +153,13 @@ class _Reader(IterableDataset[Any]):
             if end <= trained:
                 continue  # read over
             is_short = len(block) < batch_size
-            if is_short and data.drop_last:
+            if is_short and self.drop_last:
                 return
 
-            self.step += 1
-            moment = Now(self.step, float(epoch), samples, data.items.total_steps, None, data.seed)
+            step += 1
+            moment = Now(step, float(epoch), samples, self.items.total_steps, None, self.seed)
             set_now(moment)
-            checksum = 1 + digest(block[:2]) if samples == self.start.samples else 0
+            checksum = 1 + digest(block[:2]) if samples == start.samples else 0
             samples += len(block)
             if is_short:  # the state of a stream at the end may mean the beginning
                 state = State(samples, epoch + 1)
@@ -168,20 +170,33 @@ class _Reader(IterableDataset[Any]):
             yield Window(micros, len(block), samples, moment, checksum), state
 
     def _micro_batches(self, block: Sequence[Any], epoch: int, begin: int) -> list[MicroBatch]:
-        """Return this rank's micro-batches of a global batch, whose first sample is ``begin``."""
-        data = self.data
-        augmented = data.items.augmented
+        """Return this rank's micro-batches of a global batch, whose first sample is ``begin``.
+
+        The samples of other ranks may be missing.
+        """
+        augmented = self.items.augmented
+        read = {number: row for number, row in enumerate(block, begin) if row is not None}
 
         # Before a collate, which may change items in place: a stream yields each item only once.
-        numbered = enumerate(block, begin)
-        data.choose_padding_item(augmented(item, epoch, place) for place, item in numbered)
+        self.choose_padding_item(augmented(row, epoch, number) for number, row in read.items())
 
         micros = []
-        for part in parts_of_rank(range(len(block)), data.layout):
-            items = [augmented(block[place], epoch, begin + place) for place in part]
-            micros.append(data.micro_batch(len(items), data.collate(items) if items else None))
+        for part in self.parts(begin, begin + len(block)):
+            items = [augmented(read[number], epoch, number) for number in part]
+            micros.append(self.micro_batch(len(items), self.collate(items) if items else None))
         return micros
 
 
-def _unchanged(item: Any) -> Any:
-    return item
+@dataclass(eq=False)
+class _Reader(IterableDataset[Any]):
+    """Yields this rank's windows after a state, each with the state that follows."""
+
+    data: StreamData
+    start: State
+    step: int
+
+    def __iter__(self) -> Iterator[tuple[Window, State] | TrainerError]:
+        try:
+            yield from self.data.read(self.start, self.step)
+        except TrainerError as error:
+            yield error

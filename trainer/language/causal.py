@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..task import Data
-from .columns import USUAL, Columns, Learn, Usual, usual_columns
+from .columns import IDS, USUAL, Columns, Learn, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import LongDocuments, Packing, Rows, row_of
+from .packing import LongDocuments, Packing, Rows, row_of, rows_of
 from .problems import setting_error
-from .sources import Row
+from .sources import Row, hub_stream
 from .templates import ALPACA_INPUT
-from .tokens import TARGET, Encoder
+from .tokens import Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,52 +45,53 @@ class CausalLM(DecoderTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stream and (self.packing != "none" or self.long_documents == "split"):
-            raise ValueError("stream: needs packing: none and long_documents: cut or refuse")
         if self.stream and (self.is_mixed or isinstance(self.evaluation, float)):
             raise ValueError("stream: takes files as data, and other files as evaluation")
 
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        if self.stream:
-            return self._streamed()
-        train, evaluation = self.parts(
-            self.tokenized,
-            partial(
-                Rows,
-                length=self.sequence_length,
-                packing=self.packing,
-                long_documents=self.long_documents,
-                cache=self.cache_dir,
-            ),
-        )
+        settings: dict[str, Any] = {
+            "length": self.sequence_length,
+            "packing": self.packing,
+            "long_documents": self.long_documents,
+        }
         batch = partial(self.collate_rows, length=self.sequence_length if self.packs else None)
+        if self.stream:
+            return self._streamed(settings, batch)
+        rows = partial(Rows, cache=self.cache_dir, **settings)
+        train, evaluation = self.parts(self.tokenized, rows)
         return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
 
-    def _streamed(self) -> Data:
-        """Return the rows of files, which are tokenized while they are read."""
+    def _streamed(self, settings: dict[str, Any], batch: Callable[..., Any]) -> Data:
+        """Return the rows of files or of the Hub, which are tokenized while they are read."""
         from ..data.block_files import blocks
+        from ..data.lane_stream import LaneStream
 
-        read = partial(blocks, cache_dir=self.cache_dir)
-        rows = read(self.data)  # type: ignore[arg-type]
-        form = partial(
-            tokenized_batch,
-            encoder=self.encoder(iter([rows[0]])),
-            length=self.sequence_length,
-            cuts=self.long_documents == "cut",
-            form=partial(self.collate_rows, length=None),
-        )
+        def read(names: Any) -> Any:
+            is_name = str(names).startswith("hf:")
+            return blocks(hub_stream(names) if is_name else names, cache_dir=self.cache_dir)
+
+        train = read(self.data)
+        tokenized = partial(tokenize, encoder=self.encoder(iter(train)), settings=settings)
+        # Each row of the data is a row of a batch, so that their number is known.
+        is_counted = self.packing == "none" and self.long_documents != "split"
+
+        def formed(rows: Any) -> Any:
+            return rows if is_counted else LaneStream(rows.own_order, tokenized)
+
         evaluation: Any = self.evaluation
         if isinstance(evaluation, Mapping):
-            evaluation = {name: read(files) for name, files in evaluation.items()}
+            evaluation = {name: formed(read(names)) for name, names in evaluation.items()}
         elif evaluation:
-            evaluation = read(evaluation)
-        return Data(train=rows, evaluation=evaluation, collate=form)
+            evaluation = formed(read(evaluation))
+        if is_counted:
+            batch = partial(tokenized_batch, tokenized=tokenized, batch=batch)
+        return Data(train=formed(train), evaluation=evaluation, collate=batch)
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         row = next(rows, {})
-        usual: list[Usual] = [("text", (self.text_column,)), *USUAL]
+        usual: list[Usual] = [("text", (self.text_column,)), *USUAL, IDS]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column or self.completion_column:
@@ -128,21 +129,17 @@ class CausalLM(DecoderTask):
         return inputs if not self.packs else {"position_ids": batch["position_ids"], **inputs}
 
 
-def tokenized_batch(
-    rows: Sequence[Row], *, encoder: Encoder, length: int, cuts: bool, form: Callable[..., Any]
-) -> dict[str, Tensor]:
-    """Return a batch of rows, each tokenized and cut off behind ``length`` positions.
+def tokenize(
+    rows: Sequence[Row], *, encoder: Encoder, settings: Mapping[str, Any]
+) -> list[dict[str, Tensor]]:
+    """Return the rows of documents that are tokenized now. ``settings`` are of ``plan_rows``."""
+    return rows_of(encoder.encode([("a row of data", row) for row in rows]), **settings)
 
-    Raises ``ConfigError`` if a row cannot be trained on, or is longer and rows are not ``cuts``.
-    """
-    documents = list(encoder.encode([("a row of data", row) for row in rows]))
-    longest = max((len(ids) - 1 for ids, _ in documents), default=0)
-    if longest > length and not cuts:
-        rule = f"a document has {longest + 1} tokens; set a longer one, or long_documents: cut"
-        raise setting_error("sequence_length", length, rule)
+
+def tokenized_batch(
+    rows: Sequence[Row], *, tokenized: Callable[..., Any], batch: Callable[..., Any]
+) -> dict[str, Tensor]:
+    """Return a batch of rows that are tokenized now."""
     # Two tokens without a target stand for rows that are left out.
-    pairs = [pair for pair in documents if len(pair[0]) > 1] or [([0, 0], np.zeros(2, bool))]
-    tokens = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in pairs]
-    ends = [min(len(of_row) - 1, length) for of_row in tokens]
-    batch = [row_of(of_row, np.array([[0, end]])) for of_row, end in zip(tokens, ends, strict=True)]
-    return form(batch)  # type: ignore[no-any-return]
+    stand_in = row_of(np.zeros(2, np.uint32), np.array([[0, 1]]))
+    return batch(tokenized(rows) or [stand_in])  # type: ignore[no-any-return]

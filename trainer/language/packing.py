@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,51 +36,23 @@ class Rows:
 
     Args:
         chosen: documents of the corpus, by number.
-        length: positions of a row.
         cache: parent of the folder with the plan of the rows.
-
-    Raises:
-        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
+        settings: of ``plan_rows``, in their order.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        chosen: Int64Array,
-        *,
-        length: int,
-        packing: Packing,
-        long_documents: LongDocuments,
-        cache: str,
-    ) -> None:
+    def __init__(self, corpus: Corpus, chosen: Int64Array, *, cache: str, **settings: Any) -> None:
         self.tokens = corpus.tokens
         self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
-        starts = corpus.starts[chosen]
-        longest = int((self.ends - starts).max())
-        if longest - 1 > length and long_documents == "refuse":
-            raise setting_error(
-                "sequence_length",
-                length,
-                f"a document has {longest} tokens; set a longer one, or long_documents",
-            )
 
         def write_plan(folder: Path) -> None:
-            pieces = cut_documents(
-                self.tokens, starts, self.ends, length, keep_rest=long_documents == "split"
-            )
-            rows = np.arange(len(pieces) + 1)
-            if packing == "best_fit":
-                order, rows = best_fit(pieces[:, 1], length)
-                pieces = pieces[order]
+            pieces, rows = plan_rows(self.tokens, corpus.starts[chosen], self.ends, **settings)
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
         # The plan is made once per machine. Other tokens or other settings are another plan.
         # Mapped: all ranks and workers of a machine share the same pages of memory.
-        folder = prepare_once(
-            cache, [FORMAT, self.version, length, packing, long_documents], write_plan
-        )
+        folder = prepare_once(cache, [FORMAT, self.version, *settings.values()], write_plan)
         self.pieces = np.load(folder / "pieces.npy", mmap_mode="r")
         self.rows = np.load(folder / "rows.npy", mmap_mode="r")
 
@@ -95,6 +68,48 @@ class Rows:
         """Return a row, as ``row_of`` does."""
         # IndexError behind the last row, which ends an iteration.
         return row_of(self.tokens, self.pieces[self.rows[index] : self.rows[index + 1]])
+
+
+def plan_rows(
+    tokens: UInt32Array,
+    starts: Int64Array,
+    ends: Int64Array,
+    *,
+    length: int,
+    packing: Packing,
+    long_documents: LongDocuments,
+) -> tuple[Int64Array, Int64Array]:
+    """Cut documents into pieces, and put the pieces into rows.
+
+    Returns:
+        The pieces in the order of the rows, as of ``cut_documents``, and the first piece of each
+        row, with the number of pieces behind.
+
+    Raises:
+        ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
+    """
+    longest = int((ends - starts).max(initial=0))
+    if longest - 1 > length and long_documents == "refuse":
+        raise setting_error(
+            "sequence_length",
+            length,
+            f"a document has {longest} tokens; set a longer one, or long_documents",
+        )
+    pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
+    rows = np.arange(len(pieces) + 1)
+    if packing == "best_fit" and len(pieces):
+        order, rows = best_fit(pieces[:, 1], length)
+        pieces = pieces[order]
+    return pieces, rows
+
+
+def rows_of(documents: Iterable[tuple[list[int], Any]], **settings: Any) -> list[dict[str, Tensor]]:
+    """Return the rows of encoded documents. The settings are those of ``plan_rows``."""
+    coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
+    ends = np.cumsum([0, *map(len, coded)])
+    tokens = np.concatenate([np.empty(0, np.uint32), *coded])
+    pieces, rows = plan_rows(tokens, ends[:-1], ends[1:], **settings)
+    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(rows)]
 
 
 def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:

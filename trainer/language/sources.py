@@ -7,8 +7,8 @@
     folder                                              as datasets reads or has saved it
     hf:NAME, hf:NAME:SUBSET                             a data set of the Hub
 
-``@SPLIT`` behind a folder or a name of the Hub names a split: ``hf:NAME@train[:1000]``. By default
-the split is ``train``.
+``@SPLIT`` behind a folder or a name of the Hub names a split: ``hf:NAME@test``. By default the
+split is ``train``, and files have no other. ``@train[:1000]`` takes a part of the rows.
 
 JSON files are read by ``json``. ``load_dataset`` takes a type for each column from the first 10 MB,
 and for a list none: other values become JSON code, quotes included, and dates become times.
@@ -19,9 +19,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # A folder of ``save_to_disk`` has one of these files. load_dataset refuses such a folder.
 SAVED = ("dataset_dict.json", "state.json")
+PART = re.compile(r"(.+@\w+)\[(\d*):(\d*)\]")
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,21 @@ class Source:
         key: of the setting, for messages.
         digest: text that changes with the content.
         dataset: of the library ``datasets``, or ``JsonRows``.
+        part: the first row that is read, and the row behind the last. Empty for all rows.
     """
 
     name: str
     key: str
     digest: str
     dataset: Any
+    part: Sequence[int | None] = ()
 
     def read(self) -> Iterator[tuple[str, Row]]:
         """Yield each row, behind its origin for messages. Raise ``ConfigError`` if unreadable."""
         is_json = isinstance(self.dataset, JsonRows) or self.dataset.info.builder_name == "json"
         number = 0
         try:
-            for number, row in enumerate(self.dataset, 1):
+            for number, row in enumerate(islice(self.dataset, *(self.part or [None])), 1):
                 if "__index_level_0__" in row:  # pandas takes further columns for names of rows
                     raise ValueError("a row has more columns than the first line")
                 if not is_json:
@@ -106,26 +111,24 @@ def _find(name: str, key: str) -> Source:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
     given = str(Path(name).expanduser())
-    files = list(filter(os.path.isfile, sorted(glob(given, recursive=True)) or [given]))
+    part: list[int | None] = []
+    found = PART.fullmatch(given)
+    if found:
+        given = found[1]
+        part = [int(number) if number else None for number in found.groups()[1:]]
+    path, options = _of_folder(given)
+    files = _files(given) or (_files(path) if given.endswith("@train") else [])
     kinds = [KINDS.get(Path(file.lower().removesuffix(".gz")).suffix, AS_TEXT) for file in files]
     if kinds[1:] != kinds[:-1]:
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
-    split = "train"
     if files:
         path, options = kinds[0]
-        options = {**options, "data_files": files, "streaming": True}
-    else:
-        path, _, named = given.partition("@")
-        split = named or split
-        options = {}
-        if path.startswith("hf:"):
-            path, _, subset = path.removeprefix("hf:").partition(":")
-            options = {"name": subset or None}
-        elif not Path(path).is_dir():
-            raise setting_error(
-                key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
-            )
+        options = {**options, "data_files": files, "split": "train", "streaming": True}
+    elif not given.startswith("hf:") and not Path(path).is_dir():
+        raise setting_error(
+            key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
+        )
 
     try:
         if JSON in kinds:
@@ -133,9 +136,9 @@ def _find(name: str, key: str) -> Source:
         elif any((Path(path) / file).is_file() for file in SAVED):
             dataset = load_from_disk(path)
             if isinstance(dataset, DatasetDict):
-                dataset = dataset[split]
+                dataset = dataset[options["split"]]
         else:
-            dataset = load_dataset(path, split=split, **options)
+            dataset = load_dataset(path, **options)
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
@@ -144,7 +147,32 @@ def _find(name: str, key: str) -> Source:
         )
 
     digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
-    return Source(name=name, key=key, digest=digest, dataset=dataset)
+    digest += f" {part}" if part else ""
+    return Source(name=name, key=key, digest=digest, dataset=dataset, part=part)
+
+
+def _files(pattern: str) -> list[str]:
+    return list(filter(os.path.isfile, sorted(glob(pattern, recursive=True)) or [pattern]))
+
+
+def _of_folder(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the path and the options of load_dataset for a folder or a name of the Hub."""
+    path, _, split = name.partition("@")
+    subset = ""
+    if path.startswith("hf:"):
+        path, _, subset = path.removeprefix("hf:").partition(":")
+    return path, {"name": subset or None, "split": split or "train"}
+
+
+def hub_stream(name: str) -> Any:
+    """Return the stream of a data set of the Hub. Raise ``ConfigError`` if there is none."""
+    from datasets import load_dataset
+
+    path, options = _of_folder(name)
+    try:
+        return load_dataset(path, **options, streaming=True)
+    except Exception as error:  # no such name or no network: each library raises its own
+        raise _unreadable(name, "data", error) from None
 
 
 def _unreadable(name: str, key: str, error: Exception, place: str = "") -> Exception:

@@ -18,6 +18,7 @@ class WeightedSource:
     Args:
         weight: the share of rows or tokens (``weight_by``), relative to the other weights.
         passes: how often the rows are read. None: without end, and ``max_steps`` ends the run.
+        split: behind the ``@`` of each path: ``train[:1000]``.
         max_samples: documents or pairs that are taken, from the first on. None: all.
         name: in the log: ``mix/NAME/share``. By default the name of the first file.
     """
@@ -26,10 +27,16 @@ class WeightedSource:
     weight: Annotated[float, Field(gt=0)] = 1.0
     passes: Annotated[int, Field(ge=1)] | None = None
     max_samples: Annotated[int, Field(ge=1)] | None = None
+    split: str | None = None
     name: str | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the paths, each with the split."""
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        return [f"{path}@{self.split}" if self.split else path for path in paths]
 
     @property
     def label(self) -> str:
         """Return the name in the log."""
-        path = self.path if isinstance(self.path, str) else self.path[0]
-        return self.name or Path(path.partition("@")[0]).stem
+        return self.name or Path(self.paths[0].partition("@")[0]).stem

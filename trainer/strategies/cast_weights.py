@@ -27,12 +27,18 @@ class CastWeights:
         self.copies: dict[nn.Parameter, Tensor] | None = None
         self._dtype = dtype
         self._places: list[tuple[Any, str, nn.Parameter]] = []
-        model.register_forward_pre_hook(self._put)
-        model.register_forward_hook(self._take_away, always_call=True)
+        self._called: nn.Module | None = None  # whose call has put the copies
+        # Layers too: a backward pass calls those that are recomputed.
+        for module in model.modules():
+            module.register_forward_pre_hook(self._put)
+            module.register_forward_hook(self._take_away, always_call=True)
 
-    def _put(self, model: nn.Module, args: Any) -> None:
+    def _put(self, module: nn.Module, args: Any) -> None:
+        if self._called is not None:
+            return
+        self._called = module
         copies: dict[nn.Parameter, Tensor] = {} if self.copies is None else self.copies
-        for own in map(own_parameters, model.modules()):
+        for own in map(own_parameters, module.modules()):
             for key, parameter in own.items():
                 if parameter is None or not parameter.is_floating_point():
                     continue
@@ -42,7 +48,10 @@ class CastWeights:
                 self._places.append((own, key, parameter))
                 own[key] = copies[parameter]  # type: ignore[assignment]
 
-    def _take_away(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _take_away(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is not self._called:
+            return
+        self._called = None
         for own, key, parameter in self._places:
             own[key] = parameter
         self._places = []

@@ -16,7 +16,6 @@ from one_process import fit
 from torch import nn
 
 from trainer import TrainerError, now
-from trainer.checks.finite import samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
@@ -38,9 +37,9 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
     layout = Layout(rank=1, world_size=2, micro_batch_size=2, accumulation_steps=2)
     data = IndexedData(Numbers(19), layout, seed=3)
     order = epoch_order(19, 3, 0)
-    assert samples_of(data, 0, 8) == [order[2:4].tolist(), order[6:8].tolist()]
-    assert samples_of(data, 16, 19) == [order[17:19].tolist()], "a short last step"
-    assert samples_of(data, 19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
+    assert data.parts(0, 8) == [order[2:4].tolist(), order[6:8].tolist()]
+    assert data.parts(16, 19) == [order[17:19].tolist()], "a short last step"
+    assert data.parts(19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
 
 
 @fresh

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -112,30 +114,37 @@ def test_a_store_has_the_rows_of_the_files(files: Path) -> None:
 def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path: Path) -> None:
     first = data_of(rows_of(files), 0, 1)
     state = json.loads(json.dumps(first.state()))
-    assert state["own"]["lanes"] == 24
+    assert state["order"]["lanes"] == 24
 
     layout = Layout(rank=0, world_size=1, micro_batch_size=2, accumulation_steps=5)
     other = IndexedData(rows_of(files), layout, seed=1, collate=list)
     other.restore(state)
-    assert list(other.own_order.of_epoch(1, 0)[0:100]) == list(
-        first.own_order.of_epoch(1, 0)[0:100]
+    assert list(other.order.of_epoch(1, 0)[np.arange(100)]) == list(
+        first.order.of_epoch(1, 0)[np.arange(100)]
     )
 
     for file in files.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "3.jsonl").write_text('{"id": 1}\n')
-    changed = data_of(rows_of(tmp_path), 0, 1)
-    with pytest.raises(CheckpointError, match=r"files of the training data changed: .*jsonl"):
-        changed.restore(state)
+    state["order"]["files"] = data_of(rows_of(tmp_path), 0, 1).order.state()["files"]
+    (tmp_path / "4.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(
+        CheckpointError, match=r"training data changed: file://\S*/4.jsonl; restore"
+    ):
+        data_of(rows_of(tmp_path), 0, 1).restore(state)
+    (tmp_path / "4.jsonl").rename(tmp_path / "3.jsonl")
+    with pytest.raises(
+        CheckpointError, match=r"training data changed: file://\S*/3.jsonl; restore"
+    ):
+        data_of(rows_of(tmp_path), 0, 1).restore(state)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "rule"),
     [
-        ("a.csv", "a,b\n", r"give .parquet or .jsonl files"),
+        ("a.csv", "a,b\n", r"a.csv: cannot be read: Expecting value: .* a,b"),
         ("a.jsonl", "", "there is no row"),
         ("a.parquet", "no parquet", r"a.parquet: cannot be read"),
-        ("a.jsonl", '{"id": 1\n', "a line is no JSON"),
+        ("a.jsonl", '{"id": 1\n', r"a.jsonl: cannot be read: Expecting .* \{\"id\": 1"),
     ],
 )
 def test_a_bad_file_is_one_line(name: str, content: str, rule: str, tmp_path: Path) -> None:
@@ -153,11 +162,51 @@ def test_a_file_that_was_cut_is_refused_at_the_block(files: Path, tmp_path: Path
     rows = trainer.blocks(str(file), lines=BLOCK, cache_dir=str(tmp_path / "cache"))
     file.write_text("".join(lines[:170]))
     assert rows[100] == json.loads(lines[100])
-    with pytest.raises(DataError, match="a block has 20 rows, and had 50 before"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl: cannot be read: a block has 20 rows, and had 50 before"
+    ):
         rows[199]
     file.unlink()
-    with pytest.raises(DataError, match="a block cannot be read"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read"):
         rows[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_block_that_is_damaged_is_one_line_at_its_step(
+    kind: str, workers: int, files: Path, tmp_path: Path
+) -> None:
+    for file in files.glob(f"*.{kind}"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = data_of(rows_of(tmp_path, kind), 0, 1, workers=workers)
+    windows = data.windows(0, ROWS // BATCH)
+    next(windows)
+    damaged = tmp_path / f"2.{kind}"
+    damaged.write_bytes(damaged.read_bytes()[:999])
+    with pytest.raises(DataError, match=rf"^blocks: file://.*2\.{kind}: cannot be read: [^\n]*$"):
+        list(windows)
+    assert BATCH < data.position < ROWS
+
+
+def test_a_bucket_without_permission_or_package_is_one_line(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("AccessDenied")
+
+    store = fsspec.filesystem("memory")
+    store.pipe("/bucket/0.jsonl", (files / "0.jsonl").read_bytes())
+    cache = str(files / "cache")
+    rows = trainer.blocks("memory://bucket/*.jsonl", cache_dir=cache)
+    monkeypatch.setattr(type(store), "cat_file", refuse)
+    with pytest.raises(DataError, match=r"^blocks: memory://.*: cannot be read: AccessDenied$"):
+        rows[0]
+
+    monkeypatch.setattr(type(store), "glob", refuse)
+    for address, reason in (("memory://a/*", "AccessDenied"), ("s3://a/b", ".*s3fs")):
+        line = f"^blocks: {re.escape(address)}: cannot be read: {reason}"
+        with pytest.raises(DataError, match=line):
+            trainer.blocks(address, cache_dir=cache)
 
 
 def test_blocks_that_do_not_fit_are_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

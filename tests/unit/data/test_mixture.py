@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainer
 from trainer import CheckpointError, DataError
@@ -27,7 +29,7 @@ def mixture(**given: tuple[Any, ...]) -> Any:
 
 def values(mixed: Any, begin: int, end: int) -> np.ndarray:
     order = mixed.own_order.of_epoch(SEED, 0)
-    return np.array([mixed[index] for index in order[begin:end]])
+    return np.array([mixed[index] for index in order[np.arange(begin, end)]])
 
 
 def sources(found: np.ndarray) -> np.ndarray:
@@ -50,8 +52,31 @@ def test_every_aligned_thousand_has_the_shares_and_every_pass_each_row_once() ->
         assert all(len(set(one.tolist())) == size for one in passes)
         if len(passes) > 1:
             assert not np.array_equal(passes[0], passes[1]), "another order in each pass"
-    indices = mixed.own_order.of_epoch(SEED, 0)[0:30_000]
+    indices = mixed.own_order.of_epoch(SEED, 0)[np.arange(30_000)]
     assert len(set(indices.tolist())) == 30_000, "a later pass is augmented in another way"
+
+
+@given(
+    st.lists(st.floats(0.001, 1), min_size=1, max_size=12),
+    st.integers(0, 3000),
+    st.integers(1, 1000),
+)
+def test_each_beginning_and_each_window_have_the_shares(
+    weights: list[float], begin: int, count: int
+) -> None:
+    mixed = trainer.mixed({str(n): (range(50), weight) for n, weight in enumerate(weights)})
+    shares = np.array(weights) / sum(weights)
+    # A sample for up to four sources, and half a sample more each time that sources are doubled.
+    bound = max(1.0, 0.5 * np.ceil(np.log2(len(weights)))) + 1e-6 * (begin + count)
+    before, behind = mixed.counts(begin), mixed.counts(begin + count)
+    assert before.sum() == begin and behind.sum() == begin + count
+    assert np.abs(before - shares * begin).max() <= bound
+    assert np.abs(behind - before - shares * count).max() <= 2 * bound
+
+
+def test_a_short_run_has_its_shares() -> None:
+    mixed = mixture(code=(0.75,), maths=(0.25,))
+    assert mixed.counts(288).tolist() == [216, 72]
 
 
 def test_any_slice_is_that_of_the_whole_order() -> None:
@@ -60,7 +85,7 @@ def test_any_slice_is_that_of_the_whole_order() -> None:
     drawn = np.random.default_rng(0).integers(0, 20_000, (60, 2))
     for begin, end in np.sort(drawn):
         assert np.array_equal(values(mixed, begin, end), whole[begin:end])
-        before = mixed.own_order.counts(SEED, int(begin))
+        before = mixed.own_order.counts(int(begin))
         assert before.tolist() == counts(whole[:begin])
 
 
@@ -75,9 +100,9 @@ def test_a_source_ends_behind_its_passes_and_the_others_get_its_share() -> None:
     places = 5000 + 600 + 12_000
     assert mixed.own_order.places == places
     assert counts(values(mixed, 0, places)) == [5000, 600, 12_000]
-    again = mixed.own_order.of_epoch(SEED, 1)[0:places]
-    assert mixed.own_order.counts(SEED, 2 * places).tolist() == [10_000, 1200, 24_000]
-    assert not np.array_equal(again, mixed.own_order.of_epoch(SEED, 0)[0:places])
+    again = mixed.own_order.of_epoch(SEED, 1)[np.arange(places)]
+    assert mixed.own_order.counts(2 * places).tolist() == [10_000, 1200, 24_000]
+    assert not np.array_equal(again, mixed.own_order.of_epoch(SEED, 0)[np.arange(places)])
 
 
 def steps_of(mixed: Any, world_size: int, batch: int, position: int, count: int) -> list[list[int]]:
@@ -119,11 +144,11 @@ def test_a_change_of_weights_begins_a_phase_and_keeps_what_came_before() -> None
     found = values(after, 0, 20_000)
     assert np.array_equal(found[:1500], values(before, 0, 1500))
     assert counts(found[1500:2500]) == [200, 200, 600]
-    assert len(set(after.own_order.of_epoch(SEED, 0)[0:20_000].tolist())) == 20_000
+    assert len(set(after.own_order.of_epoch(SEED, 0)[np.arange(20_000)].tolist())) == 20_000
 
     again = mixture(code=(0.2, 1), web=(0.2, 2), maths=(0.6,))
     again.own_order.restore(after.own_order.state(), 9000)
-    assert again.own_order.changes == after.own_order.changes
+    assert again.own_order.weights == after.own_order.weights
 
     other = mixture(code=(0.7, 2), web=(0.2, 2), maths=(0.1,))
     with pytest.raises(CheckpointError, match="only weights may change"):
@@ -132,12 +157,12 @@ def test_a_change_of_weights_begins_a_phase_and_keeps_what_came_before() -> None
 
 def test_the_log_has_share_and_passes_and_the_banner_the_planned_passes() -> None:
     mixed = mixture(code=(0.7,), web=(0.2,), maths=(0.1,))
-    logged = mixed.own_order.logged(SEED, 1000, 3000)
+    logged = mixed.own_order.logged(1000, 3000)
     assert logged["mix/web/share"] == 0.2
     assert logged["mix/web/epoch"] == 2.0
     assert logged["mix/code/epoch"] == pytest.approx(2100 / 5000)
-    [line] = mixed.own_order.notices(SEED, 30_000)
-    assert "code 4.20, web 20.00, maths 0.25" in line
+    [line] = mixed.own_order.notices(30_000)
+    assert "{'code': 4.2, 'web': 20.0, 'maths': 0.25}" in line
 
 
 @pytest.mark.parametrize(
@@ -146,7 +171,7 @@ def test_the_log_has_share_and_passes_and_the_banner_the_planned_passes() -> Non
         ({}, "nothing cannot be mixed"),
         ({"a": (iter([1]), 1.0)}, "a cannot be mixed; give map-style data sets"),
         ({"a": ([], 1.0)}, "mixed: a is empty"),
-        ({"a": ([1], 1.0), "b": ([2], 0.0001)}, "the weight 0.0001 of 'b' is below a thousandth"),
+        ({"a": ([1], 1.0), "b": ([2], 1e-7)}, "weights .*1e-07.* is below a millionth"),
     ],
 )
 def test_sources_that_cannot_be_mixed_are_refused(given: dict[str, Any], rule: str) -> None:

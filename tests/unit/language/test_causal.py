@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from chats import trained_texts
+from layouts import layout
 from tiny_language import VOCABULARY, build_with_batch, save_rows
 
 from trainer import ConfigError
@@ -89,6 +90,45 @@ def test_texts_that_are_read_in_blocks_have_the_tokens_of_prepared_ones(
     assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_documents_that_are_packed_while_they_are_read_keep_each_prediction(
+    packing: str, task: Callable[..., CausalLM], texts: Path
+) -> None:
+    settings = {"packing": packing, "evaluation": str(texts), "sequence_length": 24}
+    prepared = task(**settings).build_data()
+    streamed = task(**settings, stream=True).build_data()
+
+    def targets(rows: Any) -> list[int]:
+        labels = torch.cat([row["labels"] for row in rows])
+        return sorted(labels[labels != IGNORED].tolist())
+
+    rows = [*streamed.evaluation]
+    assert targets(rows) == targets(prepared.train)
+    assert max(len(row["input_ids"]) for row in rows) == 24
+    assert (packing == "best_fit") == any((row["position_ids"] == 0).sum() > 1 for row in rows)
+    batch = streamed.collate(rows[:3])
+    assert (packing == "none") or batch["labels"].shape == (3, 24)
+
+    # A lane goes through its shard again and again.
+    read = next(streamed.train.batches(layout(micro=2 * len(rows)), 0, 0))
+    for turn in (read[: len(rows)], read[len(rows) :]):
+        assert targets(turn) == targets(rows)
+
+
+@pytest.mark.usefixtures("hugging_face_cache")
+def test_a_name_of_the_hub_is_streamed_by_its_shards(
+    task: Callable[..., CausalLM], texts: Path, tmp_path: Path
+) -> None:
+    for shard in range(3):
+        (tmp_path / f"hub-{shard}.jsonl").write_text(f'{{"text": "word {shard} of a shard"}}\n')
+    data = task(data=f"hf:{tmp_path}", stream=True, evaluation=str(texts)).build_data()
+    assert data.train.own_order.shards == 3
+    read = next(data.train.batches(layout(micro=3), 0, 0))
+    assert len({tuple(row["input_ids"].tolist()) for row in read}) == 3
+    with pytest.raises(ConfigError, match=r"data: 'hf:.*@dev': cannot be read: ."):
+        task(data=f"hf:{tmp_path}@dev", stream=True).build_data()
+
+
 def test_a_row_of_a_block_that_cannot_be_learnt_is_one_line_or_left_out(
     task: Callable[..., CausalLM],
 ) -> None:
@@ -107,7 +147,6 @@ def test_a_row_of_a_block_that_cannot_be_learnt_is_one_line_or_left_out(
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"stream": True}, "stream: needs packing: none"),
         (
             {"stream": True, "packing": "none", "long_documents": "cut", "evaluation": 0.1},
             "stream: takes files",
@@ -132,8 +171,14 @@ def test_a_mixture_takes_the_first_documents_of_a_source_and_weighs_by_tokens(
     settings = {"packing": "none", "long_documents": "cut"}
     mixed = task(data=sources, weight_by="tokens", **settings).build_data().train
     first, whole = mixed.sets
+    [split] = (
+        task(data=[{"path": str(texts), "split": "train[:8]"}], **settings).build_data().train.sets
+    )
+    assert [row["input_ids"].tolist() for row in split] == [
+        row["input_ids"].tolist() for row in first
+    ]
     assert len(first) == 8 and mixed.own_order.names == [texts.stem, "all"]
-    shares = mixed.own_order.logged(0, 0, 10_000)
+    shares = mixed.own_order.logged(0, 10_000)
     tokens = [rows.token_count / len(rows) for rows in (first, whole)]
     by_tokens = [
         shares[f"mix/{name}/share"] * mean

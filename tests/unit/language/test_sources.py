@@ -44,6 +44,8 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path: Path) -> None:
         assert read_rows(str(tmp_path / name)) == ROWS, name
     assert read_rows(f"{tmp_path}/splits@test") == ROWS[2:]
     assert read_rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"
+    for name in ("a.json", "saved", "splits", "fol*/*.jsonl"):
+        assert read_rows(f"{tmp_path}/{name}@train[1:2]") == read_rows(f"{tmp_path}/{name}")[1:2]
     assert read_rows([str(tmp_path / "a.json"), f"{tmp_path}/splits@test"]) == [*ROWS, ROWS[2]]
 
 
