@@ -60,7 +60,7 @@ def main() -> None:
                 found[strategy, mode] = sum(int((alone[k] != other[k]).sum()) for k in alone)
                 print(strategy, mode, found[strategy, mode], flush=True)
     total = sum(tensor.numel() for tensor in alone.values())
-    title = f"Of {total:,} weights differ from those of one process, after 40 steps"
+    title = f"Weights of {total:,} that differ from those of one process, after 40 steps"
     lines = [HEAD.format(height=44 + 52 * len(STRATEGIES), title=title)]
     for row, strategy in enumerate(STRATEGIES):
         y = 40 + 52 * row

@@ -101,13 +101,13 @@ def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     if plan.context_parallel > 1:
         wrong.append("context_parallel")
     if offloads:
-        wrong.append("strategy")
+        wrong.append("strategy.offload")
     if plan.fsdp.get("activation_checkpointing"):
         wrong.append("fsdp.activation_checkpointing")
     for key in wrong:
         value = getattr(plan, key, True)
         rule = "not beside same_bits: true, which does not hold with it; leave one of the two out"
-        raise plan.origin(key).named(key).error(rule, value)
+        raise plan.origin(key.partition(".")[0]).named(key).error(rule, value)
 
 
 def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:

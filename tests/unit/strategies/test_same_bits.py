@@ -51,7 +51,10 @@ def test_a_setting_that_the_mode_cannot_hold_with_is_refused(key: str, value: An
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("cpu_offload", "strategy"), ("activation_checkpointing", "fsdp.activation_checkpointing")],
+    [
+        ("cpu_offload", "strategy.offload"),
+        ("activation_checkpointing", "fsdp.activation_checkpointing"),
+    ],
 )
 def test_parts_of_fsdp2_that_no_test_has_shown_are_refused(key: str, name: str) -> None:
     strategy("fsdp", {"fsdp": {}})
@@ -61,7 +64,7 @@ def test_parts_of_fsdp2_that_no_test_has_shown_are_refused(key: str, name: str) 
 
 def test_offloading_under_zero_is_refused() -> None:
     zero = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-    with pytest.raises(ConfigError, match=r"strategy: .*not beside same_bits: true"):
+    with pytest.raises(ConfigError, match=r"strategy.offload: .*not beside same_bits: true"):
         strategy("zero2", {"deepspeed": zero})
 
 
