@@ -106,7 +106,7 @@ def test_another_batch_goes_on_with_the_same_samples(stream: Any) -> None:
     alone, _ = ids(stream, 1, 40)
     together = [number for step in (*first, *second, *third) for number in step]
     assert Counter(together) == Counter(number for step in alone for number in step)
-    assert state["own"]["lanes"] == 24
+    assert state["order"]["lanes"] == 24
 
 
 def test_each_lane_reads_its_shards_once_a_pass_and_a_rank_reads_its_part() -> None:
