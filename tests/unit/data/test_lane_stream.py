@@ -15,6 +15,7 @@ from layouts import layout
 
 import trainer
 from trainer import CheckpointError, DataError
+from trainer.data import lane_stream
 from trainer.data.lane_stream import LaneStream
 from trainer.data.lanes import InLanes
 from trainer.data.stream import StreamData
@@ -72,6 +73,11 @@ def ids(
     parts = [data._state.stream for data in ranks]
     ranks[0].gather(lambda own: parts)
     return [sorted(step) for step in found], json.loads(json.dumps(ranks[0].state()))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_stream, "PIECE", 10)  # up to five of a shard
 
 
 @pytest.fixture(params=["hub", "packed"])
