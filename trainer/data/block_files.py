@@ -201,7 +201,7 @@ class Blocks(InLanes):
             DataError: they would take too much of the free memory.
         """
         super().plan(lanes, layout)
-        kept = HELD * -(-lanes // layout.world_size) + 1
+        kept = min(self.shards, HELD * -(-lanes // layout.world_size) + 1)
         self._block = lru_cache(kept)(self._load)
         held = kept * max(block.bytes for block in self.index)
         self._told = (
