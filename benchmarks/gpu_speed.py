@@ -44,7 +44,6 @@ from torch.utils.data import DataLoader
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
-from trainer.commands.rehearse import most
 from trainer.config.documents import read_document
 from trainer.data.order import epoch_order
 from trainer.rehearsal.job import Job
@@ -497,7 +496,7 @@ def rehearsed_bytes(name: str, world: int) -> int:
         gpu="H100",
     )
     (found,) = job.rehearse()
-    return most(found)
+    return found["most"]
 
 
 def measure(name: str, *, compiled: bool) -> dict[str, Any]:

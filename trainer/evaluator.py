@@ -133,9 +133,18 @@ class Evaluator:
     def unnoticed(self) -> Iterator[None]:
         """Surround a trial in evaluation mode. Generators, buffers and modes are restored."""
         model = self.strategy.model
-        with _unchanged(model, compiled=self.strategy.plan.compile), torch.no_grad():
+        modes = [(module, module.training) for module in model.modules()]
+        states = rng.read()
+        # torch compiles the second shape in another way than the first, which the training must
+        # have. torch's compiler takes a second to import.
+        compiled = self.strategy.plan.compile
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with restored_buffers(model), eager, torch.no_grad():
             model.eval()
             yield
+        rng.write(states)
+        for module, training in modes:
+            module.training = training
         self.strategy.settle()
 
     def train_mode(self) -> None:
@@ -227,21 +236,6 @@ class Evaluator:
         position.stop_signal = self.agreement.poll_evaluation()
         position.stopping |= position.stop_signal > 0
         return position.stop_signal > 0
-
-
-@contextmanager
-def _unchanged(model: nn.Module, *, compiled: bool) -> Iterator[None]:
-    """Restore generators, buffers and modes of modules after the block."""
-    modes = [(module, module.training) for module in model.modules()]
-    states = rng.read()
-    # torch compiles the second shape in another way than the first, which the training must have.
-    # torch's compiler takes a second to import.
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    with restored_buffers(model), eager:
-        yield
-    rng.write(states)
-    for module, training in modes:
-        module.training = training
 
 
 # -- the sets of a task ----------------------------------------------------------------------------

@@ -80,7 +80,6 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     Raises:
         ConfigError: there is no such task or callback, or a setting is wrong.
     """
-    from .callbacks.configured import configured_callbacks
     from .task import Task
 
     for folder in _folders(loaded.config_file):
@@ -88,7 +87,10 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
             sys.path.append(folder)
     cls = find_class(loaded.config.task, Task, origin_of(loaded.origins, "task"))
     task = check_settings(cls, loaded.config.task_settings, loaded)
-    configured_callbacks(loaded.config.callbacks, loaded.origins, only_check=True)
+    if loaded.config.callbacks:
+        from .callbacks.configured import configured_callbacks
+
+        configured_callbacks(loaded.config.callbacks, loaded.origins, only_check=True)
 
     defaults = _task_defaults(task, loaded.origins)
     for key in defaults:

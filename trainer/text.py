@@ -144,10 +144,10 @@ def seconds_of(duration: str) -> int:
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def is_headline(name: str) -> bool:
@@ -164,7 +164,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
     """Return names and values between two rules of 80 columns, with notices below them."""
     rule = "-" * 80
-    return "\n".join([rule, *columns(rows), *(f"note: {notice}" for notice in notices), rule])
+    return "\n".join([rule, columns(rows), *(f"note: {notice}" for notice in notices), rule])
 
 
 @functools.cache

@@ -18,7 +18,6 @@ from gpu_jobs import ENGINE, STRATEGIES, Results, job_pool, launch_files, result
 from launchers import HIDE_GPUS, ROOT, installed
 
 from trainer.commands.curves import LOW
-from trainer.commands.rehearse import most
 from trainer.config.documents import read_document
 from trainer.rehearsal.job import Job
 
@@ -166,7 +165,7 @@ def test_a_rehearsal_says_what_a_step_takes(
     file = files["accel_config"] if files else str(ROOT / "accel_configs" / "single.yaml")
     launched = dict(read_document(file).data)
     (rehearsed,) = Job(launch_file=launched, words=LARGE, gpus=gpus, gpu="H100").rehearse()
-    predicted = most(rehearsed)
+    predicted = rehearsed["most"]
     told = result(job(folder, strategy, gpus), "command-large")
     note(measured=told["bytes"], rehearsed=predicted)
     assert told["plan"]["strategy"] == rehearsed["plan"]["strategy"]

@@ -32,7 +32,6 @@ from digits_cnn import DigitsCNN
 from launchers import ROOT, Job, clean_environment, command, layouts, options, run
 
 from trainer import load_export
-from trainer.distributed.started_by import is_alive
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
 
@@ -157,7 +156,8 @@ def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
         assert len(workers) == 2
         job.kill()
         _, left = psutil.wait_procs(workers, timeout=30)
-        alive = [process for process in left if is_alive(process)]
+        ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        alive = [process for process in left if process.status() not in ended]
         for process in alive:
             process.kill()
     assert alive == [], "they train on without anybody to end them"

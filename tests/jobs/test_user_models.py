@@ -41,7 +41,6 @@ REFUSED = {
     "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "independent": "DataError: training_step returned a loss that no parameter has a part in. Compute the loss from the",
     "backward_inside": "DataError: training_step must not call backward",
-    "lazy": "LaunchError: the model has lazy modules, whose parameters have no shape yet: call",
     "replaced": "LaunchError: 2.weight: frozen, thawed or replaced, while",
     "replaced_whole": "LaunchError: 2.weight: frozen, thawed or replaced, while",
 }
@@ -125,7 +124,6 @@ GRADIENTS = (
     "hooked",
     "signs",
     "empty_layer",
-    "lazy",
     "experts",
     "reads",
     "reads_said",

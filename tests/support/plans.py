@@ -10,11 +10,12 @@ from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
+from trainer.config.train_config import DEFAULTS
 from trainer.distributed.started_by import Launcher
 from trainer.errors import Origin, Sourced
-from trainer.launching.files.sections import read_section
+from trainer.launching.files.sections import read_sections
 from trainer.launching.findings import Findings
-from trainer.launching.request import Request, Section
+from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
 
 CPU, FOUR_GPUS = 0, 4
@@ -30,11 +31,13 @@ def request(strategy: Any = "zero2", **values: Any) -> Request:
     zero = (
         {"zero_optimization": {"stage": int(strategy[-1])}} if strategy.startswith("zero") else {}
     )
+    settings = {key: values.pop(key) for key in DEFAULTS.keys() & values}
     return Request(
         **{
             "strategy": strategy,
             "strategy_origin": origin("a.yaml:2 (distributed_type)"),
             "deepspeed": zero,
+            "settings": settings,
         }
         | values
     )
@@ -75,22 +78,22 @@ PLACES = {
 OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.params"
 
 
-def section(name: str, kind: str, params: dict[str, Any]) -> Section:
+def section(name: str, kind: str, params: dict[str, Any]) -> dict[str, Sourced[Any]]:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
     check = Findings()
-    found = read_section(doc, name, check)
-    if check.problems or found is None:
+    found = read_sections(doc, check)
+    if check.problems:
         raise ConfigError(check.problems)
     return found
 
 
 def with_optimizer(kind: str = "AdamW", **params: Any) -> Request:
-    return request(optimizer=section("optimizer", kind, params))
+    return request(settings=section("optimizer", kind, params))
 
 
 def with_scheduler(kind: str, **params: Any) -> Request:
-    return request(scheduler=section("scheduler", kind, params))
+    return request(settings=section("scheduler", kind, params))
 
 
 AUTO = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")

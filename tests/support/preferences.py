@@ -102,15 +102,23 @@ def formula(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
     sft_weight: float = 0.0,
+    simpo_gamma: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The mean loss of DPO over some rows, in float64, and the metrics."""
+    """The mean loss of DPO over some rows, in float64, and the metrics. As TRL's trainers have it."""
     losses, rewards = [], []
     for row in rows:
         policy, counts = log_probs(model, tokenizer, row)
         with torch.no_grad():
             fixed, _ = log_probs(reference, tokenizer, row)
-        ratio = policy - fixed
-        if objective == "ipo":
+        # ORPO and SimPO have no reference, and log-probabilities a token.
+        ratio = policy / counts if objective in ("orpo", "simpo") else policy - fixed
+        if objective == "orpo":
+            odds = ratio.exp() / (1 - ratio.exp())
+            loss = -beta * F.logsigmoid((odds[0] / odds[1]).log()) - ratio[0]
+        elif objective == "simpo":
+            h = beta * (ratio[0] - ratio[1]) - simpo_gamma
+            loss = -(1 - label_smoothing) * F.logsigmoid(h) - label_smoothing * F.logsigmoid(-h)
+        elif objective == "ipo":
             chosen, rejected = ratio / counts
             loss = (chosen - rejected - 1 / (2 * beta)) ** 2
         else:

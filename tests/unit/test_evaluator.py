@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from trainer import (
 from trainer.config.interval import interval_of
 from trainer.errors import Origin
 from trainer.evaluator import (
-    _unchanged,
+    Evaluator,
     check_best_metric,
     measured_sets,
     set_of_metric,
@@ -345,7 +347,11 @@ def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
 
     model = Doubling()
     model.compile(backend=backend)
-    with _unchanged(model, compiled=True), torch.no_grad():
+    plan = SimpleNamespace(compile=True)
+    strategy = SimpleNamespace(model=model, plan=plan, settle=lambda: None)
+    meter = SimpleNamespace(paused=lambda name: nullcontext())
+    run: Any = SimpleNamespace(strategy=strategy, meter=meter)
+    with Evaluator.unnoticed(run):
         model(torch.ones(4, 2))
     assert compiled == []
     model(torch.ones(3, 2))

@@ -2,8 +2,8 @@
 
     ranks ... tests/workers/bits_cost.py FOLDER ACCEL_CONFIG
 
-Prints the median and the least milliseconds of a step: of the clock, and of this rank's CPU time, which
-other programs on the machine hardly change.
+Prints the median milliseconds of a step and their ratio in pairs of trainings, from the least to the
+largest: of the clock, and of this rank's CPU time, which other programs on the machine change less.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import trainer
 from trainer import Callback, Run, StepInfo, TrainConfig, Trainer
 from trainer.launching import launch
 
-STEPS, FIRST = 9, 2  # the first steps warm up
+STEPS, FIRST, PAIRS = 9, 2, 5  # the first steps warm up
 
 
 class Clocks(Callback):
@@ -33,8 +34,8 @@ class Clocks(Callback):
         self.read.append((time.perf_counter(), time.process_time()))
 
 
-def train(folder: Path, file: str, *, same_bits: bool) -> list[list[float]]:
-    """Return the milliseconds of each step, of the clock and of the CPU."""
+def train(folder: Path, file: str, *, same_bits: bool) -> list[float]:
+    """Return the median milliseconds of a step, of the clock and of the CPU."""
     settings: dict[str, Any] = {"max_steps": STEPS, "log_every": 1, "keep_last": 0}
     config = TrainConfig(
         task="llama_stdlib:LlamaStdlib",
@@ -53,22 +54,25 @@ def train(folder: Path, file: str, *, same_bits: bool) -> list[list[float]]:
         if info.step == STEPS - 1:
             break
     made.run.close()
-    steps = zip(clocks.read[FIRST:], clocks.read[FIRST - 1 :], strict=False)
-    return [[1e3 * (now - before) for now, before in zip(a, b, strict=True)] for a, b in steps]
+    found = []
+    for reads in zip(*clocks.read[FIRST - 1 :], strict=True):
+        times = [1e3 * (now - before) for before, now in pairwise(reads)]
+        found.append(statistics.median(times))
+    return found
 
 
 def main() -> None:
     folder, file = Path(sys.argv[1]), sys.argv[2]
-    found: dict[bool, list[list[float]]] = {False: [], True: []}
-    for number in range(3):
-        for mode in found:
-            found[mode] += train(folder / f"{mode}-{number}", file, same_bits=mode)
+    pairs = [
+        [train(folder / f"{mode}-{number}", file, same_bits=mode) for mode in (False, True)]
+        for number in range(PAIRS)
+    ]
     for place, name in enumerate(("clock", "CPU")):
-        off, on = ([step[place] for step in found[mode]] for mode in found)
-        of_both = [(min(times), statistics.median(times)) for times in (off, on)]
-        text = ", ".join(f"{least:.0f} / {middle:.0f} ms" for least, middle in of_both)
-        ratios = [b / a for a, b in zip(*of_both, strict=True)]
-        print(f"{Path(file).stem} {name}: off, on: {text}; x{ratios[0]:.2f} / x{ratios[1]:.2f}")
+        off, on = ([pair[mode][place] for pair in pairs] for mode in (0, 1))
+        ratios = sorted(b / a for a, b in zip(off, on, strict=True))
+        medians = f"{statistics.median(off):.0f} ms, on {statistics.median(on):.0f}"
+        spread = f"x{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"{Path(file).stem} {name}: off {medians}, {spread}")
 
 
 if __name__ == "__main__":

@@ -698,11 +698,6 @@ class EmptyLayer(Plain):
         return self.Model()
 
 
-class Lazy(Plain):
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
-
-
 class PlainOutput(Plain):
     """Returns the prediction in an object of a plain class."""
 

@@ -77,14 +77,10 @@ def build(
     """
     origins = origins or {}
     if callbacks is None:
-        if config.callbacks:
-            raise origin_of(origins, "callbacks").error(
-                "has no effect: Trainer's loop calls callbacks. Remove the key"
-            )
-        if config.same_bits:
-            raise origin_of(origins, "same_bits").error(
-                "needs Trainer's loop. Remove the key", True
-            )
+        for key in ("callbacks", "same_bits"):
+            value = getattr(config, key)
+            if value:
+                raise origin_of(origins, key).error("needs Trainer's loop. Remove the key", value)
         callbacks = checks_of(config)
     return _build(task, config, launched, Hooks(callbacks), origins, trains=True)
 
@@ -245,16 +241,13 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
     built.note(*built.task.notices())
     facts = _facts(built, {**reported, **of_schedule}, sizes)
 
-    # Live views, which follow the weights.
-    decay = built.config.ema_decay
-    averaged = [s for s in built.strategy.shards() if s.tensor.numel()] if decay else []
-    average = Average([s.tensor for s in averaged], built.strategy.write_back, decay)
+    average = Average(built.strategy, built.config.ema_decay)
     parts = Parts(
         position=position,
         spent=built.meter.until_now,
         strategy=built.strategy,
         optimizer_form=form,
-        averages=list(zip(averaged, average.average, strict=True)),
+        average=average,
         schedule=schedule,
         data=built.train_data,
         sampled=built.sets.sampled,
@@ -409,8 +402,11 @@ def _load(run: Run) -> None:
 
         run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if start.continues and not run.finished:
+        from ..reporting.used_folder import cut_rows
+
         run.agreement.run_on_main(lambda: store.set_aside(info.path for info in start.passed_over))
-        run.directory.cut_rows(run.step)
+        if run.is_main:
+            cut_rows(run.directory.path / "metrics.jsonl", run.step)
 
 
 def _announce(run: Run) -> None:

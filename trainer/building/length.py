@@ -33,7 +33,11 @@ def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
             getattr(config, key),
         )
 
-    has_ended = start.continues and start.step == last_step == folder.directory.ended_at()
+    has_ended = start.continues and start.step == last_step
+    if has_ended:
+        from ..reporting.used_folder import ended_at
+
+        has_ended = ended_at(folder.directory.path) == last_step
     return Length(
         total_steps=total_steps,
         stop_at=until.first_step if until else None,

@@ -51,7 +51,7 @@ class MetaModel:
             names &= new_names(self.sources)
 
         parts.strategy.fill(self.initial_values.draw(names))
-        for shard, average in parts.averages:
+        for shard, average in parts.average.pairs:
             average.copy_(shard.tensor)
 
         if not self.sources:

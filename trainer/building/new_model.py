@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import set_seed
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..checkpoint.exported import ModelFile, check_storable, export_dtypes, set_config_dtype
 from ..checkpoint.safetensors_io import dtype_name
@@ -32,11 +31,6 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     set_seed(config.seed)  # the weights do not depend on random numbers of build_data
     model = returned(task.build_model(), nn.Module, task, "build_model")
     refuse_compiled(model)
-    if any(map(is_lazy, model.parameters())):
-        raise LaunchError(
-            "the model has lazy modules, whose parameters have no shape yet: call the model on a "
-            "sample in build_model"
-        )
     for parameter in model.parameters():
         if not parameter.numel():
             parameter.requires_grad_(False)  # FSDP2 and ZeRO-3 fail on a gradient without elements

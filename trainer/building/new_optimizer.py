@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..config.plain import plain
 from ..config.train_config import DEFAULTS
@@ -107,11 +107,6 @@ def build_schedule(
     built_by = own_schedule(task) if schedule is not None else None
     if schedule is not None:
         returned(schedule, LRScheduler, task, "build_schedule")
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise LaunchError(
-            f"{built_by}: ReduceLROnPlateau follows a metric; set group['lr'] in each on_step of a "
-            "callback instead"
-        )
     if schedule is None:
         schedule = schedule_of_plan(optimizer, plan, total_steps)
 

@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..checkpoint.disk import trusting_no_value
-from ..errors import TrainerError
-from ..evaluator import set_of_metric
+from ..errors import Origin
+from ..evaluator import check_best_metric, set_of_metric
 from ..hooks import Callback, StepInfo
 from ..reporting.directory import json_text
 from ..run import Run
-from ..text import listed
 
 # In the folder of the model, so that both are replaced at once and copied together.
 FILE = "best.json"
@@ -58,10 +57,7 @@ class Best(Callback):
             sets = run.evaluation_sets
             measured = {set_of_metric(name, sets) for name in info.evaluation}
             if set_of_metric(self.metric, sets) in {None, *measured}:
-                known = listed([*info.evaluation])
-                raise TrainerError(
-                    f"best_metric: {self.metric!r}: was not measured; known: {known}"
-                )
+                check_best_metric(self.metric, info.evaluation, Origin("best_metric"))
             return
 
         value = self.sign * info.evaluation[self.metric]
@@ -100,5 +96,5 @@ class Best(Callback):
             if state["metric"] != self.metric:
                 return
             self.best_step = state["best_step"] and int(state["best_step"])
-            if state.get("mode", self.mode) == self.mode:  # (commit 2aaecea kept no mode)
+            if state["mode"] == self.mode:
                 self.best, self.waited = float(state["best"]), int(state["waited"])

@@ -31,23 +31,17 @@ def configured_callbacks(
     check = Validator(partial(origin_of, origins))
     made: list[Any] = []
     for number, value in enumerate(values):
-        place = f"callbacks.{number}"
-        items = [*value.items()] if isinstance(value, Mapping) else [(value, None)]
-        named, settings = items[0] if len(items) == 1 else ("", "")
-        if not isinstance(settings, Mapping | None):
-            check.record(place, "must be module:Class, or {module:Class: {its settings}}", value)
-            continue
-
-        key = f"{place}.{named}"
-        try:
-            cls = find_class(named, Callback, check.origin(key))
-        except ConfigError as error:
-            check.problems += error.problems
-            continue
-        if only_check and not is_made_from_fields(cls):
-            check.settings(cls, settings or {}, key)
-        else:
-            made.append(check.build(cls, settings or {}, key))
+        for named, settings in ({value: {}} if isinstance(value, str) else value).items():
+            key = f"callbacks.{number}.{named}"
+            try:
+                cls = find_class(named, Callback, check.origin(key))
+            except ConfigError as error:
+                check.problems += error.problems
+                continue
+            if only_check and not is_made_from_fields(cls):
+                check.settings(cls, settings or {}, key)
+            else:
+                made.append(check.build(cls, settings or {}, key))
     if check.problems:
         raise ConfigError(check.problems)
     return made

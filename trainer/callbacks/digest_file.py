@@ -9,43 +9,44 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..checkpoint.compatibility import differences
 from ..checkpoint.disk import hash_file
 from ..hooks import Callback, StepInfo
-from ..run import Built, Run
-from ..strategies.digests import StepDigests
+from ..run import Run
+from ..strategies.digests import digest, parts_of_digests, summed
 from ..strategies.exact import Exact
-from ..text import size
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..data.batches import Window
 
 FILE = "digests.jsonl"
 
 
 class Digests(Callback):
-    """Writes the digests of each step, and tells a resume under other facts."""
+    """Writes the digests of each step, and tells a resume under other facts.
+
+    Without the mode the digests of micro-batches and gradients are zeros.
+    """
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
         self.before: Mapping[str, Any] | None = None  # of the checkpoint
-        self._digests: StepDigests | None = None
+        # Of this rank in the step: micro-batches of all ranks, then gradients, then weights.
+        self._found = torch.zeros(0)
+        self._odd: dict[str, int] = {}
         self._micro_batches = 0
 
-    def on_model(self, run: Built, model: nn.Module) -> None:
-        elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        run.note(f"same_bits: whole gradients add up in float64, {size(8 * elements)} per rank")
-
     def on_start(self, run: Run) -> None:
-        assert isinstance(run.strategy, Exact)
-        self._digests = StepDigests(run.strategy)
+        # In a micro-batch's digest each parameter counts an odd number of times.
+        names = [name for name, _ in run.strategy.parameters()]
+        self._odd = {name: 2 * number + 1 for number, name in enumerate(names)}
+        if isinstance(run.strategy, Exact):
+            self._watch(run.strategy)
         own = facts_of(run)
         others = [differences(own, of_rank) for of_rank in run.agreement.gather(own)]
         self.facts = own
@@ -53,19 +54,41 @@ class Digests(Callback):
             run.say(f"same_bits: ranks differ, and bits may follow: {line}")
         for line in differences(self.before or own, own):
             run.say(f"same_bits: changed since the checkpoint, and bits may follow: {line}")
-        head = {"tensors": self._digests.names, "begins": run.step, "facts": self.facts}
-        if run.is_main:
-            run.directory.row(head, FILE)
+        run.directory.row({"tensors": names, "begins": run.step, "facts": own}, FILE)
+
+    def _watch(self, strategy: Exact) -> None:
+        """Read the digests of gradients from now on. Collective: call on every rank."""
+        world, rank = strategy.plan.world_size, strategy.accelerator.process_index
+
+        def note(name: str, gradient: Tensor) -> None:
+            own = digest(gradient) * self._odd[name]
+            self._found[(strategy.micro_batches - 1) * world + rank] += own
+
+        def note_step(gradients: list[Tensor]) -> None:
+            tensors = len(self._odd)
+            self._found[-2 * tensors : -tensors] = parts_of_digests(strategy, gradients)
+
+        strategy.watch_gradients(note)
+        strategy.note_step = note_step
 
     def on_window(self, run: Run, window: Window) -> None:
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
+        places = len(window.micros) * run.plan.world_size + 2 * len(self._odd)
+        device = run.accelerator.device
+        self._found = torch.zeros(places, dtype=torch.int64, device=device)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        assert self._digests is not None
-        found = self._digests.read(self._micro_batches)
-        if run.is_main:
-            of_step = {"step": info.step, "world": run.plan.world_size, **found}
-            run.directory.row(of_step, FILE)
+        tensors, world = len(self._odd), run.plan.world_size
+        self._found[-tensors:] = parts_of_digests(run.strategy)
+        texts = summed(self._found, world)
+        row = {
+            "step": info.step,
+            "world": world,
+            "micro_batches": texts[: self._micro_batches],
+            "gradients": texts[-2 * tensors : -tensors],
+            "weights": texts[-tensors:],
+        }
+        run.directory.row(row, FILE)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"facts": self.facts}
@@ -76,22 +99,15 @@ class Digests(Callback):
 
 def facts_of(run: Run) -> dict[str, Any]:
     """Return facts of this process that change bits: versions, threads, processors, kernels."""
+    file = getattr(sys.modules[type(run.task).__module__], "__file__", None)
     found = {
         **run.facts["versions"],
-        "task file": _checksum(sys.modules[type(run.task).__module__]),
+        "task file": hash_file(Path(file)) if file else "",
         "threads": torch.get_num_threads(),
         "cpu": run.facts["machine"]["cpu"],
         "cpu kernels": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.enabled,
     }
     if run.plan.device == "cuda":
         found["gpu"] = torch.cuda.get_device_name(run.accelerator.device)
-        found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return found
-
-
-def _checksum(module: ModuleType) -> str:
-    """Return the checksum of a module's file. "" if the module has no file."""
-    file = getattr(module, "__file__", None)
-    return hash_file(Path(file)) if file else ""

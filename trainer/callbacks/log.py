@@ -28,12 +28,10 @@ class Log(Callback):
 
         # The sum of the ranks' losses, and of the ranks that report other names than at the last
         # exchange of names.
-        changed = info.loss.new_full((), reported.layout() != self._layout)
-        packed = torch.stack([info.loss, changed])
+        packed = torch.stack([info.loss, info.loss.new_full((), reported.layout() != self._layout)])
         loss, changes = run.accelerator.reduce(packed, "sum").tolist()
         if changes:
-            layouts = run.agreement.gather(reported.layout())
-            self._layout = agreed(layouts)
+            self._layout = agreed(run.agreement.gather(reported.layout()))
 
         own = {
             "step": info.step,

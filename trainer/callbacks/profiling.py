@@ -47,6 +47,5 @@ class Profile(Callback):
         profiler.export_chrome_trace(str(folder / "trace.json.gz"))
 
         sort_by = "self_device_time_total" if profiler.use_device else "self_cpu_time_total"
-        table = profiler.key_averages().table(sort_by, row_limit=25)
-        (folder / "operations.txt").write_text(table)
+        (folder / "operations.txt").write_text(profiler.key_averages().table(sort_by, row_limit=25))
         run.say(f"profile of steps {self.first} to {self.last}: {folder}")

@@ -70,7 +70,7 @@ class Tracking(Callback):
         for tracker in run.accelerator.trackers:
             try:
                 if isinstance(tracker, WandbRun):
-                    tracker.add_summary(summary)
+                    tracker.add_model()
                 tracker.finish()
             except Exception as error:  # each client has other errors
                 run.say(f"{tracker.name}: did not end its run: {told(error)}")
@@ -89,8 +89,7 @@ class Tracking(Callback):
 
             self._live.append(tracker)
             run.accelerator.trackers.append(tracker)
-            failed = getattr(tracker, "finish_as_failed", tracker.finish)
-            self._undo.append(when_failing(failed))
+            self._undo.append(when_failing(getattr(tracker, "finish_as_failed", tracker.finish)))
 
 
 def new_tracker(name: str, run: Run) -> GeneralTracker:

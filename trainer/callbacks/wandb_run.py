@@ -6,14 +6,12 @@ itself would wait for 90 (wandb 0.31).
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any
 
 from accelerate.tracking import WandBTracker
 
+from ..checkpoint.disk import read_json
 from ..config.naming import experiment_of
 from ..config.train_config import DEFAULTS
 from ..reporting.directory import RunDirectory
@@ -82,13 +80,10 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             summary = f"{training.config.best_mode},last"
             self.run.define_metric(training.config.best_metric, summary=summary)
 
-    def add_summary(self, summary: Mapping[str, Any]) -> None:
-        """Add the end of a run, and the exported model if ``track_model`` asks for it."""
+    def add_model(self) -> None:
+        """Add the exported model if ``track_model`` asks for it."""
         import wandb
 
-        seconds = {f"summary/seconds/{name}": lasted for name, lasted in summary["seconds"].items()}
-        peak = max(summary["peak_memory_bytes"])
-        self.run.summary.update({"summary/peak_memory_bytes": peak, **seconds})
         if self._training.config.track_model:
             metadata = {"step": self._training.step}
             model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)
@@ -105,5 +100,5 @@ def run_id(directory: RunDirectory) -> str:
     path = directory.path / FILE
     if not path.exists():
         new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        directory.write(FILE, json.dumps({"wandb": new}) + "\n")
-    return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
+        directory.write_json(FILE, {"wandb": new})
+    return str(read_json(path)["wandb"])

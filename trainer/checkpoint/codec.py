@@ -1,14 +1,14 @@
 """The state of tasks and callbacks as JSON and tensors, so that both are written as plain files.
 
 In the JSON a tensor is ``{"$tensor": [name, shape]}``, a tuple ``{"$tuple": [...]}`` and a number
-that JSON lacks ``{"$number": "inf"}``.
+that JSON lacks ``{"$number": "inf"}``. ``contents.py`` has the way back, for a run that resumes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -51,21 +51,3 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
 def encode_plain(value: Any, path: str) -> Any:
     """Return the JSON form of a value without tensors. Objects that JSON lacks become texts."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
-
-
-def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
-    """Return the value that was encoded. ``tensor_of`` reads a tensor by name."""
-    if isinstance(value, list):
-        return [decode(item, tensor_of) for item in value]
-    if not isinstance(value, dict):
-        return value
-
-    if "$number" in value:
-        return float(value["$number"])
-    if "$tuple" in value:
-        return tuple(decode(value["$tuple"], tensor_of))
-    if "$tensor" in value:
-        assert tensor_of is not None, "a value without tensors"
-        name, shape = value["$tensor"]
-        return tensor_of(name).reshape(shape)
-    return {key: decode(item, tensor_of) for key, item in value.items()}

@@ -9,36 +9,34 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
+from ..config.plain import dotted
 from ..distributed.agreement import Agreement
+from ..strategies.digests import content_sum
 from ..strategies.tensors import DTYPES
 from ..text import hidden
-from .parts import Parts, assign_writers
+from .parts import Parts, written
 
 _SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
-_AT_A_TIME = 1 << 19  # elements: some megabytes
+_GROUPS = "optimizer_groups"
 _MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line ``key: before -> now`` for each difference, down to the parts that differ."""
+    old, new = (
+        dict(dotted({**of, _GROUPS: dict(enumerate(of.get(_GROUPS, ())))})) for of in (before, now)
+    )
     lines = []
-    for key in sorted(before.keys() | now.keys()):
-        old: Any = before.get(key)
-        new: Any = now.get(key)
-        are_lists = isinstance(old, list) and isinstance(new, list)
-        if are_lists and len(old) == len(new):
-            if all(isinstance(item, Mapping) for item in (*old, *new)):
-                old, new = ({str(n): item for n, item in enumerate(of)} for of in (old, new))
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            lines += [f"{key}.{line}" for line in differences(old, new)]
-        elif old != new:
-            if are_lists:
-                old, new = _without(old, new), _without(new, old)
-            lines.append(f"{key}: {json.dumps(old):.60} -> {json.dumps(new):.60}")
+    for key in sorted(old.keys() | new.keys()):
+        pair: Any = old.get(key), new.get(key)
+        if pair[0] != pair[1]:
+            if all(isinstance(items, list) for items in pair):
+                pair = _without(*pair), _without(*pair[::-1])
+            lines.append(
+                ": ".join([key, " -> ".join(f"{json.dumps(value):.60}" for value in pair)])
+            )
     return lines
 
 
@@ -67,35 +65,17 @@ def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, A
     """Add the rate to each of the optimizer's groups."""
     groups = [
         {"names": sorted(group["names"]), "settings": {"lr": rate, **group["settings"]}}
-        for group, rate in zip_longest(facts["optimizer_groups"], rates)
+        for group, rate in zip_longest(facts[_GROUPS], rates)
     ]
-    return {**facts, "optimizer_groups": groups}
+    return {**facts, _GROUPS: groups}
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard, low, high in assign_writers(parts.frozen(stored=False)):
-        checksum = content_sum(shard.tensor[low:high], shard.start + low, dtype)
-        own += zlib.crc32(shard.name.encode()) * checksum
+    for shard in written(parts.frozen(stored=False)):
+        checksum = int(content_sum(shard.tensor, shard.start, dtype))
+        own += zlib.crc32(shard.name.encode()) * checksum * _ODD
     sums = agreement.gather(own)
     return f"{sum(sums) % _MODULUS:016x}"
-
-
-def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return the checksum of a flat part, rounded to ``dtype``. Those of all parts add up."""
-    width = 8 // dtype.itemsize  # elements of a word of 64 bits
-    total = 0
-    for low in range(0, values.numel(), _AT_A_TIME):
-        part = values[low : low + _AT_A_TIME].to(dtype)
-        # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
-        first, before = divmod(start, width)
-        start += len(part)
-        words = pad(part, (before, -start % width)).view(torch.int64)
-
-        # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost when
-        # integers wrap around.
-        places = torch.arange(first, first + len(words), device=words.device)
-        total += int((words * (2 * places + 1)).sum())
-    return total * _ODD % _MODULUS

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
 from ..errors import CheckpointError
@@ -108,6 +109,24 @@ def check_form(text: bytes, form: TypeAdapter[Any], file: str) -> None:
         found = error.errors()[0]
         key = ".".join(map(str, found["loc"]))
         raise CheckpointError(f"{file}: {key}: '{found['input']!s:.60}': {found['msg']}") from None
+
+
+def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
+    """Return a value that ``codec.encode`` encoded. ``tensor_of`` reads a tensor by name."""
+    if isinstance(value, list):
+        return [decode(item, tensor_of) for item in value]
+    if not isinstance(value, dict):
+        return value
+
+    if "$number" in value:
+        return float(value["$number"])
+    if "$tuple" in value:
+        return tuple(decode(value["$tuple"], tensor_of))
+    if "$tensor" in value:
+        assert tensor_of is not None, "a value without tensors"
+        name, shape = value["$tensor"]
+        return tensor_of(name).reshape(shape)
+    return {key: decode(item, tensor_of) for key, item in value.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,6 @@ State of other shapes (factored second moments) cannot be cut: such an optimizer
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,38 +144,12 @@ def state_of(
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return class, steps and rates of a schedule, and the state that JSON can hold."""
-    for factor in getattr(schedule, "lr_lambdas", ()):
-        trial = copy.deepcopy(factor)
-        before = traces(trial, DEPTH)
-        trial(0)
-        refuse_counters(trial, before)
-
-    own = _plain(schedule.state_dict())
-    counting = own if "last_epoch" in own else own["_schedulers"][0]  # a ChainedScheduler's parts
+    """Return class, steps and rates of a schedule, and the rates that the schedule starts from."""
+    state = schedule.state_dict()
+    counting = state if "last_epoch" in state else state["_schedulers"][0]  # of a ChainedScheduler
     return {
         "kind": type(schedule).__name__,
         "steps": counting["last_epoch"],
         "lr": [float(group["lr"]) for group in schedule.optimizer.param_groups],
-        "own": own,
+        "own": {"base_lrs": [*map(float, state.get("base_lrs", ()))]},
     }
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and texts of a schedule's state, also those of inner schedules.
-
-    Functions are no state, nor are the milestones of ``MultiStepLR``: the settings make them again.
-    """
-    plain: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, LRScheduler):
-            value = value.state_dict()
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            plain[key] = [_plain(item) for item in value]
-        elif not isinstance(value, dict):
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                # Rates may be tensors.
-                plain[key] = json.loads(json.dumps(value, default=Tensor.item))
-        elif all(isinstance(name, str) for name in value):
-            plain[key] = _plain(value)
-    return plain

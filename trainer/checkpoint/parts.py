@@ -16,6 +16,7 @@ from ..config.train_config import TrainConfig
 from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
+from ..optim.ema import Average
 from ..position import Position
 from ..run_plan import Plan
 from ..strategies import Shard, Strategy
@@ -43,7 +44,8 @@ class Parts:
     Args:
         position: the step of the run, and the counters that ``state.json`` keeps.
         spent: returns the tokens and seconds of the run until now, which ``state.json`` keeps too.
-        averages: the moving averages of the shards that this rank owns, if a decay is set.
+        average: the moving average of the weights, if a decay is set.
+        schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
         settings: all settings by key, of which the fingerprint takes those that decide the numbers.
         facts: the content of plan.json, for the model card.
@@ -53,7 +55,7 @@ class Parts:
     spent: Callable[[], Mapping[str, float]]
     strategy: Strategy
     optimizer_form: OptimizerForm
-    averages: Sequence[tuple[Shard, Tensor]]
+    average: Average
     schedule: LRScheduler
     data: TrainData
     sampled: Sampled
@@ -122,8 +124,8 @@ class Parts:
         if problem:
             raise CheckpointError(problem)
 
-        averages = {shard.name: average for shard, average in self.averages}
-        for shard, low, high in self._written():
+        averages = {shard.name: average for shard, average in self.average.pairs}
+        for shard in (*written(self.strategy.shards()), *written(self.frozen(stored=True))):
             tensors = [("frozen", shard.tensor)]
             if shard.state_key is not None:
                 tensors = [
@@ -134,11 +136,9 @@ class Parts:
                 tensors.append(("average", averages[shard.name]))
 
             for kind, tensor in tensors:
-                if tensor.dim() > 0:
-                    yield Key(kind, shard.name, shard.start + low), tensor[low:high]
-                elif shard.start + low == 0:
-                    # Of the whole parameter: the owner of the first element writes the value.
-                    yield Key(kind, shard.name), tensor
+                # A scalar is of the whole parameter: who has the first element writes the value.
+                if tensor.dim() or shard.start == 0:
+                    yield Key(kind, shard.name, shard.start), tensor
 
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of the buffers that this rank writes: rank 0 all of them."""
@@ -157,26 +157,9 @@ class Parts:
             if (self.model_file.name(shard.name) is not None) == stored:
                 yield shard
 
-    def _written(self) -> Iterator[tuple[Shard, int, int]]:
-        """Yield the trainable parameters, then the frozen parameters, as ``assign_writers``."""
-        yield from assign_writers(self.strategy.shards())
-        yield from assign_writers(self.frozen(stored=True))
 
-
-def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
-    """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
-
-    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of this line.
-    """
-    line_length = Counter[int]()  # elements, by the number of ranks that hold them
-    begins = []
-    for shard in shards:
-        begins.append((shard, line_length[shard.copies]))
-        line_length[shard.copies] += shard.tensor.numel()
-
-    for shard, begin in begins:
-        length = line_length[shard.copies]
-        low = max(0, length * shard.copy // shard.copies - begin)
-        high = min(shard.tensor.numel(), length * (shard.copy + 1) // shard.copies - begin)
-        if low < high:
-            yield shard, low, high
+def written(shards: Iterable[Shard]) -> Iterator[Shard]:
+    """Yield the shards that this rank writes: of n ranks with the same ranges, each n-th."""
+    for number, shard in enumerate(shards):
+        if number % shard.copies == shard.copy and shard.tensor.numel():
+            yield shard

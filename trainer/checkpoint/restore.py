@@ -21,9 +21,8 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import listed
-from .codec import decode
 from .compatibility import changed_settings
-from .contents import WEIGHTS, Contents
+from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
 from .disk import trusting_no_value
 from .optimizer_state import schedule_state
@@ -111,6 +110,7 @@ def _load_parts(
         ):
             restore_settings(group, saved)
     parts.strategy.load_scaler_state(state["scaler"])
+    assert state["schedule"]["steps"] <= state["step"], "a schedule moves at most once in a step"
     return notices + restore_schedule(parts.schedule, state["schedule"])
 
 
@@ -238,12 +238,12 @@ def _load_tensors(
         if name in places:
             buffer.copy_(ranges.whole(*places[name]).view_as(buffer))
 
-    for shard, average in parts.averages:
+    for shard, average in parts.average.pairs:
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    if parts.averages and not ranges.names("average"):
+    if parts.average.pairs and not ranges.names("average"):
         notices.append("the checkpoint holds no moving average, which starts with the weights")
     return notices
 

@@ -11,10 +11,12 @@ so nobody waits. At most one save is in flight: the next save waits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
@@ -24,39 +26,27 @@ from torch import Tensor
 from ..config.train_config import TrainConfig
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
+from ..text import told
 from . import store
 from .disk import FileFact, check_free, check_shared
-from .finite_values import name_not_finite
+from .finite_values import look_at
 from .parts import Parts
-from .safetensors_io import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
-DONE, BUSY, FAILED = 0, 1, 2
 
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Do work in a thread."""
+    future: Future[Any] = Future()
 
-class BackgroundTask:
-    """A function that runs in a thread, with the ``result`` or the text of the ``error``."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.result: Any = None
-        self.error = ""
-        # A daemon: a process that has to end does not wait. The files so far are no checkpoint yet.
-        self.thread = Thread(target=self._run, args=(function,), name="checkpoint", daemon=True)
-        self.thread.start()
-
-    def _run(self, function: Callable[[], Any]) -> None:
+    def run() -> None:
         try:
-            self.result = function()
-        except CheckpointError as error:
-            self.error = str(error)
+            future.set_result(work())
         except Exception as error:  # any error must become the error of all ranks
-            self.error = f"{type(error).__name__}: {error}"
+            future.set_exception(error)
 
-    @property
-    def state(self) -> int:
-        if self.thread.is_alive():
-            return BUSY
-        return FAILED if self.error else DONE
+    # A daemon: a process that has to end does not wait. The files so far are no checkpoint yet.
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 @dataclass(eq=False)
@@ -69,10 +59,7 @@ class Saver:
     say: Callable[[str], None]
     last_step: int | None = None
     _extras: Mapping[str, bytes] | None = None
-    # Waits for the worst status of all ranks. None if they have not begun to ask.
-    _status: Callable[[], list[int]] | None = None
-    _snapshot: Snapshot | None = None  # None from the commit on
-    _task: BackgroundTask | None = None
+    _in_flight: Iterator[Future[Any]] = field(default_factory=lambda: iter(()))
 
     def prepare(self, parts: Parts, *, finished: bool) -> None:
         """Find out before the first step whether every save would fail.
@@ -87,7 +74,9 @@ class Saver:
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step, as ``Run.save``. ``finish`` waits for the end."""
-        name = name_not_finite(parts, self.agreement.gather) if self.config.keep_last else ""
+        name, needed = "", 0
+        if self.config.keep_last:
+            name, needed = look_at(parts, self.agreement.gather)
         if name:
             self.fail(
                 f"step {parts.step}: {name} holds values that are not finite: no checkpoint of "
@@ -103,7 +92,7 @@ class Saver:
         problem = ""
         try:
             pieces = list(parts.pieces())  # views, so this takes no memory
-            files, user_tensors = self._begin(parts, pieces) if parts.rank == 0 else ({}, {})
+            files, user_tensors = self._begin(parts, needed) if parts.rank == 0 else ({}, {})
         except (TrainerError, OSError) as error:
             problem = str(error)
         problems = self.agreement.gather(problem)
@@ -112,20 +101,18 @@ class Saver:
             return
 
         parts.strategy.sync_copies(self.agreement.gather)
-        self._snapshot = take(
-            parts, pieces, files, user_tensors, copied=self.config.save_in_background
-        )
-        self._task = BackgroundTask(
-            partial(self._snapshot.write, store.temporary_of(self.folder, parts.step))
-        )
+        snapshot = take(parts, pieces, files, user_tensors, copied=self.config.save_in_background)
+        self._in_flight = self._stages(snapshot)
+        self.poll()
         if not self.config.save_in_background:
             self.finish()
 
-    def _begin(
-        self, parts: Parts, pieces: Sequence[tuple[Key, Tensor]]
-    ) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder. Return the main process's files, and the tensors of users."""
-        check_free(self.folder, parts.world_size * sum(tensor.nbytes for _, tensor in pieces))
+    def _begin(self, parts: Parts, needed: int) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
+        """Make the temporary folder. Return the main process's files, and the tensors of users.
+
+        ``needed`` are the bytes of the checkpoint.
+        """
+        check_free(self.folder, needed)
         if self._extras is None:
             self._extras = read_extras(parts)
         text, user_tensors = describe(parts)
@@ -147,33 +134,39 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for the save in flight. Raises as ``poll``."""
-        while self._task is not None:
-            self._task.thread.join()
-            self.poll()
+        for work in self._in_flight:
+            work.exception()
 
     def poll(self) -> None:
         """Move a save to the next stage if all ranks have finished. Call at a step boundary."""
-        task, snapshot = self._task, self._snapshot
-        if task is None:
-            return
+        next(self._in_flight, None)
 
-        worst = self._status()[0] if self._status else BUSY  # of all ranks, at the last boundary
-        if worst == BUSY:
-            self._status = self.agreement.begin_max(task.state)
-            return
+    def _stages(self, snapshot: Snapshot) -> Iterator[Future[Any]]:
+        """Write and commit a checkpoint, from boundary to boundary."""
+        write = partial(snapshot.write, store.temporary_of(self.folder, snapshot.step))
+        written = yield from self._results(in_background(write))
+        if written:
+            snapshot.pieces.clear()  # frees the memory
+            commit = partial(self._commit, snapshot, [*chain(*written)])
+            yield from self._results(in_background(commit if snapshot.rank == 0 else bool))
 
-        # Nobody reads the snapshot's memory any more.
-        self._task = self._snapshot = self._status = None
-        if worst == FAILED:
-            task.thread.join()
-            errors = self.agreement.gather(task.error)
+    def _results(self, work: Future[Any]) -> Generator[Future[Any], None, Sequence[Any]]:
+        """Wait for the work of all ranks. Return the results. None if some work failed, as told."""
+        busy = 1
+        while busy:
+            yield work
+            of_ranks = self.agreement.begin_max(int(not work.done()))
+            yield work
+            [busy] = of_ranks()
+
+        error = work.exception()
+        text = told(error) if error else ""
+        found = self.agreement.gather((text, None if error else work.result()))
+        errors, results = zip(*found, strict=True)
+        if any(errors):
             self._report(errors)
-        elif snapshot is not None:
-            written = self.agreement.gather(task.result)
-            files = [fact for facts in written for fact in facts]
-            commit = partial(self._commit, snapshot, files)
-            self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
-            self._status = self.agreement.begin_max(self._task.state)
+            return ()
+        return results
 
     def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:
         """Publish the checkpoint, then delete old ones. In a thread of the main process."""
@@ -189,7 +182,7 @@ class Saver:
         except (OSError, CheckpointError) as error:  # the new checkpoint is safe
             self.say(f"note: an old checkpoint cannot be deleted: {error}")
 
-    def _report(self, errors: list[str]) -> None:
+    def _report(self, errors: Iterable[str]) -> None:
         """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(filter(None, errors))

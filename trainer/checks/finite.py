@@ -9,8 +9,6 @@ step is logged or saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import chain, compress
 
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from ..data.batches import Window
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..strategies.buffers import BuffersBefore
-from ..text import listed
 
 _SHOWN = 8  # samples in a message
 
@@ -63,7 +60,7 @@ class FiniteNumbers(Callback):
         elif is_saved and run.config.keep_last:
             loss = run.agreement.sum(float(info.loss))
         if self.on_nan == "stop" and not math.isfinite(loss):
-            run.fail(_cause(run, info, begin))
+            run.fail(self._cause(run, info, begin))
 
     def _judge(self, run: Run, info: StepInfo, begin: int, norm: Tensor | _Norm) -> None:
         """Act on the global norm of a step that began at a position in the data."""
@@ -72,13 +69,18 @@ class FiniteNumbers(Callback):
             return
 
         self.in_a_row += 1
-        text = _cause(run, info, begin)
+        text = self._cause(run, info, begin)
         if self.on_nan == "stop":
             run.fail(text)
         if self.in_a_row == self.patience:
             run.fail(f"{text}; {self.in_a_row} steps in a row were left out")
         run.position.skipped_steps += 1
         run.say(f"note: {text}; the step is left out")
+
+    def _cause(self, run: Run, info: StepInfo, begin: int) -> str:
+        from .cause import cause_of
+
+        return cause_of(run, info, begin)
 
 
 class _Norm:
@@ -93,33 +95,6 @@ class _Norm:
     def __float__(self) -> float:
         self._arrived.synchronize()
         return float(self._copy)
-
-
-def _cause(run: Run, info: StepInfo, begin: int) -> str:
-    """Return step, rank and samples whose loss is not finite. Collective: call on every rank."""
-    samples = run.train_data.parts(begin, info.samples)
-    mine = [
-        f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
-        for loss, numbers in zip(map(float, info.shares), samples, strict=True)
-        if not math.isfinite(loss)
-    ]
-    names: list[str] = []
-    if info.update.norms is not None:
-        trained = [name for name, _ in run.strategy.parameters()]
-        names = [*compress(trained, info.update.norms.isfinite().logical_not())]
-    ranks = run.agreement.gather((mine, names[::-1], [*chain(*samples)]))
-    losses, parameters, numbers = zip(*ranks, strict=True)
-    named = listed(max(parameters, key=len))  # a rank may have no row of a parameter
-    unknown = "an unknown parameter (this engine keeps no gradients: a single process names it)"
-    of_gradient = (
-        "the gradient is not finite, though the losses of all ranks are: of "
-        f"{named or unknown}, in a step of {_named(chain(*numbers))}"
-    )
-    return f"step {info.step}: {next(chain(*losses), of_gradient)}"
-
-
-def _named(numbers: Iterable[int]) -> str:
-    return f"samples {listed([*map(str, numbers)], _SHOWN)} of Data.train"
 
 
 class SkippedBuffers(Callback):

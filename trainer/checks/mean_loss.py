@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from math import isclose
 from typing import Any
 
 from accelerate.utils import honor_type
+from numpy import average
 
 from ..data.batches import Window
 from ..errors import LaunchError
 from ..hooks import Callback
 from ..losses import split_loss
 from ..run import Run
-from ..strategies.tensors import local
 
 _ROWS = 16  # of a micro-batch at most, since they travel to all ranks
-_ROUNDING = {"fp32": 1e-4}  # relative, by the dtype that the model computes in
 
 
 class MeanLoss(Callback):
@@ -33,25 +32,22 @@ class MeanLoss(Callback):
     batch without a row for each sample, a task that fails with these batches.
     """
 
-    _is_done = False
-
     def on_window(self, run: Run, window: Window) -> None:
-        """Raise ``LaunchError`` if the loss is a sum. Collective, once."""
-        if self._is_done:
+        """Raise ``LaunchError`` if the loss is a sum. Collective, before the first step."""
+        if window.now.step > 1:
             return
-        self._is_done = True
         size = len(run.train_data.parts(run.samples, window.end)[0])
-        pickled = run.agreement.of_main(_pickled(window.micros[0].batch, size))
+        pickled = _pickled(window.micros[0].batch, size)
         with run.meter.paused("evaluation"):
-            verdict = run.agreement.of_main(_verdict_of_trial(run, pickled))
-        if verdict == "a sum":
+            kinds = run.agreement.of_main(_kinds(run, run.agreement.of_main(pickled)))
+        if "a sum" in kinds:
             raise LaunchError(
                 "training_step returns a sum over the micro-batch: the loss of a batch is the sum "
                 "of the losses of its halves. Return the mean over the items that Task.weight "
                 "counts, or another layout trains another model (sanity_evaluation: false skips "
                 "this trial)"
             )
-        if verdict:
+        if "no mean" in kinds:
             run.say(
                 "note: the loss of a batch is not the mean of the losses of its halves: the curve "
                 "depends on micro_batch_size, and with micro_batch_size: null on the number of "
@@ -63,15 +59,15 @@ def _pickled(batch: Any, size: int) -> bytes:
     """Return rows of a batch twice, both their halves, the first row twice, and thrice in a batch.
 
     The second time the rows come in the opposite order, which a mean does not notice, and numbers
-    that were drawn by place do. No batches if a part of the batch has no row for each of its
-    ``size`` samples.
+    that were drawn by place do. Empty if a part of the batch has no row for each of ``size``
+    samples.
     """
     half = min(size, _ROWS) // 2
     rows = [*range(2 * half)]
     with contextlib.suppress(Exception):  # no second row, or a batch of the task's own kind
-        chosen = [rows, rows[::-1], rows[:half], rows[half:], [0], [0], [rows[0]] * 3]
-        return pickle.dumps([_cut(batch, size, rows) for rows in chosen])
-    return pickle.dumps([])
+        chosen = rows, rows[::-1], rows[:half], rows[half:], [0], [0], [rows[0]] * 3
+        return pickle.dumps([_cut(batch, size, own) for own in chosen])
+    return b""
 
 
 def _cut(value: Any, size: int, rows: list[int]) -> Any:
@@ -86,24 +82,22 @@ def _cut(value: Any, size: int, rows: list[int]) -> Any:
         if len(value) != size or are_parts:
             return honor_type(value, (_cut(part, size, rows) for part in value))
         return honor_type(value, map(value.__getitem__, rows))
-    if len(value) != size:
-        raise ValueError("not a row for each sample")
+    assert len(value) == size, "not a row for each sample"
     return value[rows]
 
 
-def _verdict_of_trial(run: Run, pickled: bytes) -> str:
-    """Compute the losses of some batches, and return the ``_verdict``. Collective.
+def _kinds(run: Run, pickled: bytes) -> set[str]:
+    """Return the kinds of the parts of the loss, by their values for some batches. Collective.
 
     Empty if the task fails with a batch: the training will show whether the task is at fault.
     """
     # A task may move a teacher's weights. The copies are freed before there are gradients, which
     # take as much memory. Frozen weights beyond that are a base that stays as it is.
     is_base = run.facts["parameters"] > 2 * run.facts["trainable_parameters"]
-    values = [] if is_base else [local(parameter.data) for parameter in run.model.parameters()]
-    before = [value.clone() for value in values]
-
-    verdict = ""
+    before = [] if is_base else [(p.data, p.data.clone()) for p in run.model.parameters()]
     task = copy.copy(run.task)
+
+    kinds: set[str] = set()
     with run.evaluator.unnoticed(), contextlib.suppress(Exception):
         own = {k: v.copy() for k, v in vars(task).items() if isinstance(v, dict | list | set)}
         vars(task).update(own)
@@ -112,31 +106,30 @@ def _verdict_of_trial(run: Run, pickled: bytes) -> str:
             weights = run.train_data.weigh(batch, 1)
             result = task.training_step(run.model, run.strategy.to_device(batch))
             parts, _ = split_loss(result, weights)
-            tried.append([(float(parts[name]), weights[name]) for name in weights])
-        rounding = _ROUNDING.get(run.plan.precision["compute"], 2e-2)
-        verdict = max(_verdict(of_part, rounding) for of_part in zip(*tried, strict=True))
-    for value, kept in zip(values, before, strict=True):
-        value.copy_(kept)
-    return verdict
+            tried.append([(float(parts[name]), weights[name]) for name in parts])
+        rounding = 1e-4 if run.plan.precision["compute"] == "fp32" else 2e-2
+        kinds = {_kind(rounding, *of_part) for of_part in zip(*tried, strict=True)}
+    for values, kept in before:
+        values.copy_(kept)
+    return kinds
 
 
-def _verdict(tried: Iterable[tuple[float, float]], rounding: float) -> str:
-    """Return the kind of a loss: ``a note``, ``a sum``, or a mean (empty).
+def _kind(rounding: float, *tried: tuple[float, float]) -> str:
+    """Return ``a sum``, ``no mean`` or ``a mean``, also if noise may hide that a loss is none.
 
     Args:
-        tried: loss and weight of each batch of ``_pickled``.
         rounding: relative to the losses.
+        tried: loss and weight of each batch of ``_pickled``.
     """
     losses, weights = zip(*tried, strict=True)
     whole, again, first, second, once, once_again, thrice = losses
-    mean = (first * weights[2] + second * weights[3]) / (weights[2] + weights[3] or 1)
-    noise = abs(whole - again) + abs(once - once_again)
-    is_noisy = noise > rounding * (abs(whole) + abs(once))
-    near = partial(math.isclose, rel_tol=0.3 if is_noisy else rounding)
+    mean = average([first, second], weights=weights[2:4])
+    allowed = rounding * max(map(abs, losses))  # a loss of both signs may be small beside its parts
+    is_noisy = abs(whole - again) + abs(once - once_again) > allowed
+    near = partial(isclose, rel_tol=0.3 if is_noisy else rounding)
+    if abs(whole - mean) <= allowed:
+        return "a mean"
     # A loss with negatives in the batch may look like a sum in either way, and not in both.
     if near(whole, first + second) and near(3 * once, thrice) and near(3 * once_again, thrice):
-        if not near(whole, mean):
-            return "a sum"
-    # A loss of both signs may be small beside its parts.
-    allowed = rounding * max(map(abs, losses))
-    return "a note" if abs(whole - again) < allowed < abs(whole - mean) else ""
+        return "a sum"
+    return "a mean" if is_noisy else "no mean"

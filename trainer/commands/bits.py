@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,55 +39,39 @@ def read_digests(path: Path) -> Digests:
         raise usage_error("", str(path), rule)
     found = Digests()
     for line in path.read_bytes().splitlines():
-        try:
+        with suppress(ValueError):
             row = json.loads(line)
-        except ValueError:
-            continue
-        if "step" in row:
-            found.steps[row["step"]] = row
-            continue
-        for step in [step for step in found.steps if step > row["begins"]]:
-            del found.steps[step]  # of an attempt that went on from an earlier checkpoint
-        found.tensors[:] = row["tensors"]
-        found.facts.update(row["facts"])
+            if "step" in row:
+                found.steps[row["step"]] = row
+                continue
+            # Of an earlier attempt the steps behind the checkpoint do not count.
+            kept = {step: of for step, of in found.steps.items() if step <= row["begins"]}
+            found = Digests(tensors=row["tensors"], facts=row["facts"], steps=kept)
     return found
 
 
-def difference(logged: Digests, replayed: Digests, step: int) -> str:
-    """Return which micro-batches and tensors of a step differ. "" if none does."""
-    row, other = logged.steps[step], replayed.steps[step]
-    if logged.tensors != replayed.tensors:
-        return "the runs train other tensors"
-    parts = []
-    world = row["world"]
-    micro_batches = _differing(row["micro_batches"], other["micro_batches"])
-    if micro_batches:
-        ranks = sorted({number % world for number in micro_batches})
-        first = micro_batches[0]
-        place = f"rank {first % world}, its micro-batch {first // world + 1}"
-        more = f"{len(micro_batches)} micro-batches of {_ranks(ranks)}, first of {place}"
-        parts.append(place if len(micro_batches) == 1 else more)
-    for kind in ("gradients", "weights"):
-        names = [logged.tensors[number] for number in _differing(row[kind], other[kind])]
-        if names:
-            parts.append(f"{kind} of {listed(names)} ({len(names)} of {len(logged.tensors)})")
-    return "; ".join(parts)
-
-
 def first_difference(logged: Digests, found: Digests) -> str:
-    """Return the first step that differs, and what differs there. "" if all steps are the same."""
+    """Return the first step that differs, and what differs there. "" if all steps are the same.
+
+    Args:
+        logged: whose ranks are named.
+        found: whose steps are compared.
+    """
     for step in sorted(found.steps):
-        text = difference(logged, found, step)
-        if text:
-            return f"step {step}: {text}"
+        row, other = logged.steps[step], found.steps[step]
+        world = row["world"]
+        places = range(len(row["micro_batches"]))
+        names = {
+            "micro_batches": [f"{n // world + 1} of rank {n % world}" for n in places],
+            "gradients": logged.tensors,
+            "weights": logged.tensors,
+        }
+        parts = []
+        for kind, known in names.items():
+            digests = zip(known, row[kind], other[kind], strict=True)
+            differing = [name for name, own, others in digests if own != others]
+            if differing:
+                parts.append(f"{kind} {listed(differing)} ({len(differing)} of {len(known)})")
+        if parts:
+            return f"step {step} differs: {'; '.join(parts)}"
     return ""
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _differing(values: list[str], others: list[str]) -> list[int]:
-    """Return the places at which two lists differ."""
-    assert len(values) == len(others)
-    return [n for n, (own, other) in enumerate(zip(values, others, strict=True)) if own != other]

@@ -36,9 +36,7 @@ from .usage import read_words
 class Options:
     """The options of the command."""
 
-    processes: Annotated[
-        int | None, Field(description="replaces the number in the launch files", ge=1)
-    ] = None
+    processes: Annotated[int | None, "replaces the number in the launch files", Field(ge=1)] = None
 
 
 def run(argv: Sequence[str]) -> int:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
@@ -19,7 +17,7 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    verify: Annotated[bool, Field(description="read every byte")] = False
+    verify: Annotated[bool, "read every byte"] = False
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,5 +44,5 @@ def run(argv: Sequence[str]) -> int:
                 f"damaged: {state}" if checkpoint.broken else state,
             ]
         )
-    print("\n".join(columns(rows)))
+    print(columns(rows))
     return int(any(checkpoint.problem for checkpoint in checkpoints))

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(map(" ".join, versions().items())))
         elif command in ("--help", "-h"):
             print("usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more\n")
-            print("\n".join(columns([*COMMANDS.items()])))
+            print(columns([*COMMANDS.items()]))
         elif command in COMMANDS:
             module = importlib.import_module(f".{command}", __package__)
             code = int(module.run(rest))

@@ -14,8 +14,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from ..checkpoint.compatibility import differences
 from ..config.fingerprint import fingerprint
 from ..config.paths import LocalPath
@@ -33,8 +31,8 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    json: Annotated[LocalPath | None, Field(description="FILE with the same as JSON")] = None
-    page: Annotated[LocalPath | None, Field(description="FILE with the curves, as HTML")] = None
+    json: Annotated[LocalPath | None, "FILE with the same as JSON"] = None
+    page: Annotated[LocalPath | None, "FILE with the curves, as HTML"] = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -109,4 +107,4 @@ def as_table(report: Mapping[str, Any]) -> str:
         lines += [f"{run['run']}: {text}" for text in texts if text]
     lines += report["notes"]
     narrow = [fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines]
-    return printable("\n".join([*columns(rows), *narrow]))
+    return printable("\n".join([columns(rows), *narrow]))

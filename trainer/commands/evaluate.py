@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
-
-from pydantic import Field
 
 from ..checkpoint.disk import read_json
 from ..checkpoint.exported import exported_file
@@ -33,11 +30,10 @@ from ..config.paths import LocalPath
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.directory import json_text
-from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
 from ..text import metrics_text
 from .finished_runs import Run as Training
-from .finished_runs import read_run
+from .finished_runs import import_code_of, read_run
 from .usage import read_words
 
 if TYPE_CHECKING:
@@ -48,11 +44,11 @@ if TYPE_CHECKING:
 class Options:
     """The options of the command."""
 
-    sets: Annotated[str | None, Field(description="such as clean,noisy; else all")] = None
-    out: Annotated[LocalPath | None, Field(description="JSON file of the values")] = None
+    sets: Annotated[str | None, "such as clean,noisy; else all"] = None
+    out: Annotated[LocalPath | None, "JSON file of the values"] = None
     predictions: Annotated[
         LocalPath | None,
-        Field(description="FILE.jsonl of Task.prediction_step; FILE.NAME.jsonl of a named set"),
+        "FILE.jsonl of Task.prediction_step; FILE.NAME.jsonl of a named set",
     ] = None
 
 
@@ -142,11 +138,7 @@ def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     if not words:
         raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
-    code = training.plan.get("task_folder")  # of the script that trained the run
-    if code and code not in sys.path:
-        # The code in the folder is a program, and plan.json may come from anybody.
-        say(f"note: plan.json of the run names {code}: code is imported from it")
-        sys.path.append(code)
+    import_code_of(training)
     loaded = load_config(words)
     for key in loaded.texts.keys() & {"weights", "output_dir", "resume"}:
         raise usage_error(key, loaded.texts[key], "is no setting of an evaluation")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ..checkpoint.contents import Contents
@@ -28,7 +27,7 @@ from .usage import read_folders
 class Options:
     """The options of the command."""
 
-    to: Annotated[LocalPath, Field(description="the new folder of the model")]
+    to: Annotated[LocalPath, "the new folder of the model"]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -43,22 +42,17 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     """Write the model of a verified checkpoint as ``Run.export`` would have. Return the file.
 
     Raises:
-        ConfigError: there is no such checkpoint, or ``folder`` exists.
-        CheckpointError: the checkpoint is damaged, or ``folder`` cannot be written.
+        ConfigError: ``folder`` exists.
+        CheckpointError: the checkpoint is missing or damaged, or ``folder`` cannot be written.
     """
     if os.path.lexists(folder):
         raise usage_error("to", str(folder), "exists already; give a new folder")
-    if not checkpoint.is_dir():
-        raise usage_error("", str(checkpoint), "is no folder; give RUN/checkpoints/NAME")
     info = verify(inspect(checkpoint))
     contents = opened(info)
     form = contents.model_file
-    exported = [name for name in contents.model if form.name(name) is not None]
-    entries = [
-        (str(form.name(name)), contents.model[name].shape, contents.model[name].dtype)
-        for name in exported
-    ]
-    tensors = (_read(contents, name, contents.model[name].dtype) for name in exported)
+    exported = [item for item in contents.model.items() if form.name(item[0]) is not None]
+    entries = [(str(form.name(name)), whole.shape, whole.dtype) for name, whole in exported]
+    tensors = (_read(contents, name, whole.dtype) for name, whole in exported)
 
     def save_beside(part: Path) -> None:
         for name in info.files:

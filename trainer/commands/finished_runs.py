@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
+from pydantic import TypeAdapter
 
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Origin, Problem, usage_error
+from ..errors import Origin, usage_error
+from ..reporting.say import say
+
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,49 +43,27 @@ class Run:
         return {row["step"]: math.nan if row[key] is None else row[key] for row in rows}
 
 
-class _File(BaseModel):
-    """A JSON object. The types of the fields are checked, and other keys are kept."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Plan(_File):
-    strategy: str
-    world_size: NonNegativeInt
-    run_name: str | None = None
-    precision: dict[str, str] = {}
-    task_folder: str | None = None
-
-
-class _Row(_File):
-    __pydantic_extra__: dict[str, FiniteFloat | None]
-    step: NonNegativeInt
-
-
-class _Summary(_File):
-    peak_memory_bytes: list[NonNegativeInt] = []
-    steps: NonNegativeInt = 0
-    samples: NonNegativeInt = 0
-
-
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run. ConfigError: the folder is none, or a file is damaged."""
     folder = Path(path)
-    file = folder / "plan.json"
-    summary = {}
+    rows, summary = [], {}
     try:
-        plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
+        file = folder / "plan.json"
+        plan = _OBJECT.validate_json(file.read_bytes())
         config = read_document(folder / "config.yaml").data
         file = folder / "metrics.jsonl"
-        rows = _read_rows(file)
+        if file.exists():
+            # Without a last row that a killed run did not write to the end.
+            *lines, _ = file.read_bytes().split(b"\n")
+            rows = [*map(_OBJECT.validate_json, lines)]
         file = folder / "summary.json"
         if file.exists():
-            summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
+            summary = _OBJECT.validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
     except (OSError, ValueError) as error:
         rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(Problem(origin=Origin(str(file)), rule=rule)) from None
+        raise Origin(str(file)).error(rule) from None
 
     # Without the key all runs of a task have the same name.
     name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
@@ -89,10 +71,10 @@ def read_run(path: str | Path) -> Run:
     return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
 
 
-def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, without a last row that a killed run did not write to the end."""
-    if not file.exists():
-        return []
-
-    complete = file.read_bytes().rpartition(b"\n")[0]
-    return [_Row.model_validate_json(line).model_dump() for line in complete.splitlines()]
+def import_code_of(run: Run) -> None:
+    """Let modules be imported from the folder of the script that trained a run."""
+    code = run.plan.get("task_folder")
+    if code and code not in sys.path:
+        # The code in the folder is a program, and plan.json may come from anybody.
+        say(f"note: plan.json of the run names {code}: code is imported from it")
+        sys.path.append(code)

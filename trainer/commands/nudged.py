@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from ..callbacks.digest_file import FILE
+from ..callbacks.digest_file import Digests
 from ..distributed.exit import run_and_exit
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..script import train
-from ..strategies.digests import add_weights, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,9 +44,6 @@ class Weights(Callback):
         self.seed = seed
 
     def on_start(self, run: Run) -> None:
-        if run.is_main and not run.config.same_bits:
-            names = [name for name, _ in run.strategy.parameters()]
-            run.directory.row({"tensors": names, "begins": 0, "facts": {}}, FILE)
         first = _weights(run)
         if self.seed:
             generator = torch.Generator().manual_seed(self.seed)
@@ -57,21 +53,8 @@ class Weights(Callback):
         _write(run, FIRST, first)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if not run.config.same_bits:
-            self._note_bits(run, info.step)
         if info.is_last:
             _write(run, LAST, _weights(run))
-
-    def _note_bits(self, run: Run, step: int) -> None:
-        """Write the digests of the weights, for ``trainer parity --bits``. Collective."""
-        names = [name for name, _ in run.strategy.parameters()]
-        found = torch.zeros(len(names), dtype=torch.int64, device=run.accelerator.device)
-        add_weights(found, run.strategy, names)
-        world = run.plan.world_size
-        row = {"step": step, "world": world, "micro_batches": [], "gradients": []}
-        weights = summed(found, world)
-        if run.is_main:
-            run.directory.row({**row, "weights": weights}, FILE)
 
 
 def _weights(run: Run) -> dict[str, Tensor]:
@@ -90,4 +73,7 @@ def _write(run: Run, file: str, weights: dict[str, Tensor]) -> None:
 
 if __name__ == "__main__":
     seed, *words = sys.argv[1:]
-    run_and_exit(lambda: train(words, Weights(int(seed))))
+    callbacks: list[Callback] = [Weights(int(seed))]
+    if "--same_bits=false" in words:  # parity --bits compares the weights without the mode too
+        callbacks.append(Digests())
+    run_and_exit(lambda: train(words, *callbacks))

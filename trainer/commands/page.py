@@ -99,5 +99,4 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
     figure.update_yaxes(row=2, type="log", range=[-9, 0], exponentformat="power")
     # Otherwise plotly has a button that sends the curves to its makers.
     drawn = figure.to_html({"showSendToCloud": False}, full_html=False)
-    page = _PAGE.substitute(text=escape(text), figure=drawn)
-    file.write_text(page, encoding="utf-8")
+    file.write_text(_PAGE.substitute(text=escape(text), figure=drawn), encoding="utf-8")

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -58,12 +58,10 @@ _OFF = (
 class Options:
     """The options of the command."""
 
-    steps: Annotated[int, Field(description="optimizer steps of each run", ge=1)] = 10
-    nudges: Annotated[int, Field(description="nudged runs at most", ge=0)] = 3
-    bits: Annotated[bool, Field(description="compare bits, with same_bits and without")] = False
-    to: Annotated[
-        LocalPath | None, Field(description="keep the runs in DIR/runs, a new folder")
-    ] = None
+    steps: Annotated[int, "optimizer steps of each run", Field(ge=1)] = 10
+    nudges: Annotated[int, "nudged runs at most", Field(ge=0)] = 3
+    bits: Annotated[bool, "compare bits, with same_bits and without"] = False
+    to: Annotated[LocalPath | None, "keep the runs in DIR/runs, a new folder"] = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,13 +72,16 @@ def run(argv: Sequence[str]) -> int:
     options, settings, words = read_words(__doc__, Options, argv)
     training, launch_files = read_training(words, settings)
     config = load_config(training).config
-    requests = _requests([file.path for file in launch_files])
+    if not launch_files:
+        raise usage_error("", None, "name launch files, as in accel_configs/")
+    files: list[str | None] = [file.path for file in launch_files]
+    alone = _one_process(map(_request, files), config)
     if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
     warmup_steps = min(config.warmup_steps, options.steps)
     training += [*_OFF, f"--max_steps={options.steps}", f"--warmup_steps={warmup_steps}"]
-    alone = _one_process(requests.values(), config)
-    files: list[str | None] = [*requests] if alone is None else [None, *requests]
+    if alone is not None:
+        files.insert(0, None)
     # Numbered, because two files may have the same name.
     names = [f"{number}-{Path(file or 'one-process').stem}" for number, file in enumerate(files)]
 
@@ -95,17 +96,8 @@ def run(argv: Sequence[str]) -> int:
             return _compare_bits(names, files, start, training)
         runs = [*map(start, names, files)]
         ended = [run for run in runs if not run.error]
-        if not ended:
-            return _report(runs, {}, {}, EXACT)
-
-        reference = ended[0]
-
-        def gaps_from_reference(run: Run) -> Gaps:
-            gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
-            return {**gaps, "weights": {options.steps: _weights_gap(run, reference)}}
-
-        bounds = max(bounds_of(run.plan) for run in ended)
-        gaps = {run.name: gaps_from_reference(run) for run in ended}
+        bounds = max((bounds_of(run.plan) for run in ended), default=EXACT)
+        gaps = {run.name: _gaps(run, ended[0]) for run in ended}
         nudged: dict[str, Gaps] = {}
 
         def judged() -> dict[str, tuple[str, str]]:
@@ -113,20 +105,19 @@ def run(argv: Sequence[str]) -> int:
             return {name: judge(own, bounds, nudges) for name, own in gaps.items()}
 
         verdicts = judged()
-        unsettled = "unknown"
         for seed in range(1, options.nudges + 1):
+            unsettled = "differs" if nudged else "unknown"
             if unsettled not in {word for word, _ in verdicts.values()}:
                 break
-            run = start(f"nudged-{seed}", files[runs.index(reference)], seed)
+            run = start(f"nudged-{seed}", files[runs.index(ended[0])], seed)
             runs.append(run)
             if run.error:
                 break
-            nudged[run.name] = gaps_from_reference(run)
+            nudged[run.name] = _gaps(run, ended[0])
             verdicts = judged()
-            unsettled = "differs"
 
+        verdicts |= {run.name: ("reference", "") for run in ended[:1]}
         verdicts |= {name: ("nudged", "") for name in nudged}
-        verdicts[reference.name] = "reference", ""
         return _report(runs, gaps | nudged, verdicts, bounds, options.to)
 
 
@@ -147,33 +138,30 @@ def _compare_bits(
             text = run.error
             if not text:
                 found = read_digests(Path(run.path, FILE))
-                text = "reference" if reference is None else first_difference(reference, found)
+                text = "reference" if reference is None else first_difference(found, reference)
                 reference = reference or found
             is_wrong |= mode == "true" and text not in ("reference", "")
             rows.append([run.name, mode, text or "no bit differs"])
-    print("\n".join(columns(rows)))
+    print(columns(rows))
     return int(is_wrong)
 
 
-def _requests(paths: Sequence[str]) -> dict[str, Request]:
-    """Read the launch files, of which there must be some. Return the requests by path."""
-    if not paths:
-        raise usage_error("", None, "name launch files, as in accel_configs/")
-    requests = {path: read_launch_file(path) for path in paths}
-    for path, request in requests.items():
-        if request.num_machines > 1:
-            raise usage_error("", path, "has num_machines above 1; runs start on this machine")
-    return requests
+def _request(path: str | None) -> Request:
+    """Read a launch file, whose job must run on this machine."""
+    request = read_launch_file(str(path))
+    if request.num_machines > 1:
+        raise usage_error("", path, "has num_machines above 1; runs start on this machine")
+    return request
 
 
 def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] | None:
     """Return the settings that only launch files hold. None if a file holds an optimizer."""
     words = []
     for request in requests:
-        if request.optimizer or request.scheduler:
+        if request.settings.keys() & {"optimizer", "schedule"}:
             return None
         for key in ("mixed_precision", "max_grad_norm"):
-            found = getattr(request, key)
+            found = request.settings.get(key)
             if found and getattr(config, key) is None:
                 words.append(f"--{key}={found.value}")
     return words
@@ -204,7 +192,7 @@ def _report(
     if any("rounding" in row for row in rows):
         within = f"within what rounding does to this model, not {within}"
     head = "largest relative differences; weights: relative to how far they moved"
-    text = "\n".join([*columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
+    text = "\n".join([columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
     print(text)
     if to:
         page = Path(to, "compare.html")
@@ -216,6 +204,12 @@ def _report(
     return int(bool(wrong))
 
 
+def _gaps(run: Run, reference: Run) -> Gaps:
+    """Return how far a run is from the reference."""
+    gaps = {key: gaps_of(run, reference, key) for key in ("loss", "grad_norm")}
+    return {**gaps, "weights": {max(gaps["loss"]): _weights_gap(run, reference)}}
+
+
 def _weights_gap(run: Run, reference: Run) -> float:
     """Return the distance of all weights together, relative to how far the reference's moved."""
     import torch
@@ -223,10 +217,12 @@ def _weights_gap(run: Run, reference: Run) -> float:
 
     from .nudged import FIRST, LAST
 
-    first, expected = (load_file(Path(reference.path, file)) for file in (FIRST, LAST))
-    found = load_file(Path(run.path, LAST))
-    distance, way = torch.zeros(2, dtype=torch.double)
-    for name, end in expected.items():
-        distance += (found[name].double() - end).square().sum()
-        way += (first[name].double() - end).square().sum()
-    return float((distance / way).sqrt())  # NaN if nothing moved
+    expected = load_file(Path(reference.path, LAST))
+
+    def distance(path: str, file: str) -> Any:
+        weights = load_file(Path(path, file))
+        norms = [(weights[name].double() - end).norm() for name, end in expected.items()]
+        return torch.stack(norms).norm()
+
+    # NaN if nothing moved.
+    return float(distance(run.path, LAST) / distance(reference.path, FIRST))

@@ -24,7 +24,6 @@ from ..config.documents import read_document
 from ..config.train_config import Precision
 from ..errors import LaunchError
 from ..rehearsal.job import Job
-from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
@@ -39,11 +38,9 @@ _LAYERS = 32  # of a number of parameters
 class Options:
     """The options of the command."""
 
-    gpu: Annotated[
-        str | None, Field(description="a name such as H100, or memory such as 24GiB")
-    ] = None
-    gpus: Annotated[int, Field(description="number of all GPUs", ge=1, le=16_384)] = 1
-    precision: Annotated[Precision, Field(description="of a number of parameters")] = "bf16"
+    gpu: Annotated[str | None, "a name such as H100, or memory such as 24GiB"] = None
+    gpus: Annotated[int, "number of all GPUs", Field(ge=1, le=16_384)] = 1
+    precision: Annotated[Precision, "of a number of parameters"] = "bf16"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -69,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     print(f"each of {options.gpus} GPUs under each launch file\n({how}):")
     for first in range(0, len(rows), len(LAYOUTS)):  # more columns are no line of a terminal
         part = rows[first : first + len(LAYOUTS)]
-        print("\n".join(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]])))
+        print(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]]))
     if not fitting:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:
@@ -108,9 +105,8 @@ def _rehearsed(
         except LaunchError as error:
             problems.add(str(error))
             continue
-        peak = max(found["phases"].values(), key=lambda phase: phase["most"])
-        kinds = {kind: peak["at_most"].get(kind, 0) for kind in KINDS}
-        rows.append({"launch file": file, **kinds, "on the GPU": peak["most"]})
+        kinds = found["phases"][found["peak"]]["at_most"]
+        rows.append({"launch file": file, **kinds, "on the GPU": found["most"]})
     for problem in sorted(problems):
         print(f"left out: {problem}")
     if not rows:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,13 +39,11 @@ _TOLD = ("strategy", "world_size", "mixed_precision", "micro_batch_size", "accum
 class Options:
     """The options of the command."""
 
-    gpus: Annotated[int, Field(description="all GPUs of the job", ge=1, le=16_384)]
-    gpu: Annotated[str, Field(description="a name, or memory such as 24GiB")] = "H100"
-    gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
-    ranks: Annotated[Literal["two", "all"], Field(description="whose collectives are compared")] = (
-        "two"
-    )
-    to: Annotated[LocalPath, Field(description="the JSON")] = "rehearsal.json"
+    gpus: Annotated[int, "all GPUs of the job", Field(ge=1, le=16_384)]
+    gpu: Annotated[str, "a name, or memory such as 24GiB"] = "H100"
+    gpus_per_machine: Annotated[int, "of the cluster", Field(ge=1)] = 8
+    ranks: Annotated[Literal["two", "all"], "whose collectives are compared"] = "two"
+    to: Annotated[LocalPath, "the JSON"] = "rehearsal.json"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -65,28 +64,19 @@ def run(argv: Sequence[str]) -> int:
 
     ranks = range(options.gpus) if options.ranks == "all" else sorted({0, options.gpus - 1})
     results = list(job.rehearse(ranks))
-    fullest = max(results, key=most)
-    report = {
-        **fullest,
-        "collectives": _summed(fullest, options.gpu),
-        "gpu": options.gpu,
-        "difference": first_difference(results, ranks),
-    }
-    peak = most(report)
+    difference = first_difference(results, ranks)
+    report = max(results, key=itemgetter("most"))
+    collectives = _summed(report, options.gpu)
+    report.update(collectives=collectives, gpu=options.gpu, difference=difference, change=None)
     print(table_of(report))
-    verdict = "fits" if peak <= usable else "DOES NOT FIT"
-    print(f"{verdict}: {size(peak)} of the {size(usable)} that tensors can use on {options.gpu}")
+    fits = report["most"] <= usable
+    taken = f"{size(report['most'])} of the {size(usable)} that tensors can use on {options.gpu}"
+    print(f"{'fits' if fits else 'DOES NOT FIT'}: {taken}")
 
-    report["change"] = None
-    if peak > usable:
+    if not fits:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
     Path(options.to).write_text(json.dumps(report, indent=1) + "\n")
-    return int(peak > usable or bool(report["difference"]))
-
-
-def most(report: Mapping[str, Any]) -> int:
-    """Return the bytes at the peak of a rank."""
-    return int(max(phase["most"] for phase in report["phases"].values()))
+    return int(not fits or difference != "")
 
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
@@ -115,17 +105,16 @@ def table_of(report: Mapping[str, Any]) -> str:
     facts.append(("parameters", f"{report['parameters']:,}"))
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
-        counts = [*(phase["at_most"].get(kind, 0) for kind in KINDS), phase["most"]]
-        rows.append([name, *map(size, counts)])
-    peak = max(phases, key=lambda name: phases[name]["most"])
-    lines = [table(facts, report["notices"]), *columns(rows)]
+        rows.append([name, *map(size, [*phase["at_most"].values(), phase["most"]])])
+    peak = report["peak"]
+    lines = [table(facts, report["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
         cells = [made["kind"], str(made["ranks"]), str(made["count"]), size(made["bytes"])]
         rows.append([*cells, f"{made['seconds']:.3f}"])
-    lines += columns(rows)
+    lines.append(columns(rows))
 
     for kind, line, _, is_guessed, times in report["reads"]:
         if is_guessed:
@@ -162,8 +151,8 @@ def change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str |
         except LaunchError as error:
             print(f"with {name}: {error}")
             continue
-        fits = most(found) <= usable
-        print(f"with {name}: {size(most(found))}{', fits' if fits else ''}", flush=True)
+        fits = found["most"] <= usable
+        print(f"with {name}: {size(found['most'])}{', fits' * fits}", flush=True)
         if fits:
             return name
     print("no single change makes it fit: take more GPUs, or change several")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -27,6 +27,7 @@ def run(argv: Sequence[str]) -> int:
     from ..building.data import build_data
     from ..data.batches import Layout
     from ..language.base import LanguageTask
+    from ..language.classifier import REGRESSION, SequenceClassifier
     from ..language.preference import PreferenceTask
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries print as well
@@ -49,10 +50,12 @@ def run(argv: Sequence[str]) -> int:
         row = {name: column[number].tolist() for name, column in columns.items()}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")
-        row.setdefault("labels", [-100] * len(row["input_ids"]))  # a reward model learns no token
-        if not isinstance(row["labels"], list):
-            print(f"label: {task.memory['labels'][row['labels']]}")
-            row["labels"] = [-100] * len(row["input_ids"])
+        if isinstance(task, SequenceClassifier):
+            label = row.pop("labels")
+            names = [*compress(task.memory["labels"], label)]
+            print("label:", *(label if task.problem_type == REGRESSION else names))
+        # Classifiers and reward models learn no token.
+        row.setdefault("labels", [-100] * len(row["input_ids"]))
         for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
             print("--", _text(task.load_tokenizer(), tokens))
     return 0

@@ -13,7 +13,7 @@ from ..config.documents import Document
 from ..config.paths import not_local
 from ..config.train_config import TrainConfig
 from ..config.validate import Validator
-from ..errors import COMMAND_LINE, ConfigError, Origin, usage_error
+from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
 
 T = TypeVar("T")
@@ -45,10 +45,7 @@ def read_words(
         for key in texts.keys() - annotations_of(TrainConfig)
         if get_close_matches(key, annotations_of(cls), 1, 0.8)
     }
-    check = Validator(Origin(COMMAND_LINE).named)
-    options = check.build(cls, {}, texts=own)
-    if options is None:
-        raise ConfigError(check.problems)
+    options = Validator(Origin(COMMAND_LINE).named).made(cls, {}, texts=own)
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

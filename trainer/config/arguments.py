@@ -46,8 +46,8 @@ _OF_LAUNCH_FILES = {
         "zero_optimization",
     },
 }
-_DASHED = re.compile(r"--[A-Za-z_].*", re.DOTALL)
-_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
+# --key, --key=value or key=value
+_SETTING = re.compile(r"(?s)(?:--(?=[A-Za-z_])|(?=[A-Za-z_][\w.-]*=))([^=]*)(=?)(.*)")
 
 
 def split_command_line(
@@ -55,7 +55,8 @@ def split_command_line(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the settings and options that were typed, as text by dotted key, and the other words.
 
-    The last value of a key counts. ``--local_rank`` of the deepspeed launcher is dropped.
+    The last value of a key counts, and a key without a value is true if a flag of this name is a
+    bool. ``--local_rank`` of the deepspeed launcher is dropped.
 
     Raises:
         ConfigError: a key has no value.
@@ -70,15 +71,23 @@ def split_command_line(
     words: list[str] = []
     rest = list(argv)
     is_flag = {**dict.fromkeys(_FILES, False), "print_config": True}
-    is_flag |= _flags(TrainConfig) | _flags(options)
+    for cls in (TrainConfig, options):
+        defaults = defaults_of(cls)
+        is_flag |= {key: isinstance(defaults.get(key), bool) for key in annotations_of(cls)}
     while rest:
         word = rest.pop(0)
-        if not (_DASHED.fullmatch(word) or _ASSIGNMENT.match(word)):
+        setting = _SETTING.fullmatch(word)
+        if setting is None:
             words.append(word)
             continue
-        name, equals, text = word.partition("=")
-        key = name.lstrip("-").replace("-", "_")
-        text = text if equals else _value_after(key, rest, is_flag.get(key))
+        key = setting[1].replace("-", "_")
+        text = setting[3]
+        if not setting[2]:
+            is_last = not rest or rest[0].startswith("--")
+            if is_last and is_flag.get(key) is False:
+                raise usage_error(key, None, f"needs a value: --{key} VALUE")
+            is_true = is_last or (is_flag.get(key) and rest[0] not in ("true", "false"))
+            text = "true" if is_true else rest.pop(0)
         if key in _FILES:
             words.append(text)
         else:
@@ -107,19 +116,3 @@ def kind_of(data: Mapping[str, Any]) -> str:
         if data.keys() & own:
             return kind
     return "config" if data.keys() & DEFAULTS else ""
-
-
-def _flags(cls: Callable[..., Any]) -> dict[str, bool]:
-    """Return whether each setting of a dataclass is true without a value."""
-    defaults = defaults_of(cls)
-    return {key: isinstance(defaults.get(key), bool) for key in annotations_of(cls)}
-
-
-def _value_after(key: str, rest: list[str], is_flag: bool | None) -> str:
-    """Return the text of an option without ``=``: the first word of ``rest``, or ``true``."""
-    is_last = not rest or rest[0].startswith("--")
-    if is_last and is_flag is False:
-        raise usage_error(key, None, f"needs a value: --{key} VALUE")
-    if is_last or (is_flag and rest[0] not in ("true", "false")):
-        return "true"
-    return rest.pop(0)

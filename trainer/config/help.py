@@ -24,6 +24,6 @@ def _rows_of(cls: Callable[..., Any]) -> Iterator[str]:
         if key in GROUPS:
             yield f"\n{GROUPS[key]}"
         default = json.dumps(defaults[key]) if key in defaults else "required"
-        notes = [getattr(note, "description", None) for note in annotation.__metadata__]
+        notes = [note for note in annotation.__metadata__ if isinstance(note, str)]
         notes += re.findall(r"Literal(\[.*?\])", str(annotation))
-        yield " ".join([f"  --{key:22} {default:14}", *filter(None, notes)])
+        yield " ".join([f"  --{key:22} {default:14}", *notes])

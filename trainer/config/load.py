@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import COMMAND_LINE, ConfigError, Origin, origin_of, usage_error
+from ..errors import COMMAND_LINE, Origin, origin_of, usage_error
 from ..text import HIDDEN, hidden
 from .arguments import kind_of, sort_files, split_command_line
 from .documents import Document, to_yaml
@@ -58,9 +58,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
         raise usage_error("config", None, "is missing: name a training config, or --task")
     origins = _origins(document, texts)
     check = Validator(partial(origin_of, origins, otherwise=document.path))
-    config = check.build(TrainConfig, document.data, texts=texts)
-    if config is None:
-        raise ConfigError(check.problems)
+    config = check.made(TrainConfig, document.data, texts=texts)
     for key, value in dotted(vars(config)):
         if HIDDEN in str(value):
             rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
@@ -88,7 +86,7 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     around = {key.partition(".")[0]: origin for key, origin in typed.items()}
     replaced = tuple(f"{key}." for key in texts)
     left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
-    return {**around, **left, **typed}
+    return around | left | typed
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
@@ -103,10 +101,6 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
         for key, text in loaded.texts.items()
         if key.startswith(prefix)
     }
-    check = Validator(
-        partial(origin_of, loaded.origins, otherwise=loaded.config_file or "TrainConfig")
-    )
-    task = check.build(cls, settings, _TASK_SETTINGS, texts)
-    if task is None:
-        raise ConfigError(check.problems)
-    return task
+    otherwise = loaded.config_file or "TrainConfig"
+    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise))
+    return check.made(cls, settings, _TASK_SETTINGS, texts)

@@ -54,7 +54,7 @@ def _rule_of(details: Any, known: Collection[str]) -> str:
         return "is required"
     if details["type"] == "string_pattern_mismatch" and isinstance(known, dict):
         for note in getattr(known.get(details["loc"][-1]), "__metadata__", ()):
-            if getattr(note, "description", None):
-                return f"must have the form of the key: {note.description}"
+            if isinstance(note, str):
+                return f"must have the form of the key: {note}"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])
     return re.sub("^(Input|String) should", "must", rule)

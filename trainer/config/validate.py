@@ -78,6 +78,19 @@ class Validator:
             self.record(prefix, str(error))
         return None
 
+    def made(
+        self,
+        cls: Callable[..., S],
+        values: Mapping[str, Any],
+        prefix: str = "",
+        texts: Mapping[str, str] = _NO_TEXTS,
+    ) -> S:
+        """Return what ``build`` returns. ConfigError: there are problems."""
+        built = self.build(cls, values, prefix, texts)
+        if built is None:
+            raise ConfigError(self.problems)
+        return built
+
     def record(self, key: str, rule: str, value: object = None) -> None:
         """Record a problem of a dotted key."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))

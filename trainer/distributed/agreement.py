@@ -6,6 +6,7 @@ The channel is a separate gloo group on the CPU, so no decision waits for the de
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from ..errors import TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
-from .started_by import LauncherWatch
+from .started_by import launcher_processes
 from .votes import Votes, check_same
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
@@ -48,10 +49,8 @@ class Agreement:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
         self._votes = Votes(self.begin_max)
         self._in_flight: list[Any] = []
-        self._launcher = LauncherWatch()
+        self._launcher = os.getppid() if launcher_processes() else None
 
-        self._all_asked = False  # every rank asked at the same step, and no vote is needed
-        self._stopping = False  # a stop is agreed on
         self._polled = time.monotonic()
         self._step_seconds = 0.0
 
@@ -63,8 +62,8 @@ class Agreement:
         ``number`` is that of a signal, 0 if the code asks. If all ranks ask at this very step
         (``agreed``), the next step is the last.
         """
-        if agreed:
-            self._all_asked = True
+        if agreed:  # no vote is needed
+            self._votes.answer = max(self._votes.answer, STOP)
         else:
             self._votes.request = max(self._votes.request, STOP | number)
 
@@ -74,20 +73,19 @@ class Agreement:
         self._step_seconds = now - self._polled
         self._polled = now
 
-        number = self._pass_boundary("step", fingerprint)
-        return number if self._stopping else None
+        answer = self._pass_boundary("step", fingerprint)
+        return answer & 0xFF if answer else None
 
     def poll_evaluation(self) -> int:
         """Return the signal of an agreed stop after a batch. 0 to go on. Collective."""
-        return self._pass_boundary("batch", 0)
+        return self._pass_boundary("batch", 0) & 0xFF
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int:
-        if not self._votes.request and self._launcher.is_gone():
+        # Another process is the parent of a process whose launcher was killed.
+        if self._launcher and self._launcher != os.getppid() and not self._votes.request:
             self.stop(signal.SIGTERM)  # nobody would end this process any more
 
-        answer = self._votes.pass_boundary(name, fingerprint)
-        self._stopping = self._all_asked or answer > 0
-        return answer & 0xFF
+        return self._votes.pass_boundary(name, fingerprint)
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop: see ``signals.py``."""
@@ -99,7 +97,7 @@ class Agreement:
 
         def allowed_seconds() -> float:
             # To evaluate and to save after an agreed stop, and for a long step.
-            return math.inf if self._stopping else 2 * self._step_seconds
+            return math.inf if self._votes.answer else 2 * self._step_seconds
 
         self._polled = time.monotonic()
         return signals_watched(ask, allowed_seconds, waits_in=__file__)

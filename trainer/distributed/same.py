@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import xxhash
@@ -29,15 +30,11 @@ def same_on_all_ranks(
     parts = [of_rank for of_rank, _ in checksums]
     for rank, own in enumerate(of_ranks):
         other = parts.index(parts[rank])
-        first = of_ranks[other]
-        for name in {**first, **own}:
-            value, expected = own.get(name, "missing"), first.get(name, "missing")
-            if value != expected:
-                return f"rank {rank}: {name} is {value}, rank {other}: {expected}"
-        for name, expected in zip(own, first, strict=True):
-            if name != expected:
-                return (
-                    f"rank {rank}: in another order: {name} stands where rank {other} has "
-                    f"{expected}"
-                )
+        for (name, value), (their_name, theirs) in zip_longest(
+            own.items(), of_ranks[other].items(), fillvalue=("the rest", "missing")
+        ):
+            if (name, value) != (their_name, theirs):
+                if name != their_name:  # missing, or in another order
+                    theirs = f"{their_name} is {theirs}"
+                return f"rank {rank}: {name} is {value}, rank {other}: {theirs}"
     return ""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import psutil
 
-from .rank_variables import Name
+if TYPE_CHECKING:
+    from .rank_variables import Name
 
 # Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
@@ -88,30 +89,6 @@ def launcher_processes() -> list[psutil.Process]:
             break
         found.append(process)
     return found
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process still runs. A process that ended and was not waited for does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-class LauncherWatch:
-    """A look, once a second at most, at whether the launcher was killed."""
-
-    def __init__(self) -> None:
-        self._processes = launcher_processes()
-        self._looked = time.monotonic()
-
-    def is_gone(self) -> bool:
-        """Return whether a launcher above this process has ended. False within a second."""
-        now = time.monotonic()
-        if now - self._looked < 1.0:
-            return False
-        self._looked = now
-        return not all(is_alive(process) for process in self._processes)
 
 
 def _nearest() -> tuple[Name, tuple[str, ...]]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from torch import nn
 
+from ..checkpoint.ranges import of_pretrained
 from ..config.paths import LocalPath
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
@@ -38,6 +40,7 @@ SETTINGS = {
     "targets": "target_modules",
     "trained": "modules_to_save",
     "rslora": "use_rslora",
+    "dora": "use_dora",
     "layers": "layers_to_transform",
 }
 
@@ -56,6 +59,7 @@ class Adapter:
         trained: the ends of the names of layers that are trained whole, such as embed_tokens,
             lm_head or score.
         rslora: multiply by alpha / sqrt(r) instead (Kalajdzievski 2023).
+        dora: train the lengths of the weights' rows beside their directions (Liu et al. 2024).
         layers: the numbers of the layers with adapters, from 0 on. None: all. ``targets`` are then
             listed.
         quantize: ``nf4`` stores the frozen weights of linear layers in 4 bits (QLoRA).
@@ -68,6 +72,7 @@ class Adapter:
     targets: Literal["all-linear"] | list[str] = "all-linear"
     trained: list[str] | None = None
     rslora: bool = False
+    dora: bool = False
     layers: list[int] | None = None
     quantize: Literal["nf4"] | None = None
 
@@ -80,28 +85,31 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
     """
     given = adapter.start if adapter else None
     file = Path(given or model or "").expanduser() / CONFIG
-    if not given and not (model and file.is_file()):
-        return adapter, model
     if not file.is_file():
-        raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
+        if given:
+            raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
+        return adapter, model
 
-    adapter = adapter or Adapter()
     start = str(file.parent)
     config = json.loads(file.read_text(encoding="utf-8"))
-    if config.get("use_dora") or not isinstance(config.get("init_lora_weights"), bool):
+    if not isinstance(config.get("init_lora_weights"), bool):
         raise ValueError(
-            f"adapter.start: {start} needs a LoRA adapter, without DoRA and with init_lora_weights "
-            "true or false; merge it into its model first"
+            f"adapter.start: {start} needs a LoRA adapter with init_lora_weights true or false; "
+            "merge it into its model first"
         )
+    adapter = adapter or Adapter()
     chosen = {}
     for key, name in SETTINGS.items():
         default, value = getattr(Adapter, key), getattr(adapter, key)
         chosen[key] = own = config.get(name, default)
-        lists = isinstance(own, list) and isinstance(value, list)
-        if not (value in (own, default) or (lists and sorted(value) == sorted(own))):
+        if value != default and _in_order(value) != _in_order(own):
             raise ValueError(f"adapter.{key}: {value} is {own} in {start}; leave the key out")
     base = model if given else config["base_model_name_or_path"] or model
     return replace(adapter, start=start, **chosen), base
+
+
+def _in_order(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value
 
 
 def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
@@ -131,6 +139,17 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     if adapter.trained:
         _refuse_tied(adapted, ORIGINAL)
     return adapted
+
+
+def set_lengths(model: Any, stored: Pretrained) -> None:
+    """Give the lengths of DoRA the values of the weights below, which lie in files, in place."""
+    ranges, _ = of_pretrained([stored])
+    for name, layer in model.named_modules():
+        for vector in getattr(layer, "lora_magnitude_vector", {}).values():
+            weight = ranges.whole("parameter", f"{name}.base_layer.weight")
+            weight = weight.view(layer.base_layer.weight.shape).float()
+            # Both factors are those of an adapter, which adds nothing at first.
+            vector.weight = nn.Parameter(vector.get_weight_norm(weight, 0.0, 0.0))
 
 
 def _refuse_tied(model: Any, mark: str) -> None:

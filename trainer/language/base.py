@@ -15,7 +15,7 @@ from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, started, with_copies
+from .adapters import Adapter, adapter_part, add_adapter, set_lengths, started, with_copies
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
@@ -85,6 +85,8 @@ class LanguageTask(Task):
         if isinstance(self.data, list):
             sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
             object.__setattr__(self, "data", sources)
+        if adapter and adapter.dora and (adapter.quantize or not model):
+            raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
             raise ValueError("evaluation: a mixture has no share to keep; name files")
 
@@ -228,7 +230,10 @@ class LanguageTask(Task):
             return model
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
-        return add_adapter(model, self.adapter, task_type)
+        adapted = add_adapter(model, self.adapter, task_type)
+        if self.adapter.dora and not self.adapter.start:
+            set_lengths(adapted, self.memory["stored"](adapted))
+        return adapted
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
         find = self.memory.get("stored")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..task import Data
-from .columns import USUAL, Columns, Learn, Usual, usual_columns
+from .columns import IDS, USUAL, Columns, Learn, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
 from .packing import LongDocuments, Packing, Rows, row_of, rows_of
 from .problems import setting_error
@@ -91,7 +91,7 @@ class CausalLM(DecoderTask):
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         row = next(rows, {})
-        usual: list[Usual] = [("text", (self.text_column,)), *USUAL]
+        usual: list[Usual] = [("text", (self.text_column,)), *USUAL, IDS]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
         elif self.prompt_column or self.completion_column:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from itertools import chain, compress
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import torch
 from pydantic import Field
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
 from xxhash import xxh3_128_hexdigest
 
 from ..config.paths import LocalPath
@@ -20,19 +22,28 @@ from .columns import take
 from .model_files import CLASSIFIER
 from .pretrained import configure
 from .problems import setting_error
-from .sources import find_sources
+from .sources import Row, find_sources
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+SINGLE: Final = "single_label_classification"
+MULTI, REGRESSION = "multi_label_classification", "regression"
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    SINGLE: cross_entropy,
+    MULTI: binary_cross_entropy_with_logits,
+    REGRESSION: mse_loss,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassifier(LanguageTask):
     """Classify texts with a pretrained encoder or decoder and a new last layer.
 
-    A label is a text or a whole number (1.0 is 1). The labels of ``data`` are the classes, in the
-    order of a model that is trained on these classes already. Texts are cut off behind
-    ``sequence_length`` tokens. docs/fine_tuning.md describes the settings.
+    A label is a text or a whole number (1.0 is 1), with several labels a list of these, and in a
+    regression a number. The labels of ``data`` are the classes, in the order of a model that is
+    trained on these classes already. Texts are cut off behind ``sequence_length`` tokens.
+    docs/fine_tuning.md describes the settings.
     """
 
     card: ClassVar[tuple[str, str]] = ("text-classification", "Classifier of texts")
@@ -41,7 +52,11 @@ class SequenceClassifier(LanguageTask):
     model: str
     data: LocalPath | list[LocalPath]  # type: ignore[assignment]  # all labels are the classes
     text_column: str = "text"
+    text_pair_column: str | None = None
     label_column: str = "label"
+    problem_type: Literal[
+        "single_label_classification", "multi_label_classification", "regression"
+    ] = SINGLE
     sequence_length: Annotated[int, Field(ge=2)] = 512
 
     # -- data -------------------------------------------------------------------------------------
@@ -53,30 +68,48 @@ class SequenceClassifier(LanguageTask):
         version = xxh3_128_hexdigest(json.dumps(train).encode())
         return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
 
-    def _examples(self, key: str, names: str | list[str]) -> list[tuple[str, str]]:
-        """Return the text and the label of each row that the setting ``key`` names."""
-        examples = []
+    def _examples(self, key: str, names: str | list[str]) -> list[tuple[list[str], Any]]:
+        """Return the texts and the label of each row that the setting ``key`` names."""
+        columns = {"text_column": self.text_column, "text_pair_column": self.text_pair_column}
+        examples: list[tuple[list[str], Any]] = []
         for source in find_sources(names, key):
             for origin, row in source.read():
-                text = take(row, origin, self.text_column, "text_column", str)
-                label = take(row, origin, self.label_column, "label_column")
-                if isinstance(label, float) and label.is_integer():
-                    label = int(label)
-                if not isinstance(label, str | int):
-                    raise setting_error(
-                        "label_column",
-                        self.label_column,
-                        f"is {label!r} in {origin}; a label is a text or a whole number",
-                    )
-                examples.append((text, str(label)))
+                texts = [take(row, origin, name, of, str) for of, name in columns.items() if name]
+                examples.append((texts, self._label(row, origin)))
+        if self.problem_type == REGRESSION:
+            self.memory["labels"] = ["LABEL_0"]  # as transformers calls a number
+            return examples
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
+        labels = {label for _, labels in examples for label in labels}
         if "labels" not in self.memory:
-            labels = sorted(sorted({label for _, label in examples}), key=len)
-            self.memory["labels"] = self._as_the_model_has(labels)
+            self.memory["labels"] = self._as_the_model_has(sorted(sorted(labels), key=len))
         if len(self.memory["labels"]) < 2:
             raise setting_error(key, names, "has a single class; a classifier needs two")
+        for label in labels.difference(self.memory["labels"]):
+            raise setting_error(key, names, f"has the label {label!r}, which data does not have")
         return examples
+
+    def _label(self, row: Row, origin: str) -> Any:
+        """Return the labels of a row as texts, or the number of a regression."""
+        given = take(row, origin, self.label_column, "label_column")
+        is_number = self.problem_type == REGRESSION
+        if is_number and isinstance(given, int | float) and math.isfinite(given):
+            return given
+
+        is_list = self.problem_type == MULTI and isinstance(given, list)
+        whole = [
+            int(label) if isinstance(label, float) and label.is_integer() else label
+            for label in (given if is_list else [given])
+        ]
+        if is_number or not all(isinstance(label, str | int) for label in whole):
+            raise setting_error(
+                "label_column",
+                self.label_column,
+                f"is {given!r} in {origin}; a label is a text or a whole number, with problem_type "
+                f"{MULTI} a list of these, and with {REGRESSION} a number",
+            )
+        return [*dict.fromkeys(map(str, whole))]
 
     def _as_the_model_has(self, labels: list[str]) -> list[str]:
         """Return labels in the order of the model's classes, if the model is trained on these."""
@@ -88,17 +121,23 @@ class SequenceClassifier(LanguageTask):
         is_same = set(numbers) == set(labels)
         return sorted(labels, key=numbers.__getitem__) if is_same else labels
 
-    def _collate(self, examples: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-        """Return a batch of texts, padded to the longest text, with the number of each label."""
+    def _collate(self, examples: Sequence[tuple[list[str], Any]]) -> dict[str, Tensor]:
+        """Return a batch of texts, padded to the longest, with (texts, classes) of labels."""
+        texts, labels = zip(*examples, strict=True)
         coded = self.load_tokenizer()(
-            [text for text, _ in examples],
+            *map(list, zip(*texts, strict=True)),
             truncation=True,
             max_length=self.sequence_length,
             padding=True,
             return_tensors="pt",
         )
-        numbers = [self.memory["labels"].index(label) for _, label in examples]
-        return {**coded, "labels": torch.tensor(numbers)}
+        rows = [
+            [label]
+            if isinstance(label, int | float)
+            else [*map(label.count, self.memory["labels"])]
+            for label in labels
+        ]
+        return {**coded, "labels": torch.tensor(rows, dtype=torch.float32)}
 
     # -- model ------------------------------------------------------------------------------------
 
@@ -107,7 +146,9 @@ class SequenceClassifier(LanguageTask):
             self.build_data()
         names = dict(enumerate(self.memory["labels"]))
         numbers = {label: number for number, label in names.items()}
-        model = self.build_pretrained(CLASSIFIER, id2label=names, label2id=numbers)
+        model = self.build_pretrained(
+            CLASSIFIER, id2label=names, label2id=numbers, problem_type=self.problem_type
+        )
         configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
@@ -118,18 +159,31 @@ class SequenceClassifier(LanguageTask):
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         labels, logits = batch["labels"], _logits(model, batch)
-        loss = cross_entropy(logits, labels, reduction="none")
-        return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).float()}
+        losses = LOSSES[self.problem_type](logits, labels, reduction="none")
+        loss = losses.reshape(len(labels), -1).mean(-1)
+        if self.problem_type == REGRESSION:
+            return {"loss": loss, "absolute_error": (logits - labels).abs().flatten()}
+        is_right = (self._predicted(logits) == labels).all(-1)
+        return {"loss": loss, "accuracy": is_right.float()}
+
+    def _predicted(self, logits: Tensor) -> Tensor:
+        """Return which classes each text has, (texts, classes)."""
+        if self.problem_type == MULTI:
+            return logits > 0
+        return one_hot(logits.argmax(-1), logits.shape[-1])
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the label of each text, the predicted label, and the logits of all classes."""
-        logits = _logits(model, batch)
-        classes = self.memory["labels"]
-        return {
-            "label": [classes[number] for number in batch["labels"]],
-            "predicted": [classes[number] for number in logits.argmax(-1)],
-            "logits": logits,
-        }
+        labels, logits = batch["labels"], _logits(model, batch)
+        if self.problem_type == REGRESSION:
+            return {"label": labels.flatten(), "predicted": logits.flatten()}
+        predicted = self._predicted(logits)
+        return {"label": self._names(labels), "predicted": self._names(predicted), "logits": logits}
+
+    def _names(self, rows: Tensor) -> list[Any]:
+        """Return the labels of each text, or its label, from (texts, classes)."""
+        names = [[*compress(self.memory["labels"], row)] for row in rows.tolist()]
+        return names if self.problem_type == MULTI else [*chain(*names)]
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:

@@ -13,7 +13,7 @@ from .messages import Chat, Message, read_chat
 from .problems import setting_error
 from .sources import Row
 
-Kind = Literal["text", "messages", "prompt", "instruction", "pair"]
+Kind = Literal["text", "messages", "prompt", "instruction", "pair", "ids"]
 Learn = Literal["answers", "all"]
 Usual = tuple[Kind, tuple[str, ...]]
 USUAL: tuple[Usual, ...] = (  # names that data sets have
@@ -23,6 +23,7 @@ USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("prompt", ("prompt", "completion")),
     ("instruction", ("instruction", "output")),
 )
+IDS: Usual = ("ids", ("input_ids",))
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
@@ -46,7 +47,7 @@ class Columns:
     Args:
         kind: ``messages`` is a conversation, ``prompt`` a question and the answer as text or as
             messages. ``instruction`` is Alpaca's: the user says ``instruction`` and ``input``, the
-            answer is ``output``. ``pair`` is a preference (``pairs.py``).
+            answer is ``output``. ``pair`` is a preference (``pairs.py``). ``ids`` are tokens.
         settings: of the template. Those of a row override these.
         learn: ``all`` trains on the whole text, also on the words of users and the prompt.
         before_input: text between Alpaca's ``instruction`` and ``input``.

@@ -16,7 +16,7 @@ from .base import DENSE, TokenTask
 from .chat import ChatWriter
 from .columns import Columns
 from .ends import end_with
-from .loss import FusedHead, mean_loss, why_not_fusible
+from .loss import fuse, mean_loss, why_not_fusible
 from .model_files import CAUSAL, small_copy
 from .packing import IGNORED, collate
 from .pretrained import checkpoint_activations
@@ -169,16 +169,11 @@ class DecoderTask(TokenTask):
         if loss == "plain":
             return adapted
 
-        head = adapted.get_output_embeddings()
         reason = why_not_fusible(probe, self._trial_inputs(small_batch(probe)))
-        if not reason and type(head) is not nn.Linear:
-            reason = "the last layer has an adapter"
-        if not reason:
-            head.__class__ = FusedHead
-            head.always = loss == "fused"
-        elif loss == "fused":
+        reason = reason or fuse(adapted.get_output_embeddings(), always=loss == "fused")
+        if reason and loss == "fused":
             raise setting_error("loss", "fused", f"{reason}; set plain")
-        else:
+        if reason:
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
 

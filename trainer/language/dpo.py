@@ -15,7 +15,7 @@ from accelerate.utils import gather
 from pydantic import Field
 from torch import nn
 from torch.nn.functional import logsigmoid
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from ..config.paths import LocalPath
 from ..data.now import now
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reference = Literal["without_adapter", "start", "frozen", "computed_once"]
+# Objectives with log-probabilities a token. The last two have no reference.
+BY_TOKEN = ("ipo", "orpo", "simpo")
 BLOCK = 4  # pairs whose log-probabilities are computed at once
 
 
@@ -62,7 +64,8 @@ class DPO(PreferenceTask):
     """Train a policy on preferences, with a reference that the policy stays near.
 
     docs/fine_tuning.md describes the settings. The objective ``robust`` is of Chowdhury et al.
-    2024, ``ipo`` of Azar et al. 2023, with log-probabilities a token.
+    2024, and those with log-probabilities a token are ``ipo`` of Azar et al. 2023, ``orpo`` of Hong
+    et al. 2024 and ``simpo`` of Meng et al. 2024.
     """
 
     card: ClassVar[tuple[str, str]] = ("text-generation", "Language model trained on preferences")
@@ -72,7 +75,8 @@ class DPO(PreferenceTask):
     reference: Reference | None = None
     reference_model: LocalPath | None = None
     beta: Annotated[float, Field(gt=0)] = 0.1
-    objective: Literal["sigmoid", "robust", "ipo"] = "sigmoid"
+    objective: Literal["sigmoid", "robust", "ipo", "orpo", "simpo"] = "sigmoid"
+    simpo_gamma: Annotated[float, Field(ge=0)] = 0.5
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
     loss: LossMemory = "auto"
@@ -85,12 +89,16 @@ class DPO(PreferenceTask):
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
-        if self.label_smoothing and self.objective == "ipo":
-            raise ValueError("label_smoothing: the objective ipo has none; set 0")
+        if self.label_smoothing and self.objective in ("ipo", "orpo"):
+            raise ValueError(f"label_smoothing: the objective {self.objective} has none; set 0")
+        if self.reference != (self.reference and self.kind):
+            raise ValueError(f"reference: the objective {self.objective} has none")
 
     @property
-    def kind(self) -> Reference:
-        """Return the kind of the reference."""
+    def kind(self) -> Reference | None:
+        """Return the kind of the reference. None for an objective without a reference."""
+        if self.objective in BY_TOKEN[1:]:
+            return None
         if self.reference or self.reference_model or not self.adapter:
             return self.reference or "frozen"
         return "start" if self.adapter.start else "without_adapter"
@@ -140,7 +148,7 @@ class DPO(PreferenceTask):
 
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
-        if "reference" in self.memory:
+        if self.memory.get("reference"):
             parts.append((self.memory["reference"](model.reference), "reference"))
         return [replace(stored, part=part) for stored, part in parts]
 
@@ -155,6 +163,8 @@ class DPO(PreferenceTask):
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the policy of a folder, and the reference of this task."""
+        if self.kind is None:
+            return super().for_model(folder)
         first = self.reference_model or self.model
         frozen = replace(self, adapter=None, reference="frozen", reference_model=first)
         return super(DPO, frozen).for_model(folder)
@@ -162,30 +172,36 @@ class DPO(PreferenceTask):
     # -- training ---------------------------------------------------------------------------------
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        reference = self.reference_log_probs(model, batch)
+        reference = self.reference_log_probs(model, batch) if self.kind else 0.0
         policy = self.log_probs(model, batch)
         counts = (batch["labels"] != IGNORED).sum(-1).view(-1, 2)
 
         distances = policy - reference
-        losses = self.objective_of(distances / counts if self.objective == "ipo" else distances)
-        if self.sft_weight:
-            losses = losses - self.sft_weight * (policy / counts)[:, 0]
-        return losses, self.beta * distances
+        by_token = distances / counts
+        losses = self.objective_of(by_token if self.objective in BY_TOKEN else distances)
+        sft_weight = self.sft_weight or float(self.objective == "orpo")
+        if sft_weight:
+            losses = losses - sft_weight * (policy / counts)[:, 0]
+        return losses, self.beta * (distances if self.kind else by_token)
 
     def objective_of(self, distances: Tensor) -> Tensor:
         """Return the loss of each pair.
 
         ``distances`` are (pairs, 2), the logarithms of policy over reference, chosen first. Those
-        of ``ipo`` are a token's.
+        of ``BY_TOKEN`` are a token's.
         """
         gap = distances[:, 0] - distances[:, 1]
         if self.objective == "ipo":
             return (gap - 1 / (2 * self.beta)).square()
+        if self.objective == "orpo":
+            odds = distances - torch.log(-torch.expm1(distances))
+            return -self.beta * logsigmoid(odds[:, 0] - odds[:, 1])
         share = self.label_smoothing
         if self.objective == "robust":
             share /= 2 * share - 1
         # (1 - share) times the loss of the gap, plus share times the loss of the flipped gap.
-        return share * self.beta * gap - logsigmoid(self.beta * gap)
+        gap = self.beta * gap - (self.simpo_gamma if self.objective == "simpo" else 0.0)
+        return share * gap - logsigmoid(gap)
 
     def log_probs(self, model: nn.Module, batch: Any, **which: bool) -> Tensor:
         """Return the sum of the log-probabilities of each answer, (pairs, 2) in float64."""
@@ -222,8 +238,7 @@ class DPO(PreferenceTask):
         numbers = [*range(len(pairs))]
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:
-            for start in range(0, len(share), BLOCK):
-                batch = self.collate([pairs[number] for number in share[start : start + BLOCK]])
+            for batch in DataLoader(Subset(pairs, share), BLOCK, collate_fn=self.collate):
                 on_device = {name: tensor.to(device) for name, tensor in batch.items()}
                 values = self.log_probs(model, on_device, from_reference=True)
                 table[gather(on_device["pair"])] = gather(values)

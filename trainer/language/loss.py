@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from ..strategies.compiled import compiled_as
 from .packing import IGNORED
@@ -51,23 +49,25 @@ class FusedHead(nn.Linear):
         targets = self.targets.flatten()
         # The same on every rank and machine.
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
-            return self._loss(hidden, targets, self.reduction)
+            return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
         rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
-        hidden = hidden.flatten(0, -2)
-        if self.reduction == "none":
-            chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-            # The logits of a chunk are computed again in the backward pass.
-            again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-            return torch.cat([again(self._loss, *chunk, "none") for chunk in chunks])
         # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
         dtype = dtype_of_products(hidden)
-        return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
-            hidden, self.weight, targets, rows, dtype, torch.is_grad_enabled()
-        )
+        how = (rows, dtype, self.reduction == "mean", torch.is_grad_enabled())
+        return ChunkedLoss.apply(hidden.flatten(0, -2), self.weight, targets, *how)  # type: ignore[no-any-return,no-untyped-call]
 
-    def _loss(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        return loss_of_logits(super().forward(hidden), targets, reduction)
+
+def fuse(head: nn.Module, *, always: bool) -> str:
+    """Let a model's last layer compute the loss. Return why the layer cannot, or an empty text."""
+    if hasattr(head, "lora_A"):
+        return "the last layer has an adapter"
+    # A layer that is trained whole lies beside the layer as it was.
+    for layer in head.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = FusedHead
+            layer.always = always  # type: ignore[assignment]
+    return ""
 
 
 def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
@@ -78,11 +78,72 @@ def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
     return math.ceil(tokens / chunks / tile) * tile
 
 
-class ChunkedLoss(torch.autograd.Function):
-    """The mean cross entropy of a linear layer's outputs, with the logits of a chunk in memory.
+def in_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    rows: int,
+    dtype: torch.dtype,
+    factors: Tensor | None,
+    with_weight: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the cross entropy of each target, with the logits of a chunk in memory.
 
-    The forward pass computes the gradients as well: three matrix products as without chunks. The
-    gradient of the weight is summed in float32, whatever the dtype of the products.
+    Then the gradients of the sum of the losses times ``factors``, in ``hidden`` and in the weight.
+    The latter is summed in float32 at least, whatever the dtype of the products.
+
+    Args:
+        hidden: (tokens, features).
+        weight: (words, features).
+        targets: (tokens,). The losses of ``IGNORED`` targets are any numbers.
+        rows: tokens of a chunk.
+        dtype: of the products.
+        factors: (tokens,). None: no gradients.
+        with_weight: whether the gradient in the weight is needed.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    hidden_gradient = weight_gradient = None
+    if factors is not None:
+        hidden_gradient = torch.empty_like(hidden, dtype=dtype)
+        if with_weight:
+            weight_gradient = torch.zeros_like(weight, dtype=wide)
+
+    matrix = weight.to(dtype)
+    losses = []
+    for begin in range(0, len(hidden), rows):
+        chunk = slice(begin, begin + rows)
+        inputs = hidden[chunk].to(dtype)
+        right = targets[chunk].clamp(min=0)[:, None]
+        # On a GPU the cast happens within the operation: no logits in float32 are kept.
+        logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=wide)
+        losses.append(-logarithms.gather(1, right).flatten())
+        if factors is None or hidden_gradient is None:
+            continue
+
+        # In the memory of the logarithms: softmax, minus 1 at the right word.
+        gradient = logarithms.exp_()
+        gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=wide))
+        gradient = gradient.to(dtype)
+        del logarithms  # otherwise two chunks would be in memory during the next softmax
+        # The factors come in here: each row has fewer features than words.
+        factor = factors[chunk, None]
+        torch.mm(gradient, matrix, out=hidden_gradient[chunk]).mul_(factor)
+        if weight_gradient is None:
+            continue
+        inputs = (inputs * factor).to(dtype)
+        if dtype == wide:
+            weight_gradient.addmm_(gradient.t(), inputs)
+        else:
+            weight_gradient += gradient.t() @ inputs
+    return torch.cat(losses), hidden_gradient, weight_gradient
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The cross entropy of a linear layer's outputs, with the logits of a chunk in memory.
+
+    For the mean the forward pass computes the gradients as well: three matrix products as without
+    chunks. The factors of each target's loss are known in the backward pass alone, which computes
+    the logits again.
     """
 
     @staticmethod
@@ -93,65 +154,38 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         rows: int,
         dtype: torch.dtype,
+        is_mean: bool,
         with_gradients: bool,
     ) -> Tensor:
-        """Return the mean over the targets that are not ``IGNORED``, in float32.
-
-        Args:
-            hidden: (tokens, features).
-            weight: (words, features).
-            targets: (tokens,).
-            rows: tokens of a chunk.
-            dtype: of the products.
-        """
-        hidden_gradient = weight_gradient = None
-        if with_gradients:
-            hidden_gradient = torch.empty_like(hidden, dtype=dtype)
-            if ctx.needs_input_grad[1]:
-                weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
-
-        matrix = weight.to(dtype)
-        has_loss = targets != IGNORED
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for begin in range(0, len(hidden), rows):
-            chunk = slice(begin, begin + rows)
-            inputs = hidden[chunk].to(dtype)
-            right = targets[chunk].clamp(min=0)[:, None]
-            counted = has_loss[chunk, None]
-            # On a GPU the cast happens within the operation: no logits in float32 are kept.
-            logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=torch.float32)
-            total -= logarithms.gather(1, right).where(counted, 0.0).sum()
-            if hidden_gradient is None:
-                continue
-
-            # In the memory of the logarithms: softmax, minus 1 at the right word.
-            gradient = logarithms.exp_()
-            gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
-            gradient = gradient.to(dtype)
-            del logarithms  # otherwise two chunks would be in memory during the next softmax
-            # Targets without a loss are left out here: each row has fewer features than words.
-            torch.mm(gradient, matrix, out=hidden_gradient[chunk]).mul_(counted)
-            if weight_gradient is None:
-                continue
-            inputs = inputs * counted
-            if dtype == torch.float32:
-                weight_gradient.addmm_(gradient.t(), inputs)
-            else:
-                weight_gradient += gradient.t() @ inputs
-
-        count = has_loss.sum()
-        ctx.save_for_backward(hidden_gradient, weight_gradient, count)
-        return total / count
+        """Return the mean over the targets that are not ``IGNORED``, or the loss of each target."""
+        counted = targets != IGNORED
+        factors = counted if is_mean and with_gradients else None
+        ctx.how = (rows, dtype)
+        with_weight = ctx.needs_input_grad[1]
+        losses, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
+        losses = losses.where(counted, 0.0)
+        if not is_mean:
+            ctx.save_for_backward(hidden, weight, targets, None)
+            return losses
+        count = counted.sum()
+        ctx.save_for_backward(*gradients, targets, count)
+        return losses.sum() / count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *gradients, count = ctx.saved_tensors
-        factor = outputs[0] / count
-        # In place, since the gradient of the weight may take gigabytes. torch refuses a second
-        # backward pass, which would read the changed values.
-        scaled = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
-        return (*scaled, None, None, None, None)
+        first, second, targets, count = ctx.saved_tensors
+        if count is None:
+            rows, dtype = ctx.how
+            factors = outputs[0].where(targets != IGNORED, 0.0)
+            with_weight = ctx.needs_input_grad[1]
+            _, first, second = in_chunks(first, second, targets, rows, dtype, factors, with_weight)
+        else:
+            # In place, since the gradient of the weight may take gigabytes. torch refuses a second
+            # backward pass, which would read the changed values.
+            for gradient in filter(torch.is_tensor, (first, second)):
+                gradient.mul_(outputs[0] / count)
+        return first, second, None, None, None, None, None
 
 
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
@@ -207,7 +241,8 @@ def token_losses(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) ->
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy over the labels that are not ``IGNORED``, in float32."""
+    """Return the cross entropy over the labels that are not ``IGNORED``, in float32 at least."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
+        logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORED, reduction=reduction
     )

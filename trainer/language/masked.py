@@ -13,18 +13,14 @@ from pydantic import Field
 from ..data.seeds import generator_of
 from ..task import Data
 from .base import TokenTask
-from .columns import Columns
-from .packing import IGNORED, collate
+from .columns import IDS, Columns, Usual, usual_columns
+from .packing import collate
 from .problems import setting_error
 from .sources import Row
-from .tokens import Corpus, Encoder, Int64Array, vocabulary_of, words_of
+from .tokens import Corpus, Encoder, Int64Array, words_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
-
-# Of the tokens that are to be predicted. The others are left as they are.
-HIDDEN_SHARE = 0.8
-REPLACED_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +38,8 @@ class MaskedLM(TokenTask):
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
 
     def build_data(self) -> Data:
+        from transformers import DataCollatorForLanguageModeling
+
         tokenizer = self.load_tokenizer()
         if tokenizer.mask_token_id is None:
             raise setting_error(
@@ -50,12 +48,8 @@ class MaskedLM(TokenTask):
                 "has no token that hides other tokens; give an encoder's",
             )
 
-        mask = partial(
-            hide_tokens,
-            tokenizer=tokenizer,
-            vocabulary=vocabulary_of(tokenizer),
-            probability=self.mask_probability,
-        )
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=self.mask_probability)
+        mask = partial(hide_tokens, collator=collator)
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
         train, evaluation = self.parts(self.tokenized, pieces)
         for of_source in train.sets if self.is_mixed else [train]:
@@ -69,7 +63,8 @@ class MaskedLM(TokenTask):
         )
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
-        columns = Columns(names=(self.text_column,))
+        usual: list[Usual] = [("text", (self.text_column,)), IDS]
+        columns = Columns(*usual_columns(next(rows, {}), usual))
         return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 
     def build_model(self) -> nn.Module:
@@ -116,28 +111,12 @@ class Pieces:
         return self.mask(ids, generator_of(index)) if self.mask else ids
 
 
-def hide_tokens(
-    ids: Tensor, generator: Generator, *, tokenizer: Any, vocabulary: int, probability: float
-) -> dict[str, Tensor]:
+def hide_tokens(ids: Tensor, generator: Generator, *, collator: Any) -> dict[str, Tensor]:
     """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
 
-    At least a token is predicted, a special token only if a row has no other tokens.
+    The collator of transformers draws. Special tokens are not predicted.
     """
-    special = torch.tensor(tokenizer.all_special_ids)
-    eligible = torch.isin(ids, special, invert=True).nonzero().flatten()
-    if not len(eligible):
-        eligible = torch.arange(len(ids))
-
-    # The order of the three draws decides the numbers of a seed.
-    count = max(1, round(probability * len(eligible)))
-    chosen = eligible[torch.randperm(len(eligible), generator=generator)[:count]]
-    draw = torch.rand(count, generator=generator)
-    others = torch.randint(vocabulary, (count,), generator=generator)
-
-    values = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-    values = torch.where(draw < HIDDEN_SHARE, tokenizer.mask_token_id, values)
-    return {
-        "input_ids": ids.scatter(0, chosen, values),
-        "labels": torch.full_like(ids, IGNORED).scatter(0, chosen, ids[chosen]),
-        "attention_mask": torch.ones_like(ids),
-    }
+    collator.generator = generator
+    special = torch.isin(ids, torch.tensor(collator.tokenizer.all_special_ids))
+    hidden, labels = collator.torch_mask_tokens(ids.clone(), special)
+    return {"input_ids": hidden, "labels": labels, "attention_mask": torch.ones_like(ids)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
-from .chat import ChatWriter, TrainingText
+from .chat import ChatWriter
 from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
@@ -84,18 +85,24 @@ class Encoder:
     bad: list[ConfigError] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
 
+    @cached_property
+    def vocabulary(self) -> int:
+        """Return the largest token of the tokenizer plus 1."""
+        return vocabulary_of(self.tokenizer)
+
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         """Yield the tokens of each document of some rows, in order, and whether each is a target.
 
         Raises ``ConfigError`` if a row cannot be trained on, and such rows are not left out.
         """
-        documents: list[TrainingText] = []
+        documents: list[Any] = []
         for origin, row in rows:
             try:
                 documents += self._texts(origin, row)
             except ConfigError as error:
                 self.leave_out(error)
-        if not documents:
+        if not documents or self.columns.kind == "ids":
+            yield from documents
             return
 
         # All texts in one call: a fast tokenizer then uses several threads. A chat template writes
@@ -119,11 +126,32 @@ class Encoder:
             raise error
         self.bad.append(error)
 
-    def _texts(self, origin: str, row: Row) -> list[TrainingText]:
-        """Return the texts of a row, each with the spans that are trained on."""
+    def _texts(self, origin: str, row: Row) -> list[Any]:
+        """Return the texts of a row, each with the spans that are trained on, or its tokens."""
+        if self.columns.kind == "ids":
+            return [self._ids(origin, row)]
         if not self.writer:
             return self.columns.read_texts(row, origin)
         return [self.writer.write(origin, chat) for chat in self.columns.read_chats(row, origin)]
+
+    def _ids(self, origin: str, row: Row) -> tuple[list[int], Any]:
+        """Return the tokens of a row, without padding, and whether each is a target."""
+        ids = np.array(row.get("input_ids"))
+        labels = np.array(row.get("labels") or ids)
+        mask = np.array(row.get("attention_mask") or np.ones_like(ids))
+        is_right = ids.dtype.kind == "i" and ids.shape == labels.shape == mask.shape == (ids.size,)
+        if is_right:
+            is_known = (ids >= 0) & (ids < self.vocabulary)
+            is_right = bool(np.all(is_known & ((labels == ids) | (labels == -100))))
+        if not is_right:
+            raise setting_error(
+                "data",
+                origin,
+                "input_ids, labels and attention_mask must be lists of equal length, of the "
+                "tokenizer's tokens, and labels equal to input_ids or -100",
+            )
+        is_target = (labels == ids) | (self.columns.learn == "all")
+        return ids[mask > 0].tolist(), is_target[mask > 0]
 
     def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
         """Append the EOS token if missing, as a target, and drop a second BOS token."""

@@ -26,9 +26,7 @@ def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, 
     lines: list[str] = []
     runs = precision.value
     if request.fsdp:
-        request = replace(request, fsdp={**request.fsdp, "cpu_offload": False})
-    if not request.deepspeed:
-        return request, runs, lines
+        return replace(request, fsdp={**request.fsdp, "cpu_offload": False}), runs, lines
 
     if runs == "fp16":
         runs = "bf16"

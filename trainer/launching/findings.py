@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from ..errors import ConfigError, Origin, Problem, Sourced
 
@@ -59,17 +59,6 @@ def keys_of(model: type[BaseModel]) -> set[str]:
     """Return the keys of a model in files."""
     return {field.alias or name for name, field in model.model_fields.items()}
 
-
-def _refuse_if_on(value: Any) -> Any:
-    """Return a setting that asks for nothing. ``enabled`` may switch a section off."""
-    enabled = value.get("enabled", True) if isinstance(value, dict) else value
-    if enabled is True or enabled not in (None, False, -1, 0, 1, "none", []):
-        raise ValueError("not supported by samecurve; remove it")
-    return value
-
-
-Off = Annotated[Any, AfterValidator(_refuse_if_on)]
-"""The type of a key that cannot run: its value may only say that it is off."""
 
 Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)

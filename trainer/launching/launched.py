@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ..config.arguments import kind_of
 from ..config.documents import read_document
 from ..distributed import heartbeat
-from ..distributed.rank_variables import RANKS
 from ..distributed.started_by import Launcher, detect
 from ..errors import COMMAND_LINE, LaunchError, Origin, Sourced, usage_error
 from ..private.accelerate import forget_states
@@ -83,16 +82,14 @@ def launch(
         origins or {},
         optimizer_built_by=optimizer_built_by,
     )
-    _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
-    heartbeat.start(timedelta(minutes=config.timeout_minutes))
+    timeout = timedelta(minutes=config.timeout_minutes)
+    cls = strategy_class(plan.strategy, same_bits=plan.same_bits)
+    _connect(plan, launcher, cls, timeout)
+    heartbeat.start(timeout)
     with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):
-        accelerator = _accelerator(plan)
+        accelerator = _accelerator(plan, cls)
     _check_accelerator(plan, accelerator)
-    return Launched(
-        plan=plan,
-        accelerator=accelerator,
-        strategy=_class_of(plan)(plan, accelerator),
-    )
+    return Launched(plan=plan, accelerator=accelerator, strategy=cls(plan, accelerator))
 
 
 def read_request_of(
@@ -133,11 +130,7 @@ def read_launch_file(path: str, processes: int | None = None) -> Request:
     return read_accelerate_file(path, overrides=flags)
 
 
-def _class_of(plan: Plan) -> type[Strategy]:
-    return strategy_class(plan.strategy, same_bits=plan.same_bits)
-
-
-def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
+def _connect(plan: Plan, launcher: Launcher, cls: type[Strategy], timeout: timedelta) -> None:
     """Prepare this process for its strategy and device, and connect it to the others."""
     import torch
     from accelerate import PartialState
@@ -151,16 +144,15 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
             del os.environ[name]
 
-    strategy = _class_of(plan)
     if plan.device == "cuda":
         # The GPU of the local rank, or the only GPU that this process sees.
         torch.cuda.set_device(launcher.local_rank % visible_gpus())
     else:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    strategy.prepare_process(plan)
+    cls.prepare_process(plan)
 
     if plan.strategy != "single":
-        state = PartialState(backend=strategy.backend(plan), timeout=timeout)
+        state = PartialState(backend=cls.backend(plan), timeout=timeout)
         if plan.device == "cuda":
             # In DDP and in wait_for_everyone Accelerate takes the local rank as the GPU's number,
             # which is 0 if a process sees a single GPU.
@@ -172,7 +164,7 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
             state.distributed_type = DistributedType(name)
 
 
-def _accelerator(plan: Plan) -> Accelerator:
+def _accelerator(plan: Plan, cls: type[Strategy]) -> Accelerator:
     import torch
     from accelerate import Accelerator
 
@@ -187,6 +179,8 @@ def _accelerator(plan: Plan) -> Accelerator:
     # With a rank in the environment, and a GPU, Accelerate takes a single process for several.
     hidden = {}
     if plan.strategy == "single":
+        from ..distributed.rank_variables import RANKS
+
         hidden = {name: os.environ.pop(name) for name in RANKS if name in os.environ}
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
@@ -194,7 +188,7 @@ def _accelerator(plan: Plan) -> Accelerator:
         # The schedule advances once per optimizer step here. Accelerate's wrapper would advance
         # the schedule world-size times.
         step_scheduler_with_optimizer=False,
-        **_class_of(plan).accelerator_arguments(plan),
+        **cls.accelerator_arguments(plan),
     )
     os.environ.update(hidden)
 

@@ -12,43 +12,24 @@ Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """An optimizer or a schedule that a DeepSpeed JSON asks for, by keys of the training config.
-
-    Values that the file leaves out are DeepSpeed's defaults (``origin.is_default``). "auto" is
-    absent: the training config decides.
-    """
-
-    name: Sourced[str]
-    values: Mapping[str, Sourced[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Request:
     """The requested settings of a job. None and an empty mapping stand for no request.
 
     Args:
-        micro_batch_size: items per process and backward pass. ``global_batch_size``: per step.
-        max_grad_norm: 0 does not clip.
+        settings: by keys of the training config. Settings that the sections of a DeepSpeed JSON
+            leave out are DeepSpeed's defaults (``origin.is_default``). "auto" is absent.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
-        deepspeed: the engine's configuration, without the values that have a field here.
+        deepspeed: the engine's configuration, without ``settings``.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
         files: every file that was read, of which ``notices`` are lines with ``file:line``.
-        origins: of the given values of ``fsdp``, ``deepspeed`` and ``dynamo``, by dotted key.
+        origins: of the given values of ``fsdp`` and ``deepspeed``, by dotted key.
     """
 
     strategy: Strategy
     strategy_origin: Origin
     world_size: Sourced[int] | None = None
-    context_parallel: Sourced[int] | None = None
-    mixed_precision: Sourced[str] | None = None
+    settings: Mapping[str, Sourced[Any]] = field(default_factory=dict)
     use_cpu: bool = False
-    accumulation_steps: Sourced[int] | None = None
-    micro_batch_size: Sourced[int] | None = None
-    global_batch_size: Sourced[int] | None = None
-    max_grad_norm: Sourced[float] | None = None
-    optimizer: Section | None = None
-    scheduler: Section | None = None
     fsdp: dict[str, Any] = field(default_factory=dict)
     deepspeed: dict[str, Any] = field(default_factory=dict)
     dynamo: dict[str, Any] = field(default_factory=dict)

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
-from ..errors import DEFAULT, LaunchError, Origin, Sourced, origin_of
+from ..errors import LaunchError, Origin
 from ..run_plan import Plan
-from .cpu_rehearsal import rehearsed
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy
 
 # Keys of the training config that a launch file may give, too.
 _IN_BOTH = (
-    "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
+    "compile", "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
     "max_grad_norm", "context_parallel",
 )  # fmt: skip
 # How lr grows with the batch. linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam.
@@ -51,23 +50,26 @@ def resolve(
             strategy="ddp" if world > 1 else "single",
             strategy_origin=Origin("the number of processes"),
         )
-    both = Reconciler(config, origins)
+    both = Reconciler(config, origins, request.settings)
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
-    has_compiler = _compiles(request, strategy, both)
-    precision, micro, global_batch, steps, clip, context = (
-        both.agree(key, getattr(request, key)) for key in _IN_BOTH
-    )
-    optimizer, settings, lr = choose_optimizer(request, both, optimizer_built_by)
-    schedule = choose_schedule(request.scheduler, both)
+    compiles, precision, micro, global_batch, steps, clip, context = map(both.agree, _IN_BOTH)
+    optimizer, settings, lr = choose_optimizer(both, optimizer_built_by)
+    schedule = choose_schedule(both)
     if world % context:
         rule = f"must divide the number of processes, {world}"
-        both.fail(Sourced(context, origin_of(both.origins, "context_parallel")), rule)
+        both.fail(both.found("context_parallel"), rule)
     groups = world // context
     micro, steps = _cut(global_batch, micro, steps, groups, both)
     batch = micro * steps * groups
     if config.reduce_dtype == "bf16":
         _check_reduction(strategy, precision, steps, both)
+    if compiles and strategy == "zero3":
+        rule = (
+            "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
+            "fragments; take FSDP2, or leave it out"
+        )
+        both.refuse(both.found("compile"), rule)
     both.end()
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
@@ -75,9 +77,11 @@ def resolve(
     is_rehearsal = device == "cpu" and strategy != "single"
     lines: list[str] = []
     precision = precision or "no"
-    if is_rehearsal:
-        origin = both.origins.get("mixed_precision", DEFAULT)
-        request, precision, lines = rehearsed(request, Sourced(precision, origin))
+    if is_rehearsal and (request.fsdp or request.deepspeed):
+        from .cpu_rehearsal import rehearsed
+
+        asked = both.found("mixed_precision").meaning(precision)
+        request, precision, lines = rehearsed(request, asked)
     reference = config.reference_batch_size or batch
     plan = Plan(
         strategy=strategy,
@@ -97,10 +101,10 @@ def resolve(
         lr=lr * (batch / reference) ** _EXPONENTS[config.lr_scaling],
         lr_reference=lr,
         reference_batch_size=reference,
-        compile=has_compiler,
+        compile=compiles,
         fsdp=request.fsdp,
         deepspeed=request.deepspeed,
-        dynamo=request.dynamo or ({"backend": "inductor"} if has_compiler else {}),
+        dynamo=request.dynamo or ({"backend": "inductor"} if compiles else {}),
         files=request.files,
         notices=tuple(dict.fromkeys([*request.notices, *both.notices, *lines])),
         origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
@@ -122,7 +126,7 @@ def _cut(
 
     ``groups`` is the number of processes, or of groups of processes, with rows of their own.
     """
-    found = Sourced(global_batch, origin_of(both.origins, "global_batch_size"))
+    found = both.found("global_batch_size")
     counted = "world_size" if "context_parallel" not in both.origins else "groups"
     if micro is None:
         shares = (steps or 1) * groups
@@ -142,8 +146,6 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
     """Return the strategy that runs. A single process that a launcher started runs without DDP."""
     world = launcher.world_size
     requested = request.world_size
-    if request.strategy == "single":
-        requested = Sourced(1, request.strategy_origin)
     fits = requested is None or requested.value == world
     if request.strategy == "ddp" and world == 1 and (fits or launcher.name != "python"):
         origin = request.strategy_origin
@@ -174,19 +176,6 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
             f"visible; launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
         )
     return "cuda"
-
-
-def _compiles(request: Request, strategy: str, both: Reconciler) -> bool:
-    """Return whether the model is compiled. Record a problem if ZeRO-3 would have to."""
-    compiler = Sourced(True, request.origins["dynamo"]) if request.dynamo else None
-    compiles: bool = both.agree("compile", compiler)
-    if compiles and strategy == "zero3":
-        rule = (
-            "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
-            "fragments; take FSDP2, or leave it out"
-        )
-        both.refuse(compiler or both.configured("compile"), rule)
-    return compiles
 
 
 def _check_reduction(strategy: str, precision: str, accumulation: int, both: Reconciler) -> None:

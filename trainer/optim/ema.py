@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ..private.torch import interpolate_all
+
+if TYPE_CHECKING:
+    from ..strategies import Strategy
 
 
 class Average:
@@ -17,23 +20,20 @@ class Average:
     The average is kept as flat shards in full precision, another copy of the rank's shards.
 
     Args:
-        live: the weights, as views that follow the model.
-        write_back: makes the model compute with the new values of the views.
-        decay: of the average, below 1. None for no average.
+        strategy: prepared. Its shards are views that follow the model.
+        decay: of the average, between 0 and 1. None for no average.
 
     Attributes:
-        average: a tensor for each of ``live``. Empty without a decay.
+        pairs: each shard with its average. Empty without a decay.
     """
 
-    def __init__(
-        self, live: Sequence[Tensor], write_back: Callable[[], None], decay: float | None
-    ) -> None:
-        self.live = list(live)
-        self.write_back = write_back
+    def __init__(self, strategy: Strategy, decay: float | None) -> None:
         self.decay = decay
-        self.average: list[Tensor] = []
-        if decay is not None:
-            self.average = [tensor.detach().clone() for tensor in live]
+        self.write_back = strategy.write_back
+        shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if decay else []
+        self.live = [shard.tensor for shard in shards]
+        self.average = [tensor.detach().clone() for tensor in self.live]
+        self.pairs = list(zip(shards, self.average, strict=True))
 
     def update(self) -> None:
         """Add the weights after an optimizer step that was not skipped."""

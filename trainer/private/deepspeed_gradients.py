@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor
 from .deepspeed_engine import REDUCE_METHODS
 
 
-def take_gradients(zero: Any, stage: int, take: Callable[[Any], object]) -> None:
-    """Give each gradient to a function instead of the engine, which then exchanges nothing.
+def exchange_nothing(zero: Any, stage: int) -> None:
+    """Let the engine take and exchange no gradient, and not clip by its own norm.
 
     ``reduce_ipg_grads`` exchanges buckets at the end of a backward pass of stages 1 and 2.
     """
-    setattr(zero, REDUCE_METHODS[stage], lambda parameter, *_: take(parameter))
-    if stage < 3:
-        zero.reduce_ipg_grads = lambda *_, **__: None
+    setattr(zero, REDUCE_METHODS[stage], lambda *_: None)
+    zero.reduce_ipg_grads = lambda *_, **__: None
+    zero.clip_grad = 0.0
 
 
 def new_gradients(zero: Any, stage: int) -> dict[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim._muon import _adjust_lr
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -182,7 +181,7 @@ def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
     return []
 
 
-# -- optimizers and schedules ---------------------------------------------------------------------
+# -- optimizers -----------------------------------------------------------------------------------
 
 
 def reads_found_inf(optimizer: Any) -> bool:
@@ -193,17 +192,6 @@ def reads_found_inf(optimizer: Any) -> bool:
 def mark_stepped(optimizer: Any) -> None:
     """Note that a step was left out on purpose. Otherwise torch warns that the schedule moves."""
     optimizer._opt_called = True
-
-
-def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> None:
-    """Set a schedule to a number of steps, with the rates of that step.
-
-    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes. So many calls of
-    ``step`` would take minutes in a long run.
-    """
-    schedule.last_epoch = steps
-    schedule._step_count = steps + 1
-    schedule._last_lr = list(rates)
 
 
 # -- operations on lists of tensors ---------------------------------------------------------------

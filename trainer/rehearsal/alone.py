@@ -111,6 +111,5 @@ def _let_ddp_exchange_by_python() -> None:
 
 def buckets_of(model: Any) -> list[Any]:
     """Return the memory in which an engine collects gradients, with numbers and names among it."""
-    zero = getattr(model, "optimizer", None)
-    buckets = getattr(zero, "ipg_buckets", None) or {}
+    buckets = getattr(getattr(model, "optimizer", None), "ipg_buckets", None) or {}
     return tree_leaves([vars(bucket) for bucket in buckets.values()])

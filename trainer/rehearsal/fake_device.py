@@ -48,8 +48,8 @@ _MOST_READS = 10_000  # of a line in a step
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operations as they are, and records memory and collectives.
+class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations on tensors of the GPU without values, and records memory and collectives.
 
     Attributes:
         reads: how often the host waited for a fake device, by kind, line and function, and whether
@@ -60,6 +60,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.collectives: list[Collective] = []
         self.reads: Counter[tuple[str, str, str, bool]] = Counter()
         self.large_is_fake = False
@@ -80,17 +81,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
         self.ledger.note_node()
         return result
-
-    def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-
-class FakeDevice(Recorder):  # type: ignore[no-untyped-call]
-    """Runs operations on tensors of the GPU without values."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger)
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         leaves = tree_leaves((args, kwargs))

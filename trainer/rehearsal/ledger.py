@@ -40,12 +40,12 @@ class Block:
 
 @dataclass
 class Phase:
-    """The memory at the end and at the moment of the most, for which ``line`` asked."""
+    """The memory by kind at the end and at the moment of the most, for which ``line`` asked."""
 
-    most: int = 0
-    at_most: Counter[str] = field(default_factory=Counter)
-    at_end: Counter[str] = field(default_factory=Counter)
     line: str = ""
+    most: int = -1
+    at_most: dict[str, int] = field(default_factory=dict)
+    at_end: dict[str, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -150,19 +150,18 @@ class Ledger:
 
     def phases(self) -> dict[str, Phase]:
         """Return the memory by phase, in the order in which the phases began."""
-        now: Counter[str] = Counter()
+        now = dict.fromkeys(KINDS, 0)
         phases: dict[str, Phase] = {}
         phase = Phase()
         for event in [*self._events, ""]:
             if isinstance(event, str):
-                phase.at_end = Counter(now)
-                phase = phases.setdefault(event, Phase(line=self._lines.get(event, "")))
+                phase.at_end = dict(now)
+                phase = phases.setdefault(event, Phase(self._lines.get(event, "")))
             else:
                 block, change = event
                 now[block.kind] += change
-            total = now.total()
+            total = sum(now.values())
             if total > phase.most:
-                phase.most = total
-                phase.at_most = Counter(now)
+                phase.most, phase.at_most = total, dict(now)
         phases.pop("", None)
         return phases

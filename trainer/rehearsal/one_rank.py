@@ -17,7 +17,7 @@ from ..run import Read, Run, Setup
 from ..script import launch_as, load_config, load_task
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda
-from .fake_device import FakeDevice, Recorder
+from .fake_device import FakeDevice
 from .fake_parameters import install_parameters
 from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
 from .models_without_files import build_alone, scales_of
@@ -28,14 +28,14 @@ STEPS = 2  # the first makes the optimizer's state, the second is measured
 class Observer(Callback):
     """Tells a recorder the phases of the last step, and the kinds of the storages."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: FakeDevice) -> None:
         self.recorder = recorder
         self.ledger = recorder.ledger
         self.first_collective = 0
         self._measures = False
 
     def on_launch(self, run: Setup) -> None:
-        if isinstance(self.recorder, FakeDevice):
+        if self.ledger.device == "cuda":
             build_alone()
             if run.plan.deepspeed:
                 compare_alone()
@@ -104,7 +104,7 @@ class Observer(Callback):
         self.ledger.enter(phase if self._measures else "")
 
 
-def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
+def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     """Train two steps of a command line, and return what the second took. Collective.
 
     ``collectives`` are those from the start of the job. Those of the step begin at ``first``.
@@ -120,12 +120,16 @@ def observe(words: Sequence[str], recorder: Recorder) -> dict[str, Any]:
                 break
 
     run = trainer.run
+    phases = {name: vars(phase) for name, phase in recorder.ledger.phases().items()}
+    peak = max(phases, key=lambda name: phases[name]["most"])
     return {
         "plan": run.plan.as_dict(),
         "notices": run.facts["notices"],
         "trainable": run.facts["trainable_parameters"],
         "parameters": run.facts["parameters"],
-        "phases": {name: vars(phase) for name, phase in recorder.ledger.phases().items()},
+        "phases": phases,
+        "peak": peak,
+        "most": phases[peak]["most"],
         "collectives": recorder.collectives,
         "first": observer.first_collective,
     }

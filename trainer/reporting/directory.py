@@ -23,8 +23,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.disk import part_of, publish, read_json
-from ..checkpoint.exported import exported_file
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, writing
 from ..text import without_secrets
@@ -94,16 +92,6 @@ class RunDirectory:
     def _error(self, rule: str) -> ConfigError:
         return self.origin.error(rule, str(self.path))
 
-    def ended_at(self) -> int | None:
-        """Return the step at which a run ended here, with the model written. None if none has."""
-        try:
-            steps = read_json(self.path / "summary.json")["steps"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-
-        is_ended = isinstance(steps, int) and exported_file(self.path / "model")
-        return steps if is_ended else None
-
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
         self._write(name, "wb", without_secrets(text))
@@ -115,18 +103,6 @@ class RunDirectory:
     def row(self, values: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
         """Append to a file of rows. A number that is not finite becomes null."""
         self._write(name, "ab", json.dumps(_plain(values)) + "\n")
-
-    def cut_rows(self, step: int) -> None:
-        """Drop the rows of metrics.jsonl after ``step``, and a last row that is cut."""
-        path = self.path / "metrics.jsonl"
-        if not self.main or not path.exists():
-            return
-
-        rows = path.read_bytes().splitlines(keepends=True)
-        kept = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= step]
-        part_of(path).unlink(missing_ok=True)
-        part_of(path).write_bytes(b"".join(kept))
-        publish(path)
 
     def line(self, text: str) -> None:
         """Append to log.txt."""

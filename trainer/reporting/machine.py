@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-_CPUS = Path("/proc/cpuinfo")
-
 
 def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
     """Describe the host of this process and the GPUs of all ranks, for plan.json. Collective."""
-    cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
     cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
     facts: dict[str, Any] = {"cpu": cpus[0], "cores": os.cpu_count()}
     if device.type != "cuda":

@@ -16,7 +16,6 @@ from .peak_memory import PeakMemory
 from .speed import UNITS, steady_speed
 
 T = TypeVar("T")
-_COLUMNS = 80  # of a narrow terminal
 _calls = 0  # of models, in this process
 
 
@@ -183,27 +182,25 @@ class Meter:
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
-    """Return the last three lines of a run, for people at 80 columns."""
-    end = "done: {steps} steps"
+    """Return the last three lines of a run, for people."""
+    text = "done: {steps} steps"
     if summary["steps"] < summary["total_steps"]:
-        end = "stopped at step {steps} of {total_steps}"
+        text = "stopped at step {steps} of {total_steps}"
         if summary.get("stopped_by"):
-            end += " ({stopped_by})"
-    end = end.format_map(summary)
-    first = ", ".join(filter(None, [end, metrics_text(summary["evaluation"])]))
-    if len(first) > _COLUMNS:  # a metric that does not fit is left out
-        first = f"{first[: _COLUMNS - 4].rpartition('  ')[0] or end} ..."
-
-    more = "\n{seconds[wall]:.1f} s"
+            text += " ({stopped_by})"
+    if summary["evaluation"]:
+        text += ", {values}"
+    text += "\n{seconds[wall]:.1f} s"
     if "tokens_per_second" in summary:
-        more += ", {tokens_per_second:,.0f} tokens/s"
+        text += ", {tokens_per_second:,.0f} tokens/s"
     elif "samples_per_second" in summary:
-        more += ", {samples_per_second:,.0f} samples/s"
+        text += ", {samples_per_second:,.0f} samples/s"
     if "mfu" in summary:
-        more += ", MFU {mfu:.1%}"
-    more += ", peak memory {peak}\n"
+        text += ", MFU {mfu:.1%}"
+    text += ", peak memory {peak}\n"
     if summary.get("best"):
-        more += "best {best[metric]} {best[value]:.4f} at step {best[step]}; "
-    more += "model: {model}"
+        text += "best {best[metric]} {best[value]:.4f} at step {best[step]}; "
+    text += "model: {model}"
+    values = metrics_text(summary["evaluation"])
     peak = size(max(summary["peak_memory_bytes"]))
-    return first + more.format_map({**summary, "peak": peak, "model": model})
+    return text.format_map({**summary, "values": values, "peak": peak, "model": model})

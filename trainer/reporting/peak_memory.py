@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
-
-_STATUS = Path("/proc/self/status")
-_RESET = Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
@@ -23,7 +21,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.phase = "set-up"
-        self.peaks: dict[str, dict[str, int]] = {}
+        self.peaks: dict[str, Counter[str]] = defaultdict(Counter)
 
     def enter(self, phase: str) -> str:
         """Begin another phase. Return the phase that ends."""
@@ -35,7 +33,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with contextlib.suppress(OSError):  # some containers forbid this
-                _RESET.write_text("5")  # sets VmHWM to the present size
+                Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to the present size
         return before
 
     def read(self) -> int:
@@ -46,18 +44,10 @@ class PeakMemory:
                 "reserved": torch.cuda.max_memory_reserved(self.device),
             }
         else:
-            current = {"resident": _peak_resident()}
+            # Not by getrusage: in a process that a large process started, ru_maxrss begins with the
+            # size of that process.
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            current = {"resident": int(peak[1]) * 1024 if peak else 0}  # some kernels do not tell
 
-        peaks = self.peaks.setdefault(self.phase, {})
-        for name, count in current.items():
-            peaks[name] = max(count, peaks.get(name, 0))
-        return next(iter(peaks.values()))
-
-
-def _peak_resident() -> int:
-    """Return the process's largest resident set in bytes since the last reset. 0 if unknown."""
-    # Not by getrusage: in a process that a large process started, ru_maxrss begins with the size
-    # of that process.
-    status = _STATUS.read_text() if _STATUS.exists() else ""
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return 0 if peak is None else int(peak[1]) * 1024
+        self.peaks[self.phase] |= Counter(current)  # the larger of both counts
+        return self.peaks[self.phase][next(iter(current))]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.disk import delete, read_json
+from ..checkpoint.disk import delete, part_of, publish, read_json
 from ..checkpoint.exported import exported_file
 from ..checkpoint.store import is_ours
 from ..text import listed
@@ -56,6 +57,25 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
         for doomed in list(entry.iterdir()) if is_linked else [entry]:
             delete(doomed)
     return ""
+
+
+def ended_at(folder: Path) -> int | None:
+    """Return the step at which a run ended here, with the model written. None if none has."""
+    try:
+        steps = read_json(folder / "summary.json")["steps"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return steps if exported_file(folder / "model") else None
+
+
+def cut_rows(path: Path, step: int) -> None:
+    """Drop the rows of metrics.jsonl after a step, and a last row that is cut."""
+    if path.exists():
+        rows = path.read_bytes().splitlines(keepends=True)
+        kept = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= step]
+        part_of(path).unlink(missing_ok=True)
+        part_of(path).write_bytes(b"".join(kept))
+        publish(path)
 
 
 def _holds_plan(folder: Path) -> bool:

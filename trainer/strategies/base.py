@@ -260,8 +260,6 @@ class Strategy(ABC):
 
         On a CPU a search for tensors would cost as much as a layer.
         """
-        if batch is None:
-            raise DataError("collate returned None: return a batch, or [] if the task needs none")
         device = self.accelerator.device
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)

@@ -7,6 +7,7 @@ at every module under every strategy the order is the same.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import torch
@@ -45,7 +46,10 @@ class _Border(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
+        inside = [tensor.view_as(tensor) for tensor in tensors]
+        is_constant = [not tensor.requires_grad for tensor in tensors]
+        ctx.mark_non_differentiable(*compress(inside, is_constant))
+        return tuple(inside)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -57,20 +61,13 @@ def _enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
     ``nn.MultiheadAttention`` computes otherwise if query and key are the same object.
     """
-    is_plain = not kwargs and all(type(value) is Tensor for value in args)
-    leaves: list[Any]
-    # The general way takes 20 us more.
-    leaves, form = ([*args], None) if is_plain else flattened((args, kwargs))
-    inside = []
-    for place, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
-            continue
-        if leaf.requires_grad and torch.is_grad_enabled():
-            inside.append(place)
-        else:
-            leaves[place] = leaf.view_as(leaf)
-    if inside:
-        behind: Any = _Border.apply(*(leaves[place] for place in inside))  # type: ignore[no-untyped-call]
-        for place, tensor in zip(inside, behind, strict=True):
-            leaves[place] = tensor
-    return (tuple(leaves), kwargs) if form is None else unflattened(leaves, form)
+    leaves, form = flattened((args, kwargs))
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided
+    ]
+    behind: Any = _Border.apply(*(leaves[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, tensor in zip(places, behind, strict=True):
+        leaves[place] = tensor
+    return unflattened(leaves, form)

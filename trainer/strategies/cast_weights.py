@@ -16,36 +16,42 @@ from ..private.torch import own_parameters
 
 
 class CastWeights:
-    """Lets a model compute with copies of its parameters in another dtype."""
+    """Lets a model compute with copies of its parameters in another dtype.
+
+    Attributes:
+        copies: of the micro-batch that is computed, whose calls share the copies. None if a call
+            makes copies of its own, as in an evaluation.
+    """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.copies: dict[nn.Parameter, Tensor] | None = None
         self._dtype = dtype
-        self._copies: dict[nn.Parameter, Tensor] | None = None  # None: each call makes its own
         self._places: list[tuple[Any, str, nn.Parameter]] = []
-        model.register_forward_pre_hook(self._put)
-        model.register_forward_hook(self._take_away, always_call=True)
+        self._called: nn.Module | None = None  # whose call has put the copies
+        # Layers too: a backward pass calls those that are recomputed.
+        for module in model.modules():
+            module.register_forward_pre_hook(self._put)
+            module.register_forward_hook(self._take_away, always_call=True)
 
-    def begin(self) -> None:
-        """Begin a micro-batch, whose calls share their copies."""
-        self._copies = {}
-
-    def end(self) -> None:
-        """End a step. An evaluation follows, in which each call makes copies of its own."""
-        self._copies = None
-
-    def _put(self, model: nn.Module, args: Any) -> None:
-        copies: dict[nn.Parameter, Tensor] = {} if self._copies is None else self._copies
-        for own in map(own_parameters, model.modules()):
+    def _put(self, module: nn.Module, args: Any) -> None:
+        if self._called is not None:
+            return
+        self._called = module
+        copies: dict[nn.Parameter, Tensor] = {} if self.copies is None else self.copies
+        for own in map(own_parameters, module.modules()):
             for key, parameter in own.items():
                 if parameter is None or not parameter.is_floating_point():
                     continue
                 if parameter not in copies:
-                    with torch.set_grad_enabled(self._copies is not None):
+                    with torch.set_grad_enabled(self.copies is not None):
                         copies[parameter] = parameter.to(self._dtype)
                 self._places.append((own, key, parameter))
                 own[key] = copies[parameter]  # type: ignore[assignment]
 
-    def _take_away(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _take_away(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is not self._called:
+            return
+        self._called = None
         for own, key, parameter in self._places:
             own[key] = parameter
         self._places = []

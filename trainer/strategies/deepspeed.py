@@ -129,7 +129,6 @@ class ZeRO(Strategy):
         self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
         if self._stage == 3:
             private_deepspeed.gather_persistent(self.zero)
-            self.notices = self._stays_whole(model)
         self._take_over_reduction()
 
         # The values that the cast has rounded come back. The engine does not cast the model's
@@ -206,17 +205,6 @@ class ZeRO(Strategy):
         replace_in_optimizer(optimizer, replaced)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
-
-    def _stays_whole(self, model: nn.Module) -> list[str]:
-        """Return a notice if a rehearsal gathers nothing, which a larger model would."""
-        persistent = self.zero.persistent_parameters
-        is_meant = self.plan.find_unused_parameters or not self.plan.rehearsal
-        if is_meant or len(persistent) < len(list(model.parameters())):
-            return []
-        return [
-            "ZeRO-3 gathers nothing here: no parameter is above "
-            "stage3_param_persistence_threshold; set 0 in the launch file to rehearse the gathering"
-        ]
 
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary

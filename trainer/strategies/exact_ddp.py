@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .base import StepResult, compute_in
 from .cast_weights import CastWeights
 from .ddp import DDP
-from .exact import IN_PLACE, Exact
+from .exact import Exact
 from .tensors import DTYPES, unwrapped
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class ExactDDP(Exact, DDP):
     """Adds up the gradients of all micro-batches itself, and casts weights in 16 bits."""
 
     exchanges = False
-    known_errors: ClassVar = {**DDP.known_errors, **IN_PLACE}
+    _cast: CastWeights | None = None
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -34,18 +34,21 @@ class ExactDDP(Exact, DDP):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
+        self.take_gradients()
         if self.plan.mixed_precision != "no":
             dtype = DTYPES[self.plan.mixed_precision]
-            self.bits.cast = CastWeights(unwrapped(self.model), dtype)
+            self._cast = CastWeights(unwrapped(self.model), dtype)
             compute_in(unwrapped(self.model), dtype)
 
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss)
-        self.bits.take_all(self.trainable)
+    def micro_step(self, *, boundary: bool) -> Any:
+        if self._cast is not None:
+            self._cast.copies = {}
+        return super().micro_step(boundary=boundary)
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
-        gradients = self.bits.reduced(self.trainable)
-        for parameter, gradient in zip(self.trainable, gradients, strict=True):
+        if self._cast is not None:
+            self._cast.copies = None
+        for parameter, gradient in zip(self.trainable, self.reduced(), strict=True):
             parameter.grad = gradient
         return super().finish_step(on_nan)
 

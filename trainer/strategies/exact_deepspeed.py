@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch.distributed as dist
 
-from ..errors import LaunchError
-from ..private.deepspeed_gradients import new_gradients, take_gradients
+from ..private.deepspeed_gradients import exchange_nothing, new_gradients
 from .base import StepResult
 from .deepspeed import ZeRO
-from .exact import IN_PLACE, Exact
+from .exact import Exact
 from .tensors import clip
 
 if TYPE_CHECKING:
-    from ..run_plan import Plan
+    from torch import nn
+    from torch.optim import Optimizer
 
 
 class ExactZeRO(Exact, ZeRO):
     """Takes each gradient before the engine exchanges it, and clips."""
 
-    known_errors: ClassVar = {**ZeRO.known_errors, **IN_PLACE}
-
-    @classmethod
-    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        # The engine clips by another norm. Its own linear layer of stage 3 rounds otherwise.
-        zero = {**plan.deepspeed["zero_optimization"], "memory_efficient_linear": False}
-        settings = {**plan.deepspeed, "zero_optimization": zero}
-        return super().accelerator_arguments(replace(plan, max_grad_norm=None, deepspeed=settings))
-
-    def verify(self) -> None:
-        asked = self._stage, 0.0
-        runs = self.engine.zero_optimization_stage(), self.engine.gradient_clipping()
-        if runs != asked:
-            raise LaunchError(f"asked for stage and no clipping {asked}, but {runs} run")
-
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss)
-        self.bits.take_all(self.trainable)  # those that no hook of the engine has seen
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        # The engine's own linear layer of stage 3 rounds otherwise.
+        self._config["zero_optimization"]["memory_efficient_linear"] = False
+        super().prepare(model, optimizer)
+        self.take_gradients()
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
-        named = list(self.parameters())
-        gradients = self.bits.reduced([parameter for _, parameter in named])
-        norm = self.bits.end(gradients, None)
-        if self.plan.max_grad_norm is not None:
-            clip(gradients, self.plan.max_grad_norm, norm)
-
-        whole = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
         flat = new_gradients(self.zero, self._stage)
-        for shard in self.shards():
+        parts = []
+        for shard, whole in zip(self.shards(), self.reduced(), strict=True):
             assert shard.state_key is not None
             part = flat[shard.state_key][shard.state_offset :][: shard.tensor.numel()]
-            part.copy_(shard.cut(whole[shard.name]))
+            parts.append(part.copy_(shard.cut(whole)))
+        norm = self.end(parts, dist.group.WORLD)
+        if self.plan.max_grad_norm is not None:
+            clip(parts, self.plan.max_grad_norm, norm)
         if norm.isfinite():
             self.engine.step()
         return StepResult(grad_norm=norm)
 
     def _take_over_reduction(self) -> None:
-        take_gradients(self.zero, self._stage, self.bits.take)
+        exchange_nothing(self.zero, self._stage)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from .base import compute_in
-from .exact import IN_PLACE, Exact
+from .exact import Exact
 from .fsdp import FSDP2
 from .gathered import carry_hooks
 from .tensors import DTYPES, unwrapped
@@ -23,23 +23,19 @@ if TYPE_CHECKING:
 class ExactFSDP2(Exact, FSDP2):
     """Reduces sums in float64, and casts the inputs of the model alone, as ZeRO does."""
 
-    known_errors: ClassVar = {**FSDP2.known_errors, **IN_PLACE}
+    known_errors: ClassVar = {**FSDP2.known_errors, **Exact.known_errors}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
+        for unit in self._sharded:  # the sum, which needs no division
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
         if self.plan.mixed_precision != "no":
             compute_in(unwrapped(self.model), DTYPES[self.plan.mixed_precision])
 
     def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
         # A gathered parameter stays the same object.
-        hooks = {name: {0: partial(note, name)} for name, _ in self.parameters()}
-        carry_hooks(self.model, hooks)
-
-    def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
-        super()._shard_units(model, units)
-        for unit in self._sharded:  # the sum, which needs no division
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+        carry_hooks(self.model, {name: {0: partial(note, name)} for name, _ in self.parameters()})
 
     def _precision(self) -> MixedPrecisionPolicy:
         return MixedPrecisionPolicy(

@@ -99,9 +99,9 @@ def states_of(
     elif stage == 0 and accumulates and world_size > 1:
         gradients *= 2
 
-    if has_sums:  # in float64, rounded to whole gradients, under FSDP2 to rows
+    if has_sums:  # in float64, beside this rank's rounded gradients or the buckets of DDP
         gradients = 8 * trainable * (is_zero or stage == 0 or accumulates)
-        gradients += 4 * trainable // (world_size if stage == 3 and not is_zero else 1)
+        gradients += 4 * trainable // (world_size if stage else 1)
 
     if layout.offloads:  # the full-precision gradients of the optimizer in host memory
         gradients += 4 * trainable // world_size

@@ -62,21 +62,15 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
         build_schedule(Mine(), named, plan(schedule="cosine"), optimizer, 4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
-        (torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau follows a metric"),
-        (SimpleNamespace, "must return: LRScheduler. It returned a SimpleNamespace"),
-    ],
-)
-def test_what_is_no_schedule_of_steps_is_refused(kind: Any, told: str) -> None:
+def test_what_is_no_schedule_is_refused() -> None:
     class Mine(Task):
         def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
-            return kind() if kind is SimpleNamespace else kind(optimizer)
+            return SimpleNamespace()
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     config = TrainConfig(task="m:T", max_steps=4)
-    with pytest.raises(LaunchError, match=rf"build_schedule:? {told}"):
+    told = "build_schedule must return: LRScheduler. It returned a SimpleNamespace"
+    with pytest.raises(LaunchError, match=told):
         build_schedule(Mine(), config, plan(schedule=None), optimizer, 4)
 
 

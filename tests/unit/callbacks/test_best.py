@@ -46,7 +46,7 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_best_metric_of_no_set_ends_the_run_at_its_first_evaluation(tmp_path: Path) -> None:
     settings = {"best_metric": "eval/claen/error/rate", "sanity_evaluation": False}
-    with pytest.raises(TrainerError, match="'eval/claen/error/rate': was not measured; known"):
+    with pytest.raises(TrainerError, match="'eval/claen/error/rate': the task measures no such"):
         fit(tmp_path, Evaluated(), eval_every=1, **settings)
 
 

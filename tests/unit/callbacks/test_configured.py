@@ -35,7 +35,7 @@ def nothing_made() -> Iterator[None]:
 class Thaw(Callback):
     """A dataclass, whose fields are its settings."""
 
-    at: Annotated[int, Field(description="step", ge=1)]
+    at: Annotated[int, "step", Field(ge=1)]
     layers: str = "stem.*"
     rates: list[float] = field(default_factory=list)
     seen: int = field(default=0, init=False)
@@ -103,7 +103,6 @@ def test_classes_are_made_with_their_settings_in_the_order_of_the_list() -> None
     ("entry", "rule"),
     [
         (f"{HERE}:Thow", "did you mean 'Thaw'?"),
-        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
         ({f"{HERE}:Thaw": {"at": "3"}}, "must be a valid integer"),
         ({f"{HERE}:Thaw": {"at": 1, "layers": ""}}, "layers names none"),
@@ -190,7 +189,7 @@ def test_a_loop_of_ones_own_refuses_what_it_would_not_call(tmp_path: Path) -> No
         max_steps=1,
         callbacks=[f"{HERE}:Silent"],
     )
-    with pytest.raises(ConfigError, match="has no effect: Trainer's loop calls callbacks"):
+    with pytest.raises(ConfigError, match=r"callbacks: .*: needs Trainer's loop"):
         trainer.build(Plain(), config)
     exact = replace(config, callbacks=[], same_bits=True, global_batch_size=8)
     with pytest.raises(ConfigError, match="same_bits: true: needs Trainer's loop"):

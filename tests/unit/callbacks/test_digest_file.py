@@ -28,7 +28,7 @@ def test_each_step_has_a_row_and_a_resume_tells_other_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = train(tmp_path, keep_last=1)
-    assert "whole gradients add up in float64, 76.4 KiB per rank" in log
+    assert "whole gradients add up in float64, at most 76.4 KiB per rank" in log
     head, *rows = json_lines(tmp_path / "digests.jsonl")
     assert head["facts"]["threads"] == 1 and len(head["tensors"]) == 37
     assert [row["step"] for row in rows] == [1, 2]

@@ -73,7 +73,7 @@ class RuinsOne(Callback):
     def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == self.at:
             model: Any = trainer.model
-            averages = {shard.name: average for shard, average in trainer.parts.averages}
+            averages = {shard.name: average for shard, average in trainer.average.pairs}
             tensor = {
                 "scale": model.scale.data,
                 "buffer mean": model.mean,

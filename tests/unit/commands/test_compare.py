@@ -38,7 +38,7 @@ def test_runs_that_are_odd() -> None:
     assert [text[0] for text in compared[:3]] == verdicts
     other = "other_rate_and_a_name_that_is_longer_than_a_telephone_is_wide"
     assert compared[3] == (other, ": ", "lr: 0.1 -> 0.2")
-    assert compared[4] == (other, ": ", 'schedule_settings: null -> {"gamma": 0.5}')
+    assert compared[4] == (other, ": ", "schedule_settings.gamma: null -> 0.5")
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    gpus_per_machine: Annotated[int, Field(description="of the cluster", ge=1)] = 8
-    verify: Annotated[bool, Field(description="read every byte")] = False
+    gpus_per_machine: Annotated[int, "of the cluster", Field(ge=1)] = 8
+    verify: Annotated[bool, "read every byte"] = False
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ Several ranks agree in tests/jobs/test_same_curve_ranks.py and test_exits.py.
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
+from trainer.distributed import agreement
 from trainer.distributed.agreement import Agreement
 from trainer.errors import TrainerError
 
@@ -33,9 +35,13 @@ def test_a_stop_by_the_code_has_no_signal_and_an_agreed_one_needs_no_vote() -> N
 
 
 def test_the_end_of_the_launcher_asks_for_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Agreement()
-    monkeypatch.setattr(alone._launcher, "is_gone", lambda: True)
-    assert [alone.poll_evaluation() for _ in range(3)][-1] == signal.SIGTERM
+    by_hand = Agreement()
+    monkeypatch.setattr(agreement, "launcher_processes", lambda: ["torchrun"])
+    launched, left_alone = Agreement(), Agreement()
+    assert [left_alone.poll_evaluation() for _ in range(3)][-1] == 0
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert [by_hand.poll_evaluation() for _ in range(3)][-1] == 0
+    assert [launched.poll_evaluation() for _ in range(3)][-1] == signal.SIGTERM
 
 
 def test_an_error_of_the_main_process_is_raised() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 
-import psutil
 import pytest
 
 from trainer.distributed import started_by
-from trainer.distributed.started_by import Launcher, LauncherWatch
+from trainer.distributed.started_by import Launcher
 from trainer.errors import LaunchError
 
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -258,19 +254,3 @@ def test_mpirun_on_one_machine_connects_by_itself(monkeypatch: pytest.MonkeyPatc
     here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "15"}
     found = connected_by(here, monkeypatch)
     assert (found["MASTER_ADDR"], found["RANK"]) == ("127.0.0.1", "15")
-
-
-def test_a_launcher_that_ends_is_gone_and_is_looked_at_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        above = [psutil.Process(process.pid)]
-        monkeypatch.setattr(started_by, "launcher_processes", lambda: above)
-        watch = LauncherWatch()
-        watch._looked -= 2.0
-        assert not watch.is_gone()
-        process.kill()
-        time.sleep(0.3)
-        assert not watch.is_gone(), "it was looked at a moment ago"
-        watch._looked -= 2.0
-        assert watch.is_gone(), "also before anybody waited for it"

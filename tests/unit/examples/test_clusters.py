@@ -67,7 +67,7 @@ def test_files_without_a_number_of_processes_are_the_committed_ones(strategy: st
     committed = read_accelerate_file(ROOT / "accel_configs" / f"{strategy}.yaml")
     anywhere = read_accelerate_file(FOLDER / "accel_configs" / f"{strategy}.yaml")
     assert anywhere.world_size is None and committed.world_size is not None
-    for name in ("strategy", "fsdp", "deepspeed", "mixed_precision", "notices"):
+    for name in ("strategy", "fsdp", "deepspeed", "settings", "notices"):
         assert getattr(anywhere, name) == getattr(committed, name)
 
 

@@ -29,13 +29,16 @@ FILE = "adapter_model.safetensors"
 @pytest.fixture(scope="module")
 def adapter(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of an adapter that peft wrote, every value of which was drawn."""
+    return save_adapter(llama, tmp_path_factory.mktemp("adapter"))
+
+
+def save_adapter(llama: Path, folder: Path, **more: Any) -> Path:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    folder = tmp_path_factory.mktemp("adapter")
     base: Any = AutoModelForCausalLM.from_pretrained(llama)
     how: dict[str, Any] = {"r": 3, "lora_alpha": 9, "target_modules": ["q_proj", "up_proj"]}
-    model: Any = get_peft_model(base, LoraConfig(**how, task_type="CAUSAL_LM"))
+    model: Any = get_peft_model(base, LoraConfig(**how, **more, task_type="CAUSAL_LM"))
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -103,13 +106,16 @@ def test_the_adapter_of_a_classifier_goes_on_with_its_last_layer(
     assert all(torch.equal(own[name], held[in_file]) for name, in_file in names.items())
 
 
+@pytest.mark.parametrize("dora", [False, True])
 def test_dpo_has_the_adapter_as_it_was_as_its_reference(
-    adapter: Path, llama: Path, given: Path, tmp_path: Path
+    dora: bool, adapter: Path, llama: Path, given: Path, tmp_path: Path
 ) -> None:
     """Beside peft by hand in float64, with a second adapter of the same values."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    if dora:
+        adapter = save_adapter(llama, tmp_path / "adapter", use_dora=True)
     dpo = DPO(**{**settings_of_task(given, tmp_path), "model": str(adapter)})
     assert (dpo.kind, dpo.model) == ("start", str(llama))
     training = trainer(dpo, tmp_path / "run")
@@ -192,7 +198,7 @@ def test_no_checkpoint_and_no_export_has_the_reference(
         ({"r": 2}, {}, r"does not hold this model: .*q_proj.lora_A.default.weight has shape"),
         ({"target_modules": ["q_proj", "up_proj", "k_proj"]}, {}, r"k_proj.lora_A.* is missing"),
         ({"init_lora_weights": "pissa"}, {}, r"adapter.start: .* needs a LoRA adapter.*; merge it"),
-        ({"use_dora": True}, {}, r"adapter.start: .* needs a LoRA adapter, without DoRA"),
+        ({"use_dora": True}, {}, r"lora_magnitude_vector.* is missing"),
         ({"use_rslora": True}, {"layers": [0]}, r"adapter.layers: \[0\] is None in "),
         (None, {}, r"adapter.start: .* is no folder of an adapter \(adapter_config.json\)"),
     ],

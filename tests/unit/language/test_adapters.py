@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_language import save_model
+import torch
+from one_process import fit
+from tiny_language import CONFIGS, save_model
 from whole_model import build_whole
 
 from trainer.language import Adapter, CausalLM
@@ -48,3 +50,44 @@ def test_rank_stabilized_adapters_and_chosen_layers(task: Callable[..., CausalLM
 
 def test_layers_without_listed_targets_are_refused(refused: Callable[..., None]) -> None:
     refused(r"adapter: 'all-linear': `layers_to_transform` cannot be used", adapter={"layers": [1]})
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_dora_begins_and_computes_as_peft_does(
+    llama: Path, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    causal = task(adapter={"r": 2, "dora": True, "targets": ["q_proj", "up_proj"]})
+    model: Any = build_whole(causal)
+    base: Any = AutoModelForCausalLM.from_pretrained(llama)
+    config = LoraConfig(r=2, use_dora=True, target_modules=["q_proj", "up_proj"])
+    theirs = dict(get_peft_model(base, config).named_parameters())
+    lengths = {n: p for n, p in model.named_parameters() if "lora_magnitude_vector" in n}
+    assert len(lengths) == 4 and all(p.requires_grad for p in lengths.values())
+    for name, length in lengths.items():
+        torch.testing.assert_close(length, theirs[name])
+
+    fit(tmp_path / "run", causal, max_steps=3)  # the export is compared with the trained model
+    again: Any = build_whole(task(model=str(tmp_path / "run" / "model")))
+    whole: Any = AutoModelForCausalLM.from_pretrained(llama)
+    loaded: Any = PeftModel.from_pretrained(whole, tmp_path / "run" / "model")
+    ids = torch.arange(12)[None]
+    logits = loaded.eval()(ids).logits
+    torch.testing.assert_close(again.eval()(input_ids=ids).logits, logits)
+    assert not torch.allclose(base.eval()(ids).logits, logits, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"adapter": {"dora": True, "quantize": "nf4"}},
+        {"model": None, "config": CONFIGS["llama"], "tokenizer": "x", "adapter": {"dora": True}},
+    ],
+)
+def test_dora_needs_the_weights_of_files(
+    settings: dict[str, Any], task: Callable[..., CausalLM]
+) -> None:
+    with pytest.raises(ValueError, match=r"adapter.dora: needs the weights of model, in 16 or 32"):
+        task(**settings)

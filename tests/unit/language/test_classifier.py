@@ -56,7 +56,7 @@ def test_scores_of_a_text_do_not_depend_on_its_batch(
     data, model = classifier.build_data(), build_whole(classifier).eval()
     assert (len(data.train), len(data.evaluation)) == (24, 6)
     assert data.collate is not None
-    long = ("a much longer text than that of the others", "2")
+    long = (["a much longer text than that of the others"], ["2"])
     alone, among = (
         classifier.evaluation_step(model, data.collate([data.train[4], *more]))["loss"]
         for more in ([], [long])
@@ -71,7 +71,8 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
     rows = [{"text": "a", "kind": kind} for kind in ("10", 9, "2", 9.0)]
     data = str(save_rows(tmp_path / "a.jsonl", rows))
     classifier = task(folder, "bert", data=data, label_column="kind")
-    assert [label for _, label in classifier.build_data().train] == ["10", "9", "2", "9"]
+    labels = [label for _, label in classifier.build_data().train]
+    assert labels == [["10"], ["9"], ["2"], ["9"]]
     model: Any = classifier.build_model()
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
 
@@ -82,8 +83,8 @@ def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
     trained = shutil.copytree(folder / "bert", tmp_path / "bert")
     change_config(trained, id2label={0: "1", 1: "2", 2: "0"}, label2id={"1": 0, "2": 1, "0": 2})
     again = task(tmp_path, "bert", data=str(folder / "rows.jsonl"))
-    batch = again.build_data().collate([("a", "0"), ("a", "1"), ("a", "2")])
-    assert batch["labels"].tolist() == [2, 0, 1]
+    batch = again.build_data().collate([(["a"], [label]) for label in "012"])
+    assert batch["labels"].argmax(-1).tolist() == [2, 0, 1]
 
 
 def test_predictions_are_labels_and_logits(folder: Path) -> None:
@@ -91,7 +92,7 @@ def test_predictions_are_labels_and_logits(folder: Path) -> None:
     data, model = classifier.build_data(), build_whole(classifier).eval()
     with torch.no_grad():
         predicted = classifier.prediction_step(model, data.collate(data.evaluation))
-    assert predicted["label"] == [label for _, label in data.evaluation]
+    assert predicted["label"] == [label for _, [label] in data.evaluation]
     assert predicted["logits"].shape == (6, 3)
     best = predicted["logits"].argmax(-1).tolist()
     assert predicted["predicted"] == [["0", "1", "2"][number] for number in best]
@@ -103,7 +104,7 @@ def test_predictions_are_labels_and_logits(folder: Path) -> None:
         ([0, None, 1], r"label_column: 'label': is a NoneType in .* row 2"),
         (
             [0.0, 0.143],
-            r"label_column: 'label': is 0.143 in .* row 2; a label is a text or a whole",
+            r"label_column: 'label': is 0.143 in .* row 2; a label is a text or a whole number, with",
         ),
         ([[0, 1], [1]], r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or"),
         ([2, 2.0], r"data: .*a.jsonl': has a single class; a classifier needs two"),
@@ -115,3 +116,79 @@ def test_labels_that_are_no_classes_are_refused(
     rows = save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": label} for label in labels])
     with pytest.raises(ConfigError, match=message):
         task(folder, "bert", data=str(rows)).build_data()
+
+
+PAIRS: list[dict[str, Any]] = [
+    {"text": "first", "other": "second of a pair", "kind": ["a", "b"]},
+    {"text": "a third text", "other": "fourth", "kind": []},
+    {"text": "the fifth", "other": "sixth", "kind": ["b", "b", 3]},
+]
+SCORES = [{**row, "kind": number} for row, number in zip(PAIRS, (0.5, -2, 1e3), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "rows"),
+    [
+        ("single_label_classification", [{**row, "kind": at % 2} for at, row in enumerate(PAIRS)]),
+        ("multi_label_classification", PAIRS),
+        ("regression", SCORES),
+    ],
+)
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
+    name: str, problem: Any, rows: list[Any], folder: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"text_pair_column": "other", "label_column": "kind"}
+    data = str(save_rows(tmp_path / "a.jsonl", rows))
+    classifier = task(folder, name, data=data, problem_type=problem, **settings)
+    given = classifier.build_data()
+    model: Any = build_whole(classifier).eval().double()
+    batch = given.collate([given.train[at] for at in range(3)])
+    own = classifier.load_tokenizer()
+    texts = own([row["text"] for row in rows], [row["other"] for row in rows], padding=True)
+    assert batch["input_ids"].tolist() == texts["input_ids"]
+
+    by_hand: dict[str, list[Any]] = {
+        "single_label_classification": [0, 1, 0],
+        "multi_label_classification": [[0.0, 1.0, 1.0], [0.0] * 3, [1.0, 0.0, 1.0]],
+        "regression": [0.5, -2.0, 1e3],
+    }
+    labels = torch.tensor(by_hand[problem])
+    labels = labels.double() if labels.is_floating_point() else labels
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    theirs = model(**inputs, labels=labels)
+    assert model.config.problem_type == problem
+    found = classifier.evaluation_step(model, batch)
+    assert all(len(values) == 3 for values in found.values())
+    torch.testing.assert_close(found["loss"].mean().double(), theirs.loss, rtol=1e-6, atol=1e-7)
+    columns = classifier.prediction_step(model, batch)
+    scores = theirs.logits
+    if problem == "regression":
+        assert torch.equal(columns["label"].double(), labels)
+        gaps = (scores[:, 0] - labels).abs()
+        torch.testing.assert_close(found["absolute_error"].double(), gaps, rtol=1e-6, atol=1e-6)
+    elif problem == "multi_label_classification":
+        assert columns["label"] == [["a", "b"], [], ["3", "b"]]
+        right = ((scores > 0) == (labels > 0)).all(-1)
+        assert found["accuracy"].tolist() == right.tolist()
+        chosen = [[c for c, s in zip(["3", "a", "b"], row, strict=True) if s > 0] for row in scores]
+        assert columns["predicted"] == chosen
+    else:
+        assert columns["label"] == ["0", "1", "0"]
+
+
+def test_labels_of_other_problems_and_unknown_labels_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    texts = save_rows(
+        tmp_path / "a.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    )
+    with pytest.raises(
+        ConfigError, match=r"label_column: 'label': is 'x' in .*; a label is a text"
+    ):
+        task(folder, "bert", data=str(texts), problem_type="regression").build_data()
+    other = save_rows(tmp_path / "b.jsonl", [{"text": "a", "label": "z"}])
+    with pytest.raises(ConfigError, match=r"evaluation: .*has the label 'z', which data does not"):
+        task(folder, "bert", data=str(texts), evaluation=str(other)).build_data()
+    with pytest.raises(ConfigError, match=r"text_pair_column: 'other': is a NoneType in .* row 1"):
+        task(folder, "bert", data=str(texts), text_pair_column="other").build_data()

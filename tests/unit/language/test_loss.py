@@ -15,7 +15,14 @@ from tiny_language import CONFIGS, VOCABULARY, build_with_batch
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM, token_losses
-from trainer.language.loss import ON_CPU, ON_GPU, ChunkedLoss, FusedHead, rows_of_chunk
+from trainer.language.loss import (
+    ON_CPU,
+    ON_GPU,
+    ChunkedLoss,
+    FusedHead,
+    mean_loss,
+    rows_of_chunk,
+)
 from trainer.language.packing import IGNORED
 from trainer.strategies.compiled import remember_settings
 
@@ -271,6 +278,25 @@ def test_predictions_are_the_loss_and_the_tokens_of_each_row(
 
         batch["labels"][1] = IGNORED
         assert causal.prediction_step(model, batch)["loss"][1].isnan(), "a row without a token"
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_last_layer_that_is_trained_beside_an_adapter_computes_in_chunks(
+    reduction: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for loss in ("plain", "fused"):
+        causal = task(loss=loss, adapter={"r": 2, "trained": ["lm_head"]})
+        model, batch = build_with_batch(causal)
+        model.double()
+        value = mean_loss(model, causal.inputs(batch), batch["labels"], reduction)
+        (value * torch.linspace(1, 2, value.numel())).mean().backward()
+        found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
+        kinds = {type(layer) for layer in model.get_output_embeddings().modules()}
+        assert (FusedHead in kinds) == (loss == "fused")
+    assert any("lm_head" in name for name in found[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
 
 
 # -- the loss of each position ---------------------------------------------------------------------

@@ -112,6 +112,52 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
     assert pair(own, "ask:", " you")[1] == ["▁you", "</s>"]
 
 
+def test_rows_may_be_tokens(task: Callable[..., CausalLM]) -> None:
+    """As the libraries of others write them: padded, with -100 at what is not learnt."""
+    plain = {"input_ids": [5, 6, 7], "labels": None}
+    padded = {
+        "input_ids": [2, 2, 8, 9, 10],
+        "labels": [-100, -100, -100, 9, 10],
+        "attention_mask": [0, 0, 1, 1, 1],
+    }
+    causal = task(rows=[plain, padded], packing="none")
+    [first, second] = causal.build_data().train
+    assert first["input_ids"].tolist() == [5, 6] and first["labels"].tolist() == [6, 7]
+    assert second["input_ids"].tolist() == [8, 9] and second["labels"].tolist() == [9, 10]
+    assert "data: columns input_ids" in causal.notices()
+    [_, whole] = (
+        task(
+            rows=[plain, {**padded, "labels": [-100, -100, -100, -100, 10]}],
+            learn="all",
+            packing="none",
+        )
+        .build_data()
+        .train
+    )
+    assert whole["labels"].tolist() == [9, 10]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input_ids": [5, 6, 7], "labels": [5, 6]},
+        {"input_ids": [5, 6, 7], "labels": [5, 6, 8]},
+        {"input_ids": [5, 6, 320]},
+        {"input_ids": [5, 6, -1]},
+        {"input_ids": [5, 6.5, 7]},
+        {"input_ids": [5, 6, 7], "attention_mask": [1, 1]},
+    ],
+    ids=str,
+)
+def test_tokens_that_cannot_be_learnt_are_refused(
+    row: dict[str, Any], task: Callable[..., CausalLM]
+) -> None:
+    good = {"input_ids": [5, 6, 7]}
+    with pytest.raises(ConfigError, match=r"a.jsonl row 2': input_ids, labels and attention_mask"):
+        task(rows=[good, row]).build_data()
+    assert len(task(rows=[good, row], bad_rows="leave_out").build_data().train) == 1
+
+
 BAD = [conversation("a", "b"), {"messages": []}, conversation("c", "d"), {"messages": "x"}]
 
 

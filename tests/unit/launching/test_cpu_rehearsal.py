@@ -25,8 +25,7 @@ def test_fp16_and_reads_from_disk_are_left_out(write: Write) -> None:
         "aio": {"use_gds": True},
     }
     asks = read_deepspeed_file(write("ds.json", json.dumps(content, indent=1)))
-    assert asks.mixed_precision is not None
-    runs, precision, lines = rehearsed(asks, asks.mixed_precision)
+    runs, precision, lines = rehearsed(asks, asks.settings["mixed_precision"])
     assert runs.deepspeed == {"zero_optimization": content["zero_optimization"]}
     assert (precision, lines) == (
         "bf16",

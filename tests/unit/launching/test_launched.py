@@ -98,8 +98,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
 def started(asks: Request, launcher: Launcher, gpus: int, **settings: Any) -> None:
     made = plan(asks, launcher=launcher, machine=gpus, **settings)
     os.environ["LOCAL_RANK"] = str(launcher.local_rank)
-    start._connect(made, launcher, timedelta(minutes=5))
-    start._accelerator(made)
+    cls = start.strategy_class(made.strategy)
+    start._connect(made, launcher, cls, timedelta(minutes=5))
+    start._accelerator(made, cls)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,8 @@ def test_float32_is_computed_as_the_plan_says(
     gpus(1)
     torch.backends.cudnn.allow_tf32 = True
     made = dataclasses.replace(plan(float32=float32, launcher=launched(1)), device=device)
-    start._connect(made, launched(1), timedelta(minutes=5))
-    start._accelerator(made)
+    cls = start.strategy_class(made.strategy)
+    start._connect(made, launched(1), cls, timedelta(minutes=5))
+    start._accelerator(made, cls)
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
     assert torch.backends.cuda.matmul.allow_tf32 == expected[1], "no error of mixed settings"

@@ -110,8 +110,8 @@ def test_zero_3_does_not_compile() -> None:
 
 
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
-    origins = {"dynamo": origin("a.yaml:4 (dynamo_backend)")}
-    asks = request("ddp", dynamo={"backend": "inductor"}, origins=origins)
+    compiled = sourced(True, "a.yaml:4 (dynamo_backend)")
+    asks = request("ddp", dynamo={"backend": "inductor"}, compile=compiled)
     assert plan(asks).compile
     config = TrainConfig(task="m:T", max_steps=10)
     line = "train.yaml:7: compile: false: disagrees with True at a.yaml:4 (dynamo_backend); keep one of the two"

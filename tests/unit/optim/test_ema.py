@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,11 @@ def averaged_by_hand(weights: list[list[float]], decay: float) -> list[float]:
 def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weights() -> None:
     live = shards(1.0)
     written: list[float] = []
-    average = Average(live, lambda: written.append(float(live[0][0])), DECAY)
+    strategy = SimpleNamespace(
+        shards=lambda: [SimpleNamespace(tensor=tensor) for tensor in live],
+        write_back=lambda: written.append(float(live[0][0])),
+    )
+    average = Average(strategy, DECAY)  # type: ignore[arg-type]
     for weight in live:
         weight.mul_(3.0)
     average.update()

@@ -17,15 +17,12 @@ from trainer.private import torch as private_torch
 
 TORCH = f"torch {torch.__version__}"
 OPTIMIZER = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
-SCHEDULE = torch.optim.lr_scheduler.LambdaLR(OPTIMIZER, float)
 
 
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
         (OPTIMIZER, "_step_supports_amp_scaling"),
-        (SCHEDULE, "_last_lr"),
-        (SCHEDULE, "_step_count"),
         (torch.Tensor, "_backward_hooks"),
         (torch.Tensor, "_post_accumulate_grad_hooks"),
     ],

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ...config.documents import Document, read_document
 from ...errors import COMMAND_LINE, Origin, Sourced
@@ -17,14 +17,19 @@ from ..request import Request, Strategy
 from .accelerate_keys import Entries, read_entries, read_values
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
+# Of several flags the last here counts.
 _TYPE_OF_FLAG = {
-    "use_megatron_lm": "MEGATRON_LM",
-    "cpu": "NO",
-    "multi_gpu": "MULTI_GPU",
-    "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
+    "use_deepspeed": "DEEPSPEED",
+    "multi_gpu": "MULTI_GPU",
+    "cpu": "NO",
+    "use_megatron_lm": "MEGATRON_LM",
 }
 
+_FLAGS = {
+    "gradient_accumulation_steps": "accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+}
 _Size = Annotated[int, Field(ge=1)]
 
 
@@ -36,12 +41,18 @@ class _TopLevel(BaseModel):
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
 
 
+def _key_of_size(name: str) -> str:
+    return f"parallelism_config_{name}_size"
+
+
 class _Parallelism(BaseModel):
-    parallelism_config_dp_replicate_size: _Size = 1
-    parallelism_config_dp_shard_size: _Size = 1
-    parallelism_config_cp_size: _Size = 1
-    parallelism_config_sp_size: _Size = 1
-    parallelism_config_tp_size: Literal[1] = 1
+    model_config = ConfigDict(alias_generator=_key_of_size)
+
+    dp_replicate: _Size = 1
+    dp_shard: _Size = 1
+    cp: _Size = 1
+    sp: _Size = 1
+    tp: Literal[1] = 1
 
 
 class _Dynamo(BaseModel):
@@ -73,46 +84,45 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     top = read_values(_TopLevel, entries, check)
     use_cpu = "cpu" in entries or top.use_cpu
     world = _processes(kind, top.num_processes, entries, check)
-    context = _context(entries, check)
-    copies = _copies(kind.value, entries, world, context, check)
+    context, copies = _groups(kind.value, entries, world, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
-
     if kind.value == "DEEPSPEED":
         request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
     else:
         request = Request(
             strategy=_TYPES[kind.value],
             strategy_origin=kind.origin,
-            accumulation_steps=overrides.get("gradient_accumulation_steps"),
-            max_grad_norm=overrides.get("gradient_clipping"),
+            settings={key: overrides[flag] for flag, key in _FLAGS.items() if flag in overrides},
         )
+
+    settings = dict(request.settings)
+    fields: dict[str, Any] = {}
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
-        fsdp, origins = read_fsdp(entries, copies, check, kind.origin)
-        request = replace(request, fsdp=fsdp, origins=origins)
-
-    precision = request.mixed_precision
+        fields["fsdp"], fields["origins"] = read_fsdp(entries, copies, check, kind.origin)
+    if dynamo["backend"] != "no":
+        fields["dynamo"] = dynamo
+        settings["compile"] = entries["dynamo_backend"].meaning(True)
+    if context is not None:
+        settings["context_parallel"] = context
     if "mixed_precision" in entries:
-        own: Sourced[Any] = entries["mixed_precision"].meaning(top.mixed_precision)
-        precision = precision or own
+        own = entries["mixed_precision"].meaning(top.mixed_precision)
+        precision = settings.setdefault("mixed_precision", own)
         if precision.value != own.value:
             check.disagree(own, precision)
+    if doc is not None:
+        fields["files"] = (doc.path, *request.files)
     check.end()
-    request = replace(
+    return replace(
         request,
-        mixed_precision=precision,
         world_size=world,
-        context_parallel=context,
+        settings=settings,
         num_machines=top.num_machines,
         use_cpu=use_cpu,
         notices=tuple(check.notices),
-        files=request.files if doc is None else (doc.path, *request.files),
+        **fields,
     )
-    if dynamo["backend"] == "no":
-        return request
-    origins = {**request.origins, "dynamo": entries["dynamo_backend"].origin}
-    return replace(request, dynamo=dynamo, origins=origins)
 
 
 def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
@@ -137,18 +147,16 @@ def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Source
 
 def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
-    typed = [entries[flag].meaning(name) for flag, name in _TYPE_OF_FLAG.items() if flag in entries]
     kind: Sourced[Any]
-    if typed:
-        kind = typed[0]
-    elif doc is not None:
-        kind = entries.get("distributed_type", Sourced(None, doc.origin("distributed_type")))
-    else:
+    if doc is None:
         # Without a request accelerate launch starts DDP on a machine with several GPUs.
-        kind = Sourced(
-            "MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO",
-            Origin(COMMAND_LINE, key="accelerate launch"),
-        )
+        name = "MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO"
+        kind = Sourced(name, Origin(COMMAND_LINE, key="accelerate launch"))
+    else:
+        kind = entries.get("distributed_type") or Sourced(None, doc.origin("distributed_type"))
+    for flag, name in _TYPE_OF_FLAG.items():
+        if flag in entries:
+            kind = entries[flag].meaning(name)
     if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
         return kind.meaning("NO")
     if kind.value not in (*_TYPES, "DEEPSPEED"):
@@ -160,53 +168,39 @@ def _processes(
     kind: Sourced[str], number: int, entries: Entries, check: Findings
 ) -> Sourced[int] | None:
     """Return the world size, and None if the launcher decides it."""
-    if number == -1:
-        return kind.meaning(1) if kind.value == "NO" else None
-    if kind.value == "NO" and number > 1:
+    if kind.value != "NO":
+        return None if number == -1 else entries["num_processes"]
+    if number > 1:
         check.refuse(
             entries["num_processes"],
             f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there",
         )
-    return entries["num_processes"]
+    return kind.meaning(1)
 
 
-def _copies(
-    kind: str,
-    entries: Entries,
-    world: Sourced[int] | None,
-    context: Sourced[int] | None,
-    check: Findings,
-) -> Sourced[int] | None:
-    """Return the number of groups that hold the whole model each (HSDP), or None."""
-    sizes = read_values(_Parallelism, entries, check)
-    copies = sizes.parallelism_config_dp_replicate_size
-    shards = sizes.parallelism_config_dp_shard_size
-    if copies * shards == 1:
-        return None
-    found = entries[f"parallelism_config_dp_{'shard' if shards > 1 else 'replicate'}_size"]
-    if kind != "FSDP":
-        check.refuse(found, "needs distributed_type: FSDP; write that, or remove it")
-        return None
-    size = shards * (context.value if context else 1)  # Accelerate counts without the processes
-    if shards > 1 and world is not None and copies * size != world.value:
-        check.refuse(
-            found, f"{copies} groups of {size} are not the number of processes, {world.value}"
-        )
-    return entries["parallelism_config_dp_replicate_size"].meaning(copies) if copies > 1 else None
+def _groups(
+    kind: str, entries: Entries, world: Sourced[int] | None, check: Findings
+) -> tuple[Sourced[int] | None, Sourced[int] | None]:
+    """Return the number of processes that share rows, and of groups with a whole model (HSDP).
 
-
-def _context(entries: Entries, check: Findings) -> Sourced[int] | None:
-    """Return the number of processes that share rows, or None.
-
-    Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A single method
-    serves all strategies here.
+    For shared rows Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A
+    single method serves all strategies here.
     """
     sizes = read_values(_Parallelism, entries, check)
-    ring, exchange = sizes.parallelism_config_cp_size, sizes.parallelism_config_sp_size
-    if ring * exchange == 1:
-        return None
-    found = entries[f"parallelism_config_{'cp' if ring > 1 else 'sp'}_size"]
-    return found.meaning(ring * exchange)
+
+    def found(name: str) -> Sourced[int]:
+        return entries[_key_of_size(name)].meaning(getattr(sizes, name))
+
+    shared = sizes.cp * sizes.sp
+    context = found("cp" if sizes.cp > 1 else "sp").meaning(shared) if shared > 1 else None
+    asked = [found(name) for name in ("dp_shard", "dp_replicate") if getattr(sizes, name) > 1]
+    size = sizes.dp_shard * shared  # Accelerate counts without the processes that share rows
+    if asked and kind != "FSDP":
+        check.refuse(asked[0], "needs distributed_type: FSDP; write that, or remove it")
+    elif sizes.dp_shard > 1 and world and sizes.dp_replicate * size != world.value:
+        rule = f"{sizes.dp_replicate} groups of {size} are not the number of processes"
+        check.refuse(asked[0], f"{rule}, {world.value}")
+    return context, asked[-1] if sizes.dp_replicate > 1 else None
 
 
 def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:

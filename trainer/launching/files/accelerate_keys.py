@@ -18,16 +18,11 @@ from ..findings import Findings, M, keys_of
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
 
-# How the arguments begin that belong to a section.
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "fsdp_config": ("fsdp_",),
-    "deepspeed_config": ("deepspeed_", "zero", "offload_", "gradient_"),
-    "parallelism_config": ("parallelism_config_",),
-    "dynamo_config": ("dynamo_",),
-    "fp8_config": ("fp8_",),
-    "megatron_lm_config": ("megatron_lm_",),
-    "mpirun_config": ("mpirun_",),
-}
+# Each may have any argument of the launcher.
+_SECTIONS = (
+    "fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config", "fp8_config",
+    "megatron_lm_config", "mpirun_config",
+)  # fmt: skip
 # Accelerate adds the prefix itself in these sections (commands/launch.py): both spellings are read.
 _PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 
@@ -42,21 +37,20 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
     top_level = {*(field.name for field in dataclasses.fields(ClusterConfig)), "dynamo_backend"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
-    top = {key: value for key, value in doc.data.items() if key not in _SECTIONS}
     entries: dict[str, Sourced[Any]] = {}
-    for section in ("", *_SECTIONS):
-        values, known = top, top_level
-        if section:
-            values = doc.data.get(section) or {}
-            known = {name for name in arguments if name.startswith(_SECTIONS[section])}
+    for name, part in doc.data.items():
+        values, known, above = {name: part}, top_level, ""
+        if name in _SECTIONS:
+            values, known, above = part or {}, arguments, f"{name}."
         if not isinstance(values, dict):
-            check.fail(Sourced(values, doc.origin(section)), "must be a mapping")
+            check.fail(Sourced(values, doc.origin(name)), "must be a mapping")
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
-            found = Sourced(value, doc.origin(f"{section}.{key}" if section else key))
-            argument = key if key in known else _PREFIXES.get(section, "") + key
+            found = Sourced(value, doc.origin(above + key))
+            prefix = _PREFIXES.get(name, "")
+            argument = key if key.startswith(prefix) else prefix + key
             if argument not in known:
                 check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
             elif argument in entries:

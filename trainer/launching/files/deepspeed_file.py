@@ -16,7 +16,7 @@ from ..findings import Findings
 from ..request import Request, Strategy, visible_gpus
 from .accelerate_keys import Entries
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
-from .sections import read_section
+from .sections import read_sections
 
 ZERO = "zero_optimization"
 STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
@@ -32,8 +32,8 @@ INLINE = {
     "gradient_clipping": "gradient_clipping",
 }
 
-# The key of each field that Request has for itself. The rest of the JSON goes to DeepSpeed.
-_OWN_FIELDS = {
+# The keys of settings of the training config. The rest of the JSON goes to DeepSpeed.
+_SETTINGS = {
     "accumulation_steps": "gradient_accumulation_steps",
     "micro_batch_size": "train_micro_batch_size_per_gpu",
     "global_batch_size": "train_batch_size",
@@ -102,21 +102,27 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
         if stage < 3 and str(asked).lower() not in ("none", "false", "1"):
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
             check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
-    precision = _precision(data, read, doc, check)
-    own: dict[str, Any] = {
+    settings = {
         field: Sourced(data[key], doc.origin(key))
-        for field, key in _OWN_FIELDS.items()
+        for field, key in _SETTINGS.items()
         if data.get(key) is not None
     }
+    precisions = read.model_dump(include={"fp16", "bf16"}, exclude_unset=True)
+    enabled = {name: section.get("enabled") for name, section in precisions.items()}
+    on = [name for name, is_on in enabled.items() if is_on]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or enabled]
+    if len(on) > 1:
+        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+    if on:
+        settings["mixed_precision"] = found[0]
+    elif found and None not in enabled.values():  # switched off, and none is open
+        settings["mixed_precision"] = found[0].meaning("no")
     return Request(
         strategy=STAGES[stage],
         strategy_origin=origin,
-        mixed_precision=precision,
-        optimizer=read_section(doc, "optimizer", check),
-        scheduler=read_section(doc, "scheduler", check),
+        settings=settings | read_sections(doc, check),
         deepspeed=_engine_config(data) if stage else {},
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},
-        **own,
     )
 
 
@@ -135,22 +141,9 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _precision(data: Mapping[str, Any], read: Any, doc: Document, check: Findings) -> Any:
-    """Return the requested precision: ``no`` if a section is switched off and none is open."""
-    names = [name for name in ("fp16", "bf16") if name in data]
-    on = [name for name in names if getattr(read, name).enabled]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or names]
-    if len(on) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
-    if on:
-        return found[0]
-    is_off = all(data[name].get("enabled") is False for name in names)
-    return found[0].meaning("no") if found and is_off else None
-
-
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed's engine, without the values of ``Request``."""
-    left_out = {*UNSUPPORTED, *_OWN_FIELDS.values(), "optimizer", "scheduler"}
+    """Return the configuration for DeepSpeed's engine, without ``Request.settings``."""
+    left_out = {*UNSUPPORTED, *_SETTINGS.values(), "optimizer", "scheduler"}
     engine = {key: value for key, value in data.items() if key not in left_out}
     for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
         engine[ZERO].pop(key, None)  # DeepSpeed refuses them even if they are off

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ..findings import Off
+from .switched_off import Off
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 

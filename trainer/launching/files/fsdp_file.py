@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import Origin, Sourced
-from ..findings import Findings, Off, Upper
+from ..findings import Findings, Upper
 from .accelerate_keys import Entries, read_values
+from .switched_off import Off
 
 
 class _Plugin(BaseModel):

@@ -16,7 +16,6 @@ from ...config.documents import Document
 from ...config.train_config import TrainConfig
 from ...errors import Origin, Sourced
 from ..findings import Findings
-from ..request import Section
 
 # Our name of each type. Those of optimizers are in small letters.
 _NAMES = {
@@ -61,20 +60,29 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_section(doc: Document, key: str, check: Findings) -> Section | None:
-    """Return the section ``optimizer`` or ``scheduler`` by keys of the config, or None."""
-    if not doc.data.get(key):
-        return None
-    typed = Sourced(doc.data[key]["type"], doc.origin(f"{key}.type"))
-    kind = typed.value.lower() if key == "optimizer" else typed.value
+def read_sections(doc: Document, check: Findings) -> dict[str, Sourced[Any]]:
+    """Return the settings of both sections by keys of the config."""
+    optimizer = _read(doc, "optimizer", "optimizer", check)
+    scheduler = _read(doc, "scheduler", "schedule", check)
+    peak = scheduler.get("lr")
+    own = optimizer.get("lr", peak)
+    if peak and own and not own.origin.is_default and own.value != peak.value:
+        check.disagree(own, peak)
+    return optimizer | scheduler
+
+
+def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str, Sourced[Any]]:
+    """Return the settings of a section by keys of the config, with the name of the type."""
+    section = doc.data.get(key)
+    if not section:
+        return {}
+    kind = section["type"].lower() if key == "optimizer" else section["type"]
     name = _NAMES[key].get(kind)
     if name is None:
-        check.fail(
-            typed,
-            f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config",
-        )
+        rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
+        check.fail(Sourced(section["type"], doc.origin(f"{key}.type")), rule)
 
-    written = doc.data[key].get("params") or {}
+    written = section.get("params") or {}
     given = {
         setting: value
         for setting, value in written.items()
@@ -85,13 +93,13 @@ def read_section(doc: Document, key: str, check: Findings) -> Section | None:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = check.read(_model(key, kind), given, origin)
-    values = {}
-    for setting, config_key in _CONFIG_KEYS.items():
-        value = getattr(read, setting, None)
-        if value is not None and (setting in given or setting not in written):
-            values[config_key] = Sourced(value, origin(setting))
+    values: dict[str, Sourced[Any]] = {
+        config_key: Sourced(getattr(read, setting), origin(setting))
+        for setting, config_key in _CONFIG_KEYS.items()
+        if (setting in given or setting not in written) and getattr(read, setting, None) is not None
+    }
     if kind == "adam" and given.get("adam_w_mode") is False:
         name = "adam"
     elif given.get("torch_adam") and "weight_decay" not in given:
         values.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return Section(name=Sourced(name, doc.origin(key)), values=values)
+    return {**values, config_key: Sourced(name, doc.origin(key))}

@@ -42,10 +42,10 @@ def test_both_keys_of_accelerate_share_rows(
 ) -> None:
     lines = [f"  parallelism_config_{name}_size: {size}\n" for name, size in sizes.items()]
     request = read_accelerate_file(write("a.yaml", f"{text}parallelism_config:\n{''.join(lines)}"))
-    shared = request.context_parallel
+    shared = request.settings.get("context_parallel")
     assert shared is not None and shared.value == value
     assert f"parallelism_config_{key}_size" in str(shared.origin)
-    assert read_accelerate_file(write("b.yaml", text)).context_parallel is None
+    assert read_accelerate_file(write("b.yaml", text)).settings.get("context_parallel") is None
 
 
 def test_sections_of_other_strategies_are_not_read(write: Write) -> None:
@@ -91,7 +91,9 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
     request = read_accelerate_file(path, overrides=typed)
     assert (request.strategy, str(request.strategy_origin)) == ("fsdp", "command line (--use_fsdp)")
     assert request.world_size == sourced(4, "command line (--num_processes)")
-    assert request.mixed_precision == sourced("no", "command line (--mixed_precision)")
+    assert request.settings.get("mixed_precision") == sourced(
+        "no", "command line (--mixed_precision)"
+    )
     assert request.notices == ()
 
 
@@ -188,7 +190,9 @@ def test_a_flag_fills_the_precision_that_the_json_leaves_open(write: Write) -> N
     write("ds.json", json.dumps(FULL))
     path = write("a.yaml", BY_FILE)
     request = read_accelerate_file(path, overrides=flag("bf16", "mixed_precision"))
-    assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
+    assert request.settings.get("mixed_precision") == sourced(
+        "bf16", "command line (--mixed_precision)"
+    )
     stage = "ds.json:1 (zero_optimization.stage)"
     assert (request.strategy, str(request.strategy_origin)) == ("zero2", stage)
     assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
@@ -200,4 +204,4 @@ def test_a_flag_fills_the_precision_that_the_json_leaves_open(write: Write) -> N
         "(fp16.enabled); keep one of the two"
     )
     ddp = read_accelerate_file(write("b.yaml", DDP), overrides=flag(0.5, "gradient_clipping"))
-    assert ddp.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
+    assert ddp.settings.get("max_grad_norm") == sourced(0.5, "command line (--gradient_clipping)")

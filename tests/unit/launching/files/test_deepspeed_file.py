@@ -27,8 +27,10 @@ def test_inline_zero(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", text))
     stage = "a.yaml:4 (deepspeed_config.zero_stage)"
     assert (request.strategy, str(request.strategy_origin)) == ("zero3", stage)
-    assert request.accumulation_steps is None
-    assert request.max_grad_norm == sourced(1, "a.yaml:6 (deepspeed_config.gradient_clipping)")
+    assert request.settings.get("accumulation_steps") is None
+    assert request.settings.get("max_grad_norm") == sourced(
+        1, "a.yaml:6 (deepspeed_config.gradient_clipping)"
+    )
     assert request.deepspeed == {
         "zero_optimization": {
             "stage": 3,
@@ -40,12 +42,21 @@ def test_inline_zero(write: Write) -> None:
 
 def test_deepspeed_json(write: Write) -> None:
     request = read_deepspeed_file(write("ds.json", json.dumps(FULL, indent=1)))
-    assert (request.strategy, request.world_size, request.mixed_precision) == ("zero2", None, None)
-    assert (request.micro_batch_size, request.max_grad_norm) == (None, None)
-    assert request.global_batch_size == sourced(64, "ds.json:35 (train_batch_size)")
-    assert request.accumulation_steps == sourced(2, "ds.json:32 (gradient_accumulation_steps)")
-    assert request.optimizer is not None and request.scheduler is not None
-    assert (request.optimizer.name.value, request.scheduler.name.value) == ("adamw", "constant")
+    assert (request.strategy, request.world_size, request.settings.get("mixed_precision")) == (
+        "zero2",
+        None,
+        None,
+    )
+    assert (request.settings.get("micro_batch_size"), request.settings.get("max_grad_norm")) == (
+        None,
+        None,
+    )
+    assert request.settings.get("global_batch_size") == sourced(64, "ds.json:35 (train_batch_size)")
+    assert request.settings.get("accumulation_steps") == sourced(
+        2, "ds.json:32 (gradient_accumulation_steps)"
+    )
+    names = [request.settings[key].value for key in ("optimizer", "schedule")]
+    assert names == ["adamw", "constant"]
     assert request.deepspeed == {
         "zero_optimization": {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8},
         "fp16": {"loss_scale": 0, "min_loss_scale": 1},
@@ -67,7 +78,8 @@ def test_precision_of_the_json(
 ) -> None:
     text = json.dumps({"zero_optimization": {"stage": 1}, **sections})
     request = read_deepspeed_file(write("ds.json", text))
-    assert (request.mixed_precision and request.mixed_precision.value) == precision
+    found = request.settings.get("mixed_precision")
+    assert (found and found.value) == precision
     assert request.deepspeed == {"zero_optimization": {"stage": 1}}
 
 
@@ -75,7 +87,7 @@ def test_stage_0_is_ddp(write: Write) -> None:
     content = {**FULL, "zero_optimization": {"stage": 0, "overlap_comm": True}}
     request = read_deepspeed_file(write("ds.json", json.dumps(content)))
     assert (request.strategy, request.deepspeed) == ("ddp", {})
-    assert request.global_batch_size is not None and request.optimizer is not None
+    assert request.settings.keys() >= {"global_batch_size", "optimizer"}
     assert request.notices == ("ds.json:1: DeepSpeed shards nothing in stage 0: runs as DDP",)
     request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 0\n"))
     assert request.strategy == "ddp"
@@ -142,7 +154,7 @@ def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "gradient_predivide_factor": 1.0,
     }
-    assert (request.accumulation_steps, request.notices) == (None, ())
+    assert (request.settings.get("accumulation_steps"), request.notices) == (None, ())
     DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **request.deepspeed})
 
 

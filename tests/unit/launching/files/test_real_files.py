@@ -34,8 +34,7 @@ def test_real_accelerate_files(path: Path) -> None:
             written["distributed_type"]
         ]
     )
-    assert request.mixed_precision is not None
-    assert request.mixed_precision.value == written["mixed_precision"]
+    assert request.settings["mixed_precision"].value == written["mixed_precision"]
 
 
 @pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.json")), ids=lambda path: path.name)
@@ -44,8 +43,7 @@ def test_real_deepspeed_files(path: Path) -> None:
     request = read_deepspeed_file(path)
     stage = written["zero_optimization"]["stage"]
     assert request.strategy == (f"zero{stage}" if stage else "ddp")
-    assert request.mixed_precision is not None
-    assert request.mixed_precision.value == (
+    assert request.settings["mixed_precision"].value == (
         "bf16" if written.get("bf16", {}).get("enabled") is True else "fp16"
     )
     assert '"auto"' not in json.dumps(request.deepspeed)

@@ -45,8 +45,8 @@ def test_names_and_defaults_of_optimizers(
 ) -> None:
     """torch's AdamW has the weight decay of the training config by default."""
     found = section("optimizer", kind, params)
-    assert found.name.value == name
-    assert all(value.origin.is_default for value in found.values.values())
-    default = found.values.get("weight_decay")
+    assert found.pop("optimizer").value == name
+    assert all(value.origin.is_default for value in found.values())
+    default = found.get("weight_decay")
     assert (default and default.value) == decay
-    assert ("momentum" in found.values) == (name == "sgd")
+    assert ("momentum" in found) == (name == "sgd")

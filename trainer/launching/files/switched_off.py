@@ -1,0 +1,19 @@
+"""The keys of launch files that cannot run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+
+def _refuse_if_on(value: Any) -> Any:
+    """Return a setting that asks for nothing. ``enabled`` may switch a section off."""
+    enabled = value.get("enabled", True) if isinstance(value, dict) else value
+    if enabled is True or enabled not in (None, False, -1, 0, 1, "none", []):
+        raise ValueError("not supported by samecurve; remove it")
+    return value
+
+
+Off = Annotated[Any, AfterValidator(_refuse_if_on)]
+"""The type of a key that cannot run: its value may only say that it is off."""
