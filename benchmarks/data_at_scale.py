@@ -31,7 +31,7 @@ from trainer.data.lane_stream import LaneStream
 from trainer.data.stream import StreamData
 
 ROWS, GROUP, FILES, BATCH = 200_000, 1000, 8, 240
-TURNS, READ = 7, 24_000  # rows of a turn
+TURNS, READ = 7, 96_000  # rows of a turn
 BUFFER = 10_000
 
 
@@ -124,11 +124,9 @@ def read_streaming(folder: Path) -> Iterator[int]:
 
 
 def rate(read: Callable[[], Iterable[int]]) -> float:
-    """Return rows a second, behind the first batch."""
-    batches = iter(read())
-    next(batches)
+    """Return rows a second, with the first batch, for which blocks and buffers are filled."""
     begin = time.perf_counter()
-    rows = sum(islice(batches, READ // BATCH))
+    rows = sum(islice(read(), READ // BATCH))
     return rows / (time.perf_counter() - begin)
 
 
