@@ -1,8 +1,8 @@
-"""Rows in blocks and mixtures beside the peers: bytes, resume, memory, speed, shuffle, shares.
+"""Rows in blocks and mixtures beside the peers: bytes, resume, speed, shuffle, shares.
 
     python -m benchmarks.data_at_scale FOLDER  # writes 200,000 rows into FOLDER, once
 
-litdata and mosaicml-streaming are measured if they are installed. Each turn measures all contenders one after the other. A ratio is that of two neighbours in a turn,
+mosaicml-streaming is measured if it is installed. Each turn measures all contenders one after the other. A ratio is that of two neighbours in a turn,
 and the table has the median and the range over the turns. The tables go to standard output.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +29,7 @@ from trainer.data.lane_stream import LaneStream
 from trainer.data.stream import StreamData
 
 ROWS, GROUP, FILES, BATCH = 200_000, 1000, 8, 240
-TURNS, READ = 7, 24_000  # rows of a turn
+TURNS, READ = 7, 96_000  # rows of a turn
 BUFFER = 10_000
 
 
@@ -76,7 +74,7 @@ def read_lanes(folder: Path) -> Iterator[int]:
         yield len(window.micros[0].batch)
 
 
-def read_datasets(folder: Path, *, streaming: bool, workers: int = 0) -> Iterator[int]:
+def read_datasets(folder: Path, *, streaming: bool) -> Iterator[int]:
     import datasets
     from torch.utils.data import DataLoader
 
@@ -91,21 +89,8 @@ def read_datasets(folder: Path, *, streaming: bool, workers: int = 0) -> Iterato
     shuffled: dict[str, Any] = {"shuffle": True}
     if streaming:
         rows, shuffled = rows.shuffle(seed=1, buffer_size=BUFFER), {}
-    loader = DataLoader(rows, batch_size=BATCH, collate_fn=list, num_workers=workers, **shuffled)
+    loader = DataLoader(rows, batch_size=BATCH, collate_fn=list, **shuffled)
     yield from map(len, loader)
-
-
-def read_litdata(folder: Path) -> Iterator[int]:
-    import litdata
-
-    made = folder / "litdata"
-    if not made.exists():
-        litdata.index_parquet_dataset(str(folder))
-        made.mkdir()
-    rows = litdata.StreamingDataset(
-        str(folder), item_loader=litdata.streaming.item_loader.ParquetLoader(), shuffle=True
-    )
-    yield from map(len, litdata.StreamingDataLoader(rows, batch_size=BATCH, collate_fn=list))
 
 
 def read_streaming(folder: Path) -> Iterator[int]:
@@ -124,11 +109,9 @@ def read_streaming(folder: Path) -> Iterator[int]:
 
 
 def rate(read: Callable[[], Iterable[int]]) -> float:
-    """Return rows a second, behind the first batch."""
-    batches = iter(read())
-    next(batches)
+    """Return rows a second, with the first batch, for which blocks and buffers are filled."""
     begin = time.perf_counter()
-    rows = sum(islice(batches, READ // BATCH))
+    rows = sum(islice(read(), READ // BATCH))
     return rows / (time.perf_counter() - begin)
 
 
@@ -173,23 +156,6 @@ def bytes_and_resume(folder: Path, kind: str) -> None:
         print(f"| {world} ranks, {total:,} bytes | {told} | {max(resumes):.3f} s |")
 
 
-def resident(read: Callable[[], Iterable[int]]) -> float:
-    """Return how much a process of its own grows while it reads, in MiB."""
-
-    def measure(found: Any) -> None:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in islice(read(), READ // BATCH):
-            pass
-        found.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-
-    context = multiprocessing.get_context("fork")
-    found = context.SimpleQueue()
-    process = context.Process(target=measure, args=(found,))
-    process.start()
-    process.join()
-    return float(found.get())
-
-
 def buffered(rows: Iterable[int], size: int) -> np.ndarray:
     draw = np.random.default_rng(1)
     held: list[int] = []
@@ -209,14 +175,9 @@ def shuffles(folder: Path) -> None:
     label = np.arange(ROWS) // 2000
     rows = blocks(folder, "parquet")
     block = np.searchsorted(rows.ends, np.arange(ROWS), side="right")
-    files = np.array_split(np.arange(ROWS), FILES)
-    shuffled = np.random.default_rng(2).permutation(FILES)
     orders = {
         "permutation": np.random.default_rng(3).permutation(ROWS),
         f"buffer of {BUFFER:,}": buffered(range(ROWS), BUFFER),
-        f"buffer of {BUFFER:,}, files shuffled": buffered(
-            np.concatenate([files[file] for file in shuffled]), BUFFER
-        ),
     }
     for lanes in (8, 24, 48, 120, 240):
         rows.lanes = lanes
@@ -273,12 +234,7 @@ def main() -> None:
         "lanes of unknown counts, Parquet": lambda: read_lanes(folder),
         "datasets, DataLoader": lambda: read_datasets(folder, streaming=False),
         "datasets, stream with a buffer": lambda: read_datasets(folder, streaming=True),
-        "datasets, stream with a buffer, a worker": lambda: read_datasets(
-            folder, streaming=True, workers=1
-        ),
     }
-    if find_spec("litdata"):
-        contenders["litdata, Parquet"] = lambda: read_litdata(folder)
     if find_spec("streaming"):
         contenders["mosaicml-streaming, converted"] = lambda: read_streaming(folder)
     for kind in ("parquet", "jsonl"):
@@ -286,9 +242,6 @@ def main() -> None:
     shuffles(folder)
     shares()
     speeds(contenders)
-    print("\n| memory that a process grows by while it reads | MiB |\n|---|---:|")
-    for name, read in contenders.items():
-        print(f"| {name} | {resident(read):,.0f} |")
 
 
 if __name__ == "__main__":

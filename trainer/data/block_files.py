@@ -27,7 +27,7 @@ from .batches import Layout
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
 from .lanes import InLanes, LaneEpoch
-from .order import Indices, Order, OwnOrder
+from .order import Indices, Order
 
 FORMAT = 1  # of the index
 HELD = 2  # blocks of a lane: in the step that crosses a border
@@ -137,7 +137,7 @@ class _Columns(dict[str, Any]):
         return {name: column[place].as_py() for name, column in self.items()}
 
 
-class Blocks(InLanes, OwnOrder):
+class Blocks(InLanes):
     """The rows of all blocks, by number, and their order. Blocks that were read last are kept."""
 
     def __init__(self, index: Sequence[Block], files: dict[str, int]) -> None:
@@ -201,7 +201,7 @@ class Blocks(InLanes, OwnOrder):
             DataError: they would take too much of the free memory.
         """
         super().plan(lanes, layout)
-        kept = HELD * -(-lanes // layout.world_size) + 1
+        kept = min(self.shards, HELD * -(-lanes // layout.world_size) + 1)
         self._block = lru_cache(kept)(self._load)
         held = kept * max(block.bytes for block in self.index)
         self._told = (

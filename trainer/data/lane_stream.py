@@ -68,6 +68,8 @@ class LaneStream:
         The first has also the first two samples of the batch, which ranks compare.
         """
         lanes: dict[int, Iterator[tuple[int, Cursor, Any]]] = {}
+        if not offset:  # the same stream was read before
+            self._cursors = {}
         wanted = {*range(offset, offset + min(2, layout.global_batch_size))}
         for begin in count(offset, layout.global_batch_size):
             taken = range(begin, begin + layout.global_batch_size)

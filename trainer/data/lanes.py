@@ -9,7 +9,6 @@ about 1 / world_size of the blocks.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,12 +18,12 @@ import numpy as np
 from ..errors import CheckpointError, DataError
 from ..text import listed
 from .batches import Layout
-from .order import Indices
+from .order import Indices, OwnOrder
 
 MOST_LANES = 256
 
 
-class InLanes(ABC):
+class InLanes(OwnOrder):
     """Rows that are read in lanes.
 
     Args:
@@ -35,16 +34,13 @@ class InLanes(ABC):
         lanes: of the first global batch of the run, in all its resumptions.
     """
 
-    most_workers: int | None = 1
+    most_workers = 1
     lanes = 1
 
     def __init__(self, files: dict[str, int], shards: int) -> None:
         self.files = files
         self.shards = shards
-
-    @property
-    def text(self) -> str:
-        return f"{len(self.files)} files, {sum(self.files.values())} bytes"
+        self.text = f"{len(files)} files, {sum(files.values())} bytes"
 
     def lay_out(self, layout: Layout) -> None:
         """Take as many lanes as the largest divisor of a global batch up to their limits.
@@ -71,12 +67,11 @@ class InLanes(ABC):
         self.lanes = lanes
         self._layout = layout
 
-    @abstractmethod
     def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
         """Yield the rows of a shard in lists, from the list with the number ``piece`` on."""
+        raise NotImplementedError
 
     def notices(self, samples: int) -> list[str]:
-        """Return lines for the banner of a run."""
         return [f"blocks: {self.shards} in {self.lanes} lanes"]
 
     def state(self) -> Any:

@@ -92,6 +92,7 @@ class Mixed(OwnOrder):
         self.sizes: Indices = np.array(sizes)
         self.begins = np.cumsum([0, *sizes]).tolist()
         self.facts = [[*facts] for facts in zip(sources, sizes, passes, strict=True)]
+        self.text = f"{self.facts} {self.weights}"
         limits = [size * count if count else ENDLESS for _, size, count in self.facts]
         self.limits: Indices = np.array(limits)  # samples of each source in an epoch
         self.places = min(ENDLESS, sum(limits))
@@ -152,10 +153,6 @@ class Mixed(OwnOrder):
         passes = (self.counts(samples) / self.sizes).round(2).tolist()
         told = dict(zip(self.names, passes, strict=True))
         return [f"mixture: passes over each source in this run: {told}"]
-
-    @property
-    def text(self) -> str:
-        return f"{self.facts} {self.weights[-1][1]}"
 
     def state(self) -> Any:
         return {"sources": self.facts, "weights": self.weights}

@@ -11,8 +11,7 @@ is resumed on another layout trains on the same samples.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,32 +32,29 @@ class Order(Protocol):
     def __getitem__(self, places: Indices, /) -> Indices: ...
 
 
-class OwnOrder(ABC):
+class OwnOrder:
     """The order of a data set that has one, as its attribute ``own_order``.
 
     Attributes:
         places: samples of an epoch.
         most_workers: loading processes of a rank at most. None: any number.
+        text: facts that decide the order, which ranks and a resumed run must share.
     """
 
     places: int
     most_workers: int | None = None
+    text: str = ""
 
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """Return facts that decide the order, which ranks and a resumed run must share."""
-
-    def lay_out(self, layout: Layout) -> None:  # noqa: B027
+    def lay_out(self, layout: Layout) -> None:
         """Prepare for the layout of a run, which must not decide the order of a resumed run."""
 
-    @abstractmethod
     def of_epoch(self, seed: int, epoch: int) -> Order:
         """Return the order of an epoch."""
+        raise NotImplementedError
 
-    def parts(self, taken: range, layout: Layout) -> Iterable[Sequence[int]]:
+    def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
         """Return the places of a rank's micro-batches in a step over the places ``taken``."""
-        return parts_of_rank(taken, layout)
+        return [*parts_of_rank(taken, layout)]
 
     def logged(self, begin: int, end: int) -> dict[str, float]:
         """Return values for the log about the samples between two positions."""
@@ -68,19 +64,15 @@ class OwnOrder(ABC):
         """Return lines for the banner of a run over so many samples."""
         return []
 
-    @abstractmethod
     def state(self) -> Any:
         """Return facts that decide the order, as JSON, for checkpoints."""
 
-    @abstractmethod
     def restore(self, state: Any, position: int) -> None:
         """Keep the order of a checkpoint up to ``position``."""
 
 
 class Permuted(OwnOrder):
     """The order of a data set without an order of its own."""
-
-    text = ""
 
     def __init__(self, size: int) -> None:
         self.places = size

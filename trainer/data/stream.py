@@ -21,10 +21,11 @@ from torch.utils.data import IterableDataset
 
 from ..errors import DataError, TrainerError
 from ..private.datasets import has_shuffle_buffer
-from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank
+from .batches import Layout, MicroBatch, TrainData, Window
 from .blocks import blocks
 from .digest import digest
 from .now import Now, set_now
+from .order import OwnOrder
 
 
 class State(NamedTuple):
@@ -58,9 +59,8 @@ class StreamData(TrainData):
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         self._state = State()
-        self._lanes = getattr(dataset, "own_order", None)
-        if self._lanes:
-            self._lanes.lay_out(layout)
+        self._order = getattr(dataset, "own_order", None) or OwnOrder()
+        self._order.lay_out(layout)
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state.samples, "restore() moves a stream, not a position"
@@ -69,14 +69,11 @@ class StreamData(TrainData):
             yield window
 
     def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
-        cut = self._lanes.parts if self._lanes else parts_of_rank
-        return [*cut(range(begin, end), self.layout)]
+        return self._order.parts(range(begin, end), self.layout)
 
     def notices(self, steps: int) -> list[str]:
-        if self._lanes:
-            return self._lanes.notices(steps)  # type: ignore[no-any-return]
         if not has_shuffle_buffer(self.items.dataset):
-            return []
+            return self._order.notices(steps)
         return [
             "Data.train has a shuffle buffer, so a resume reads its epoch again: "
             "trainer.blocks(files) shuffles without a buffer, and continues at once"
@@ -86,18 +83,16 @@ class StreamData(TrainData):
         return float(self._state.epoch)
 
     def gather(self, gather: Callable[[Any], list[Any]]) -> None:
-        if self._lanes and self._state.stream:
-            stream = sorted({*map(tuple, chain(*gather(self._state.stream)))})
-            self._state = self._state._replace(stream=stream)
+        if hasattr(self.items.dataset, "batches"):  # the cursors of lanes
+            cursors = sorted({*map(tuple, chain(*gather(self._state.stream or ())))})
+            self._state = self._state._replace(stream=cursors)
 
     def state(self) -> dict[str, Any]:
-        own = {"own": self._lanes.state()} if self._lanes else {}
-        return copy.deepcopy(self._state._asdict()) | own
+        return copy.deepcopy(self._state._asdict()) | {"order": self._order.state()}
 
     def restore(self, state: Mapping[str, Any]) -> int:
         assert "stream" in state, "the training data was a data set, and is a stream"
-        if self._lanes:
-            self._lanes.restore(state["own"], state["samples"])
+        self._order.restore(state.get("order"), state["samples"])
         self._state = State(*(state[key] for key in State._fields))
         return self._state.samples
 
@@ -136,7 +131,7 @@ class StreamData(TrainData):
         if state_before is not None:
             stream.load_state_dict(copy.deepcopy(state_before))
             end = trained
-        if self._lanes:
+        if hasattr(stream, "batches"):
             read = stream.batches(self.layout, self.seed, end)
         else:
             read = blocks(stream, batch_size, self.seed, epoch, offset=end, stop=trained)
