@@ -20,6 +20,7 @@ from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..strategies.digests import digest, parts_of_digests, summed
 from ..strategies.exact import Exact
+from ..strategies.tensors import DTYPES
 
 if TYPE_CHECKING:
     from ..data.batches import Window
@@ -58,6 +59,11 @@ class Digests(Callback):
 
     def _watch(self, strategy: Exact) -> None:
         """Read the digests of gradients from now on. Collective: call on every rank."""
+        if strategy.plan.mixed_precision != "no":
+            # The model computes with them in 16 bits, and ZeRO keeps no others.
+            dtype = DTYPES[strategy.plan.mixed_precision]
+            for shard in strategy.shards(trainable=False):
+                shard.tensor.copy_(shard.tensor.to(dtype))
         world, rank = strategy.plan.world_size, strategy.accelerator.process_index
 
         def note(name: str, gradient: Tensor) -> None:
