@@ -21,6 +21,7 @@ from ..errors import ConfigError, Origin, origin_of
 from .paths import not_local
 
 _MOST_BYTES = 2**20  # of a file, for which YAML's parser takes 5 to 10 s
+_MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
@@ -145,6 +146,8 @@ def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) ->
             rule = "a key must be text; put it in quotes"
         elif key in origins:
             rule = f"is set twice, first on line {origins[key].line}; keep one"
+        elif len(origins) > _MOST_VALUES:
+            rule = "too many values: do aliases (*name) repeat each other?"
         if rule:
             raise origin.error(rule)
         origins[key] = origin

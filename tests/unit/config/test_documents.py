@@ -10,6 +10,7 @@ from config_loading import problems
 
 from trainer.config.documents import read_document
 from trainer.config.load import load_config
+from trainer.errors import ConfigError
 
 
 def test_numbers_are_what_they_look_like_and_all_else_is_text(here: Path) -> None:
@@ -66,7 +67,12 @@ def test_wrong_json_is_one_line(here: Path, text: str, rule: str) -> None:
     assert line.startswith(f"train.json{rule}")
 
 
-def test_aliases_and_merges_are_read(tmp_path: Path) -> None:
+@pytest.mark.timeout(60)
+def test_aliases_that_repeat_each_other_are_refused_at_once(tmp_path: Path) -> None:
+    rows = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+    (tmp_path / "bomb.yaml").write_text("\n".join(rows))
+    with pytest.raises(ConfigError, match=r"bomb.yaml:1: .*: too many values: do aliases"):
+        read_document(tmp_path / "bomb.yaml")
     (tmp_path / "fine.yaml").write_text("a: &a {x: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, y: 1}\n")
     data = read_document(tmp_path / "fine.yaml").data
     assert data["b"] == [{"x": [1, 2]}] * 2 and data["c"] == {"x": [1, 2], "y": 1}
