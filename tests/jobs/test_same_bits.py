@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Losses, norms, evaluations and exported weights have the bits of one process, in float32 and bf16, over the end of an epoch, with cross attention, tied weights and dropout; so have LoRA, DPO, a T5, the digits CNN, and steps of 1, 2, 3 or 6 micro-batches of each rank | DDP on 2, FSDP2 on 3, ZeRO-2 on 2, ZeRO-3 on 2 and 3; HSDP, ZeRO-1 and all on 1 to 4 (nightly) | test_no_bit_depends_on_the_layout |
+| Losses, norms, evaluations and exported weights have the bits of one process, in float32 and bf16, over the end of an epoch, with cross attention, tied weights and dropout; so have LoRA, DPO, a T5, the digits CNN, recomputed and frozen layers, and steps of 1, 2, 3 or 6 micro-batches of each rank | DDP on 2, FSDP2 on 3, ZeRO-2 on 2, ZeRO-3 on 2 and 3; HSDP, ZeRO-1 and all on 1 to 4 (nightly) | test_no_bit_depends_on_the_layout |
 | A run that goes on under another layout has the bits of a run that nobody stopped | ZeRO-3 on 3, then DDP on 2 | test_no_bit_depends_on_a_resume |
 | A replay on one process finds nothing, and counts sums, or names step, tensor, rank and micro-batch of a wrong bit | DDP on 2; FSDP2 on 3 (nightly) | test_a_replay_names_a_wrong_bit |
 | A replay under a launch file, and parity --bits, compare bits too, and name an error under a strategy alone | FSDP2 on 2; DDP, ZeRO-3 on 2 (nightly) | test_a_replay_runs_on_another_layout, test_parity_compares_bits |
@@ -27,13 +27,13 @@ from tiny_language import save_model, save_texts
 CASES = ("cross", "cross bf16", "tied", "tied bf16")
 MORE = ("sgd", "average", "muon")
 LANGUAGE = ("lora", "lora bf16", "dpo", "dpo bf16", "dpo lora", "dpo lora bf16")
-MODELS = ("t5", "t5 bf16", "digits", "digits bf16")
+MODELS = ("t5", "t5 bf16", "digits", "digits bf16", "recomputed", "recomputed bf16")
 QUICK = [("ddp", 2), ("fsdp", 3), ("zero2", 2), ("zero3", 3)]
 EVERY = [
     (name, world) for name in STRATEGIES for world in (1, 2, 3, 4) if (name, world) != ("ddp", 1)
 ]
 NIGHTLY = [layout for layout in (*EVERY, ("hsdp", 4)) if layout not in QUICK]
-SOME = ("lora", "t5", "by 2")
+SOME = ("lora", "t5", "by 2", "recomputed bf16")
 PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "workers")))
 NUMBERS = ("losses", "norms", "evaluations", "digests", "weights")
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from of_all_ranks import leave
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 sys.path.append("examples")  # digits_cnn
 
@@ -74,8 +75,11 @@ class Crossing(nn.Module):
         memory = torch.tanh(self.encoder(x))
         hidden = memory * self.scale
         for layer in self.layers:
-            hidden = layer(hidden, memory)
+            hidden = self.call(layer, hidden, memory)
         return self.head(hidden)
+
+    def call(self, layer: nn.Module, hidden: Tensor, memory: Tensor) -> Tensor:
+        return layer(hidden, memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,22 @@ class Cross(Task):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss: Tensor = (model(batch["x"]) - batch["y"]).square().mean()
         return loss
+
+
+class Recomputing(Crossing):
+    def call(self, layer: nn.Module, hidden: Tensor, memory: Tensor) -> Tensor:
+        result: Tensor = checkpoint(layer, hidden, memory, use_reentrant=False)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputed(Cross):
+    """The same with layers that the backward pass computes again, behind a frozen layer."""
+
+    def build_model(self) -> nn.Module:
+        model = Recomputing()
+        model.encoder.requires_grad_(False)
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +270,7 @@ CASES: dict[str, dict[str, Any]] = {
         f"by {number}": {"task": "same_bits:Cross", "global_batch_size": 2 * number}
         for number in BY
     },
+    "recomputed": {"task": "same_bits:Recomputed"},
     "t5": {"task": "same_bits:Translator"},
     "digits": {"task": "digits_cnn:DigitsCNN", "task_settings": {"width": 8}},
     "lora": {
