@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -101,24 +101,16 @@ def by_deepspeed(clip: float, stage: int) -> Iterator[float]:
         yield total.item() / world
 
 
-def started(command: Iterable[object]) -> str:
+def started(*command: object) -> str:
     own = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)],
-        env=os.environ | own | path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return done.stdout
+    words = [sys.executable, "-m", *map(str, command)]
+    return subprocess.check_output(words, env=os.environ | own | path, text=True, timeout=300)
 
 
 def of_deepspeed(clip: float, stage: int, world: int) -> float:
     launcher = ("torch.distributed.run", "--standalone", f"--nproc_per_node={world}")
-    told = started([*launcher, __file__, "rank", clip, stage])
+    told = started(*launcher, __file__, "rank", clip, stage)
     return float(re.findall(r"LAST (\S+)", told)[-1])
 
 
@@ -154,7 +146,7 @@ def of_trainer(clip: float, layout: str, world: int) -> float:
         launch = ROOT / "accel_configs" / f"{layout}.yaml"
         processes = ("--num_processes", world, "--main_process_port", 0)
         script = (ROOT / "examples" / "train.py", "--config", file)
-        started(["accelerate.commands.launch", "--config_file", launch, *processes, *script])
+        started("accelerate.commands.launch", "--config_file", launch, *processes, *script)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     return float([row["loss"] for row in map(json.loads, lines) if "loss" in row][-1])
 
