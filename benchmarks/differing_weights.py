@@ -1,6 +1,6 @@
 """How many weights differ from those of one process, with ``same_bits`` and without, as a picture.
 
-    python benchmarks/same_bits.py docs/pictures/same-bits.svg
+    python benchmarks/differing_weights.py docs/pictures/same-bits.svg
 
 The digits CNN trains 40 steps in one process and under each strategy on two. 2 minutes on two cores.
 """
