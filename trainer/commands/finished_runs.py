@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
 from ..errors import Origin, usage_error
 from ..reporting.say import say
-
-_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +41,47 @@ class Run:
         return {row["step"]: math.nan if row[key] is None else row[key] for row in rows}
 
 
+class _File(BaseModel):
+    """A JSON object. The types of the fields are checked, and other keys are kept."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Plan(_File):
+    strategy: str
+    world_size: NonNegativeInt
+    run_name: str | None = None
+    precision: dict[str, str] = {}
+    task_folder: str | None = None
+
+
+class _Row(_File):
+    __pydantic_extra__: dict[str, FiniteFloat | None]
+    step: NonNegativeInt
+
+
+class _Summary(_File):
+    peak_memory_bytes: list[NonNegativeInt] = []
+    steps: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
+
+
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run. ConfigError: the folder is none, or a file is damaged."""
     folder = Path(path)
     rows, summary = [], {}
     try:
         file = folder / "plan.json"
-        plan = _OBJECT.validate_json(file.read_bytes())
+        plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
         config = read_document(folder / "config.yaml").data
         file = folder / "metrics.jsonl"
         if file.exists():
             # Without a last row that a killed run did not write to the end.
             *lines, _ = file.read_bytes().split(b"\n")
-            rows = [*map(_OBJECT.validate_json, lines)]
+            rows = [_Row.model_validate_json(line).model_dump() for line in lines]
         file = folder / "summary.json"
         if file.exists():
-            summary = _OBJECT.validate_json(file.read_bytes())
+            summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
     except (FileNotFoundError, NotADirectoryError):
         raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
     except (OSError, ValueError) as error:

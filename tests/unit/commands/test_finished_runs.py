@@ -35,10 +35,18 @@ def test_a_run_is_called_by_its_run_name_where_it_has_one(tmp_path: Path) -> Non
     [
         ("plan.json", "{", "plan.json: the file is damaged"),
         ("plan.json", "[]", "plan.json: the file is damaged"),
+        ("plan.json", '{"strategy": 1, "world_size": "2"}', "plan.json: the file is damaged"),
+        (
+            "plan.json",
+            '{"strategy": "ddp", "world_size": 2, "task_folder": 5}',
+            "plan.json: the file is damaged",
+        ),
         ("config.yaml", "[", "config.yaml:1: the file cannot be read"),
         ("config.yaml", "- 1", "config.yaml: the file must be a mapping"),
         ("metrics.jsonl", "3\n", "metrics.jsonl: the file is damaged"),
-        ("summary.json", "3", "summary.json: the file is damaged"),
+        ("metrics.jsonl", '{"step": 1, "loss": "low"}\n', "metrics.jsonl: the file is damaged"),
+        ("summary.json", '{"peak_memory_bytes": 3}', "summary.json: the file is damaged"),
+        ("summary.json", '{"steps": "x"}', "summary.json: the file is damaged"),
     ],
 )
 def test_a_damaged_file_is_one_line(file: str, text: str, said: str, tmp_path: Path) -> None:
