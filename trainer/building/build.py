@@ -383,9 +383,8 @@ def _load(run: Run) -> None:
     if start.found is not None:
         from ..checkpoint.restore import load
 
-        counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
-        run.meter.before = counters.pop("spent", run.meter.before)
-        vars(run.position).update(counters)
+        state, changes = load(parts, start.found, allow_change=config.allow_config_change)
+        run.meter.before = state.get("spent", run.meter.before)
         run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             run.saver.last_step = run.step

@@ -57,16 +57,16 @@ class ModelFile:
         cls,
         task: Task,
         model: nn.Module,
-        dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+        dtypes: Mapping[str, torch.dtype],
     ) -> ModelFile:
         """Return the file of the product of a task: of a part of ``model``, or of the whole."""
         product = model.get_submodule(task.exported)
         part = task.saved_part(product)
         if part is None:
-            if not task.exported:
-                return cls(dtypes=dtypes, load=loader_of(model))
             every = {name: name for name, _ in canonical_state(product)}
             part = SavedPart(file=MODEL_FILE, names=every, load=loader_of(product))
+            if not task.exported:
+                return cls(dtypes=dtypes, load=part.load)
         names = {within(task.exported, name): in_file for name, in_file in part.names.items()}
         return cls(**{**vars(part), "names": names}, dtypes=dtypes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +91,12 @@ class Parts:
 
     def named_callbacks(self) -> dict[str, StatefulCallback]:
         """Return the callbacks by class name, with ``#2`` for the second of a class, and so on."""
-        counts = Counter[str]()
-        named: dict[str, StatefulCallback] = {}
+        names: list[str] = []
+        named = {}
         for callback in self.callbacks:
-            name = type(callback).__name__
-            counts[name] += 1
-            named[f"{name}#{counts[name]}".removesuffix("#1")] = callback
+            names.append(type(callback).__name__)
+            number = names.count(names[-1])
+            named[f"{names[-1]}#{number}".removesuffix("#1")] = callback
         return named
 
     def save_beside(self, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -127,16 +126,14 @@ class Parts:
         averages = {shard.name: average for shard, average in self.average.pairs}
         shards = (*self.strategy.shards(), *self.frozen(stored=True))
         for shard, low, high in written(shards):
-            tensors = [("frozen", shard.tensor)]
-            if shard.state_key is not None:
-                tensors = [
-                    ("parameter", shard.tensor),
-                    *state_of(self.strategy.optimizer, shard, self.optimizer_form),
-                ]
+            tensors = {
+                "frozen" if shard.state_key is None else "parameter": shard.tensor,
+                **state_of(self.strategy.optimizer, shard, self.optimizer_form),
+            }
             if shard.name in averages:
-                tensors.append(("average", averages[shard.name]))
+                tensors["average"] = averages[shard.name]
 
-            for kind, tensor in tensors:
+            for kind, tensor in tensors.items():
                 # A scalar is of the whole parameter: who has the first element writes the value.
                 if tensor.dim():
                     yield Key(kind, shard.name, shard.start + low), tensor[low:high]

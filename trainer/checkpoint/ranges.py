@@ -81,17 +81,16 @@ class Ranges:
         if end > self.numel(kind, name):
             raise CheckpointError(f"{kind} {name}: elements up to {end} are in no file")
         for piece in self._pieces.get((kind, name), ()):
-            dtype = piece.entry.dtype
-            at_a_time = CHUNK // dtype.itemsize
-            high = min(piece.end, end)
-            for first in range(max(piece.start, start), high, at_a_time):
-                last = min(high, first + at_a_time)
-                size = (last - first) * dtype.itemsize
+            first, last = max(piece.start, start), min(piece.end, end)
+            if first < last:
+                dtype = piece.entry.dtype
                 place = piece.entry.begin + (first - piece.start) * dtype.itemsize
-                stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
-                # Sent first: torch would cast on the host, and send more bytes to the device.
-                sent = torch.from_numpy(stored).view(dtype).to(out.device)
-                out[first - start : last - start].copy_(sent)
+                for part in torch.split(out[first - start : last - start], CHUNK // dtype.itemsize):
+                    size = part.numel() * dtype.itemsize
+                    stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
+                    # Sent first: torch would cast on the host, and send more bytes to the device.
+                    part.copy_(torch.from_numpy(stored).view(dtype).to(out.device))
+                    place += size
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read a whole tensor, flat, to the CPU."""

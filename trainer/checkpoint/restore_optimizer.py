@@ -16,7 +16,6 @@ from ..optim.groups import settings
 from ..private.torch import mark_stepped
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import local
-from .contents import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
@@ -24,9 +23,9 @@ _NUMBER = re.compile(r"-?([0-9][0-9.e+-]*|Infinity)")  # of JSON
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set the numbers that a parameter group and the encoded settings of a checkpoint share."""
+    """Set the numbers that a parameter group and the settings of a checkpoint share."""
     for key in settings(group).keys() & saved.keys():
-        new = decode(saved[key])
+        new = saved[key]
         before, after = (_NUMBER.sub("0", json.dumps(value)) for value in (group[key], new))
         if before not in ("null", after):
             raise CheckpointError(
@@ -96,18 +95,16 @@ def _read_values(
     state: dict[str, Any] = {}
     for key, is_tensor in form.values.items():
         kind = PREFIX + key
-        found = {name: ranges.value(kind, name) for name in names if ranges.holds(kind, name)}
+        found = [ranges.value(kind, name) for name in names if ranges.holds(kind, name)]
         if not found:
             continue
-        value = max(found.values())
+        value = max(found)
         placed = value.to(local(state_key).device) if on_device else value
         state[key] = placed if is_tensor else value.item()
-
-        differing = next((name for name in names if found.get(name) != value), None)
-        if differing is not None:
+        if found != [value] * len(names):
             notices.append(
                 f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts "
-                f"for all, also for {differing}, which had {found.get(differing, 'none')}"
+                "for all, the largest of theirs"
             )
     return state
 

@@ -79,10 +79,14 @@ def begin(folder: Path, step: int) -> None:
     temporary.mkdir(parents=True)
 
 
-def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
-    """Give a temporary folder, whose ``files`` are on the disk, the name of its step."""
+def commit(folder: Path, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
+    """Give a temporary folder, whose ``files`` are on the disk, the name of its step.
+
+    ``facts`` are the step and the other values of the manifest.
+    """
+    step = facts["step"]
     listed = {fact.name: {"bytes": fact.bytes, "xxh3": fact.xxh3} for fact in files}
-    text = sealed({"format": FORMAT, "version": VERSION, "step": step, **facts, "files": listed})
+    text = sealed({"format": FORMAT, "version": VERSION, **facts, "files": listed})
     write_file(temporary_of(folder, step) / MANIFEST, [text.encode()])
     publish(folder / name_of(step))
 

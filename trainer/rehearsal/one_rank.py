@@ -90,7 +90,7 @@ class Observer(Callback):
             self.recorder.large_is_fake = True
             if run.config.keep_last:
                 self._enter("save")
-                take(run.parts, run.parts.pieces(), {}, {}, copied=True)
+                take(run.parts, run.parts.pieces(), copied=True)
                 self._enter("")
 
     def _claim_optimizer(self, run: Run) -> None:
