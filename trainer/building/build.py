@@ -191,27 +191,27 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
         config = dataclasses.replace(config, task_settings=settings | config.task_settings)
     # Those of the main process: the environment of another machine may differ.
     names = agreement.of_main(resolve_names(config, setup.plan, origins))
-    if not setup.trains:  # nothing is written
-        directory = RunDirectory(names.output_dir, main=False)
-        return setup, Folder(name=names.run_name, directory=directory, start=Start())
-
-    # config.yaml names the same folder when the file is read again, and the run by the template.
-    config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
     directory = RunDirectory(
-        names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)
+        names.output_dir,
+        main=setup.is_main and setup.trains,
+        origin=origins.get("output_dir", DEFAULT),
     )
-    setup.note(*directory.lock(agreement))
     start = Start()
-    if config.resume != "none" or restarts():
-        from ..checkpoint.discover import start_of_attempt
+    if setup.trains:
+        # config.yaml names the same folder when the file is read again, and the run by the
+        # template.
+        config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
+        setup.note(*directory.lock(agreement))
+        if config.resume != "none" or restarts():
+            from ..checkpoint.discover import start_of_attempt
 
-        start = start_of_attempt(
-            config.resume,
-            directory.path / "checkpoints",
-            agreement,
-            origin=origins.get("resume", DEFAULT),
-        )
-    directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
+            start = start_of_attempt(
+                config.resume,
+                directory.path / "checkpoints",
+                agreement,
+                origin=origins.get("resume", DEFAULT),
+            )
+        directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
         dataclasses.replace(setup, config=config),
         Folder(name=names.run_name, directory=directory, start=start),
@@ -388,18 +388,18 @@ def _load(run: Run) -> None:
         run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             run.saver.last_step = run.step
-    elif start.continues:
-        run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
+    else:
+        if start.continues:
+            run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
+        if config.weights is not None:
+            from ..checkpoint.restore import load_weights
+
+            run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if run.setup.trains and restarts():
         run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"
         )
-
-    if start.found is None and config.weights is not None:
-        from ..checkpoint.restore import load_weights
-
-        run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if start.continues and not run.finished:
         from ..reporting.used_folder import cut_rows
 

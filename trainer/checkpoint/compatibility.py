@@ -16,7 +16,6 @@ from ..strategies.tensors import DTYPES
 from .parts import Parts, written
 
 _GROUPS = "optimizer_groups"
-_MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
 
 
@@ -27,13 +26,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     )
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        pair: Any = old.get(key), new.get(key)
-        if pair[0] != pair[1]:
-            if all(isinstance(items, list) for items in pair):
-                pair = _without(*pair), _without(*pair[::-1])
-            lines.append(
-                ": ".join([key, " -> ".join(f"{json.dumps(value):.60}" for value in pair)])
-            )
+        was, is_now = old.get(key), new.get(key)
+        if was != is_now:
+            if isinstance(was, list) and isinstance(is_now, list):
+                was, is_now = _without(was, is_now), _without(is_now, was)
+            lines.append(f"{key}: {json.dumps(was):.60} -> {json.dumps(is_now):.60}")
     return lines
 
 
@@ -44,9 +41,9 @@ def _without(items: list[Any], others: list[Any]) -> list[Any]:
 def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
-    own = 0
-    for shard, low, high in written(parts.frozen(stored=False)):
-        checksum = int(content_sum(shard.tensor[low:high], shard.start + low, dtype))
-        own += zlib.crc32(shard.name.encode()) * checksum * _ODD
-    sums = agreement.gather(own)
-    return f"{sum(sums) % _MODULUS:016x}"
+    own = sum(
+        zlib.crc32(shard.name.encode())
+        * int(content_sum(shard.tensor[low:high], shard.start + low, dtype))
+        for shard, low, high in written(parts.frozen(stored=False))
+    )
+    return f"{sum(agreement.gather(own)) * _ODD % (1 << 64):016x}"

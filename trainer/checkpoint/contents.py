@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
@@ -131,8 +130,7 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     return {key: decode(item, tensor_of) for key, item in value.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contents:
+class Contents(NamedTuple):
     """A checkpoint, opened.
 
     Args:
@@ -146,13 +144,22 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str]) -> Contents:
-        """Open a checkpoint that consists of the files ``names``. Reads only headers of tensors."""
+        """Open a checkpoint that consists of the files ``names``. Reads only headers of tensors.
+
+        Raises:
+            CheckpointError: a value has another form, or the files lack an element of the model.
+        """
         file = path_inside(folder, STATE)
         state = read_json(file)
         check_form(file, STATE_FORM)
         model = {name: Entry(_DTYPES[dtype], tuple(shape)) for name, shape, dtype in state["model"]}
         paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
-        return cls(state=state, model=model, ranges=of_rank_files(paths))
+        contents = cls(state=state, model=model, ranges=of_rank_files(paths))
+        for name, entry in model.items():
+            contents.ranges.check_whole(contents.kind(name) or WEIGHTS[0], name, entry.numel)
+            if contents.ranges.holds("average", name):
+                contents.ranges.check_whole("average", name, entry.numel)
+        return contents
 
     def kind(self, name: str) -> str | None:
         """Return the kind as which a tensor is stored. None for a tensor without elements."""
@@ -163,10 +170,3 @@ class Contents:
         """Return the form of the exported file: of the saved part, or of the whole model."""
         export = self.state.get("export", {})
         return ModelFile(file=export.get("file", MODEL_FILE), names=export.get("names"))
-
-    def check_model(self) -> None:
-        """Raise ``CheckpointError`` if the files lack an element of a tensor of the model."""
-        for name, entry in self.model.items():
-            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, entry.numel)
-            if self.ranges.holds("average", name):
-                self.ranges.check_whole("average", name, entry.numel)

@@ -126,10 +126,9 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
     seen = agreement.gather(folder.is_dir() and name in os.listdir(folder))
     agreement.run_on_main(probe.unlink)
 
-    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-    if blind:
+    if not all(seen):
         raise LaunchError(
-            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there; "
+            f"{folder}: rank {seen.index(False)} does not see what the main process writes there; "
             "give an output_dir on a file system that all nodes share, or keep_last: 0"
         )
 

@@ -10,10 +10,9 @@ import copy
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +23,7 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..private.transformers import loader_of
 from ..strategies import Strategy
-from ..strategies.tensors import canonical_names, canonical_state, unwrapped
+from ..strategies.tensors import canonical_names, canonical_state
 from ..task import Pretrained, SavedPart, Task, within
 from .disk import delete, part_of, publish, write_file
 from .safetensors_io import CODES, dtype_name, header, raw, read_header
@@ -32,8 +31,7 @@ from .safetensors_io import CODES, dtype_name, header, raw, read_header
 MODEL_FILE = "model.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFile:
+class ModelFile(NamedTuple):
     """The form of an exported model: which tensors the file holds, under which names.
 
     Args:
@@ -47,7 +45,7 @@ class ModelFile:
 
     file: str = MODEL_FILE
     names: Mapping[str, str] | None = None
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    dtypes: Mapping[str, torch.dtype] = {}
     save_config: Callable[[Path], None] | None = None
     load: Callable[[Path], Any] | None = None
 
@@ -200,17 +198,15 @@ def export_dtypes(
         _, entries = of_pretrained(sources)
     except CheckpointError:  # a run that resumes does not need these files
         return {}
-    halves = (torch.bfloat16, torch.float16)
     return {
         name: entry.dtype
         for name, entry in entries.items()
-        if name in own and entry.dtype in halves
+        if name in own and entry.dtype in (torch.bfloat16, torch.float16)
     }
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
     """Write the configuration of a transformers model, for a file of ``dtype`` if that is given."""
-    model = unwrapped(model)
     # A wrapper with the configuration of the wrapped model has other names for the tensors.
     if not hasattr(type(model), "config_class"):
         return
@@ -218,11 +214,9 @@ def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = N
     if dtype is not None:
         config = copy.deepcopy(config)
         set_config_dtype(config, dtype)
-    config.save_pretrained(directory)
-
-    generation_config: Any = getattr(model, "generation_config", None)
-    if generation_config is not None:
-        generation_config.save_pretrained(directory)
+    for part in (config, getattr(model, "generation_config", None)):
+        if part is not None:
+            part.save_pretrained(directory)
 
 
 def set_config_dtype(config: Any, dtype: torch.dtype) -> None:

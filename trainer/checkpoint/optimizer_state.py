@@ -9,8 +9,7 @@ State of other shapes (factored second moments) cannot be cut: such an optimizer
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,7 @@ PREFIX = "optimizer."
 _WAY_ROUND = "take another optimizer, or keep_last: 0 to train without checkpoints"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerForm:
+class OptimizerForm(NamedTuple):
     """The state that an optimizer keeps, found out before an engine wraps the optimizer.
 
     Args:

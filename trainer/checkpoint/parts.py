@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -36,8 +35,7 @@ class StatefulCallback(Protocol):
     def pinned_steps(self) -> Collection[int]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(NamedTuple):
     """A view of the live parts of a training, which a checkpoint is saved from and loaded into.
 
     Args:
@@ -107,11 +105,9 @@ class Parts:
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)
-        card = self.task.model_card(self.run)
-        if card:
-            (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
-        for name, text in more.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for name, text in {"README.md": self.task.model_card(self.run), **more}.items():
+            if text:
+                (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of this rank's elements of the parameters, of their state and averages.

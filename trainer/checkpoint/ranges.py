@@ -49,8 +49,9 @@ class Ranges:
             end = 0
             for piece in same:
                 if piece.start != end:
-                    problem = "stored twice" if piece.start < end else "in no file"
-                    raise CheckpointError(f"{piece.path}: {kind} {name}: elements are {problem}")
+                    raise CheckpointError(
+                        f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
+                    )
                 end = piece.end
 
     def names(self, kind: str) -> list[str]:

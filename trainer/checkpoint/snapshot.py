@@ -48,12 +48,12 @@ def take(
                 _tell_once("notice: no page-locked memory for a save, which takes longer without")
                 place = torch.empty(tensor.shape, dtype=tensor.dtype)
             on_host = place.copy_(on_host, non_blocking=True)
-        taken.append((key, on_host.contiguous()))
-    if parts.strategy.accelerator.device.type == "cuda":
+        taken.append((key, on_host))
+    if parts.plan.device == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
-    taken += [(Key(f"rng.{name}", str(parts.rank)), state) for name, state in rng.read().items()]
-    return taken
+    rank = str(parts.rank)
+    return taken + [(Key(f"rng.{name}", rank), state) for name, state in rng.read().items()]
 
 
 def write(

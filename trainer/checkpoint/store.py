@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -95,8 +95,7 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
     """Delete old checkpoints: not the newest, the pinned, nor multiples of ``keep_every`` steps."""
     for path in named(folder)[keep_last:]:
         step = step_of(path)
-        is_multiple = keep_every is not None and step % keep_every == 0
-        if step not in pinned and not is_multiple:
+        if step not in pinned and (keep_every is None or step % keep_every):
             hidden = path.with_name(f".{path.name}.old")
             os.rename(path, hidden)
             delete(hidden)
@@ -141,16 +140,14 @@ class CheckpointInfo:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        files: dict[str, Mapping[str, Any]] = self.manifest.get("files", {})
-        return files
+        return self.manifest.get("files", {})  # type: ignore[no-any-return]
 
     @property
     def bytes(self) -> int:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """The beginning of a run.
 
     Args:
