@@ -23,7 +23,7 @@ from ..checkpoint.parts import Parts
 from ..checkpoint.saver import Saver
 from ..checkpoint.store import Start
 from ..config.documents import to_yaml
-from ..config.fingerprint import task_facts, task_folder
+from ..config.fingerprint import fingerprint, task_facts, task_folder
 from ..config.naming import as_literal, resolve_names
 from ..config.plain import plain
 from ..config.train_config import TrainConfig
@@ -256,7 +256,7 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
         model_file=built.model_file,
         config=built.config,
         plan=built.plan,
-        settings=_settings(built),
+        mathematics=_mathematics(built, form, schedule),
         facts=facts,
     )
     saver = Saver(
@@ -326,17 +326,26 @@ def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
     return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
 
 
-def _settings(read: Read) -> dict[str, Any]:
-    """Return all settings by key, of which the fingerprint takes those that decide the numbers."""
-    settings: dict[str, Any] = {
+def _mathematics(read: Read, form: OptimizerForm, schedule: LRScheduler) -> dict[str, Any]:
+    """Return the settings that decide the numbers of the run, in a form that files hold."""
+    settings = {
         **vars(read.config),
         **read.plan.as_dict(),
         **read.setup.task_facts,
         "train_samples": read.train_data.size,
         "total_steps": read.total_steps,
     }
-    shown: dict[str, Any] = hidden(settings)
-    return shown
+    found = fingerprint(
+        {
+            **hidden(settings),
+            "optimizer": form.kind,
+            "optimizer_groups": form.groups,
+            "schedule_class": type(schedule).__name__,
+        }
+    )
+    # The groups hold these settings, and a checkpoint has weights of its own.
+    del found["optimizer_settings"], found["weights"]
+    return plain(found, compared=True)  # type: ignore[no-any-return]
 
 
 def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -371,7 +380,7 @@ def _fill(built: Built, parts: Parts) -> None:
     if built.model_file.names is not None:  # no checkpoint holds the rest of the model
         from ..checkpoint.compatibility import base_weights
 
-        parts.settings["base_weights"] = base_weights(parts, built.agreement)
+        parts.mathematics["base_weights"] = base_weights(parts, built.agreement)
 
 
 def _load(run: Run) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,7 +21,6 @@ from .safetensors_io import CODES, Entry, dtype_name
 from .store import STATE
 
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
-_RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 _DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
 _Dtype = Annotated[str, Field(pattern=f"^({'|'.join(_DTYPES)})$")]
 
@@ -153,7 +151,7 @@ class Contents(NamedTuple):
         state = read_json(file)
         check_form(file, STATE_FORM)
         model = {name: Entry(_DTYPES[dtype], tuple(shape)) for name, shape, dtype in state["model"]}
-        paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
+        paths = [path_inside(folder, name) for name in names if name.startswith("rank-")]
         contents = cls(state=state, model=model, ranges=of_rank_files(paths))
         for name, entry in model.items():
             contents.ranges.check_whole(contents.kind(name) or WEIGHTS[0], name, entry.numel)

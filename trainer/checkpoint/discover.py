@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
@@ -29,11 +28,23 @@ def inspect(path: Path) -> CheckpointInfo:
     """Read the manifest of a checkpoint, and check the sizes of its files."""
     info = CheckpointInfo(path=path, step=step_of(path))
     with _noting(info):
-        manifest = _read_manifest(path)
+        file = path_inside(path, MANIFEST)
+        manifest = read_json(file)
+        if not isinstance(manifest, dict) or sealed(manifest).encode() != file.read_bytes():
+            raise CheckpointError(f"{MANIFEST} was changed after it was written")
+        version = manifest.get("version")
+        if version != VERSION:
+            raise Unreadable(
+                f"has version {version!s:.20} of the format; this program reads {VERSION}"
+            )
+        check_form(file, MANIFEST_FORM)
         if info.step not in (-1, manifest["step"]):
             raise CheckpointError(f"{MANIFEST} is that of step {manifest['step']}")
         info.step, info.manifest = manifest["step"], manifest
-        _check_sizes(info)
+        for name, fact in info.files.items():
+            size = path_inside(path, name).lstat().st_size
+            if size != fact["bytes"]:
+                raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
     return info
 
 
@@ -50,26 +61,6 @@ def _noting(info: CheckpointInfo) -> Iterator[None]:
     except CheckpointError as error:
         info.problem = str(error)
         info.broken = not isinstance(error, Unreadable)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path_inside(path, MANIFEST)
-    manifest: dict[str, Any] = read_json(file)
-    if not isinstance(manifest, dict) or sealed(manifest).encode() != file.read_bytes():
-        raise CheckpointError(f"{MANIFEST} was changed after it was written")
-    version = manifest.get("version")
-    if version != VERSION:
-        raise Unreadable(f"has version {version!s:.20} of the format; this program reads {VERSION}")
-    check_form(file, MANIFEST_FORM)
-    return manifest
-
-
-def _check_sizes(info: CheckpointInfo) -> None:
-    """Check that each file of the manifest is there, with the size in the manifest."""
-    for name, fact in info.files.items():
-        size = path_inside(info.path, name).lstat().st_size
-        if size != fact["bytes"]:
-            raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
 
 
 def opened(info: CheckpointInfo) -> Contents:

@@ -167,7 +167,9 @@ def trusting_no_value(source: object) -> Iterator[None]:
     """Turn the error of a block that meets a forged value into a ``CheckpointError``."""
     try:
         yield
-    except TrainerError:
+    except (TrainerError, OSError):
         raise
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        raise CheckpointError(f"{source}: holds a value that no run writes: {e!r:.200}") from e
+    except Exception as error:  # whatever the value leads to
+        raise CheckpointError(
+            f"{source}: holds a value that no run writes: {error!r:.200}"
+        ) from error

@@ -44,7 +44,7 @@ class Parts(NamedTuple):
         average: the moving average of the weights, if a decay is set.
         schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
-        settings: all settings by key, of which the fingerprint takes those that decide the numbers.
+        mathematics: the settings that decide the numbers of the run, in a form that files hold.
         facts: the content of plan.json, for the model card.
     """
 
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     model_file: ModelFile
     config: TrainConfig
     plan: Plan
-    settings: dict[str, Any]
+    mathematics: dict[str, Any]
     facts: Mapping[str, Any]
 
     @property

@@ -32,7 +32,6 @@ from .parts import Parts
 from .ranges import Ranges, of_pretrained
 from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
 from .safetensors_io import Entry
-from .snapshot import fingerprint
 from .store import MANIFEST, CheckpointInfo
 
 Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
@@ -88,7 +87,7 @@ def _load_parts(
         )
 
     before = contents.state["mathematics"]
-    now = encode(fingerprint(parts), {}, "mathematics")
+    now = encode(parts.mathematics, {}, "mathematics")
     changes = differences(
         _compared(before, ranges.names("parameter"), state["schedule"]),
         _compared(now, trained, schedule_state(parts.schedule)),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config.fingerprint import fingerprint as of_settings
 from ..config.plain import plain
 from ..data import rng
 from ..distributed.exit import print_line
@@ -74,7 +73,6 @@ def write(
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return the text of state.json, and the tensors that the text names."""
     strategy, form = parts.strategy, parts.model_file
-    states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}
     state = {
         "step": parts.step,
         **parts.counters,
@@ -84,13 +82,17 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         "scaler": strategy.scaler_state(),
         "group_settings": list(map(settings, strategy.optimizer.param_groups)),
         "task": parts.task.state_dict(),
-        "callbacks": {name: kept for name, kept in states.items() if kept},
+        "callbacks": {
+            name: kept
+            for name, callback in parts.named_callbacks().items()
+            if (kept := callback.state_dict())
+        },
         "model": [
             [name, [*shape], dtype_name(form.dtype(name, dtype))]
             for name, shape, dtype, handle in strategy.named_tensors()
             if not parts.leaves_out(name, handle)
         ],
-        "mathematics": fingerprint(parts),
+        "mathematics": parts.mathematics,
         "config": hidden(plain(parts.config, compared=True)),
         "plan": plain(parts.plan.as_dict(), compared=True),
         "versions": versions(),
@@ -99,22 +101,6 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         state["export"] = {"file": form.file, "names": form.names}
     tensors: dict[str, Tensor] = {}
     return state_text(encode(state, tensors, "state")), tensors
-
-
-def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return the settings that decide the numbers of the run, in a form that files hold."""
-    form = parts.optimizer_form
-    found = of_settings(
-        {
-            **parts.settings,
-            "optimizer": form.kind,
-            "optimizer_groups": form.groups,
-            "schedule_class": type(parts.schedule).__name__,
-        }
-    )
-    # The groups hold these settings, and a checkpoint has weights of its own.
-    del found["optimizer_settings"], found["weights"]
-    return plain(found, compared=True)  # type: ignore[no-any-return]
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:
