@@ -85,7 +85,7 @@ def export_model(
     agreement: Agreement,
     form: ModelFile,
     directory: Path,
-    save_beside: Callable[[Path], None] = lambda folder: None,
+    save_beside: Callable[[Path], None],
 ) -> None:
     """Write the model to ``directory``, which replaces a folder of this name.
 
@@ -154,10 +154,11 @@ def write_model(
 def changed_buffer(strategy: Strategy) -> str:
     """Return a message about a buffer whose shape has changed. Empty without such a buffer."""
     for name, shape, _, handle in strategy.named_tensors():
-        if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
+        now = tuple(handle.shape)
+        if now != shape and not isinstance(handle, nn.Parameter):
             return (
-                f"buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now; "
-                "build the buffer in full shape, or register with persistent=False"
+                f"buffer {name} was built with shape {shape} and has {now} now; build the buffer "
+                "in full shape, or register with persistent=False"
             )
     return ""
 
