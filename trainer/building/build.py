@@ -295,12 +295,11 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
 
 def _sizes(built: Built, states: int) -> dict[str, int]:
     """Count a whole model's elements, and a rank's bytes with so many states of the optimizer."""
-    module, plan = built.module, built.plan
-    offloads = built.strategy.steps_on_cpu(plan)
+    module, offloads = built.module, built.strategy.steps_on_cpu(built.plan)
     return {
         "parameters": count_parameters(module),
         "trainable_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
-        "state_bytes_per_rank": states_of_run(plan, module, states, offloads=offloads).total,
+        "state_bytes_per_rank": states_of_run(built.plan, module, states, offloads=offloads).total,
     }
 
 
@@ -321,9 +320,9 @@ def _divide(built: Built, optimizer: Optimizer) -> None:
 def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
     """Return the schedule, and its description for reports. An evaluation alone moves no rate."""
     optimizer = read.strategy.optimizer
-    if not read.setup.trains:
-        return LambdaLR(optimizer, lambda step: 1.0), {}
-    return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
+    if read.setup.trains:
+        return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
+    return LambdaLR(optimizer, lambda step: 1.0), {}
 
 
 def _mathematics(read: Read, form: OptimizerForm, schedule: LRScheduler) -> dict[str, Any]:

@@ -41,11 +41,7 @@ class MetaModel(NamedTuple):
 
     def fill(self, parts: Parts) -> list[str]:
         """Give the prepared model its values, and return notices. Collective."""
-        names = {
-            name
-            for name, _, _, tensor in parts.strategy.named_tensors()
-            if isinstance(tensor, nn.Parameter)
-        }
+        names = {name for name, _ in parts.strategy.parameters(trainable=None)}
         if self.sources:
             names &= new_names(self.sources)
 

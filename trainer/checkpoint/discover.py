@@ -65,10 +65,9 @@ def _noting(info: CheckpointInfo) -> Iterator[None]:
 
 def opened(info: CheckpointInfo) -> Contents:
     """Open a checkpoint that was verified. Raise ``CheckpointError`` if it has a problem."""
-    if not info.problem:
-        with _noting(info):
-            return Contents.of(info.path, info.files)
-    raise CheckpointError(f"{info.path}: {info.problem}")
+    if info.problem:
+        raise CheckpointError(f"{info.path}: {info.problem}")
+    return Contents.of(info.path, info.files)
 
 
 def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
@@ -91,16 +90,14 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
     info: CheckpointInfo = agreement.of_main(inspect(path))
     found = verify(replace(info), agreement.rank, agreement.world_size)
     problems = agreement.gather(found.problem)
-    if agreement.rank == 0 and any(problems):
+    if agreement.rank == 0 and any(problems) and not verify(info).problem:
         # A network file system may show a rank an old listing, and a node may have another disk
         # under this name: only files that the main process cannot read either are damaged.
-        verify(info)
-        if not info.problem:
-            problem = next(filter(None, problems))
-            info.problem = (
-                f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
-                "the main process"
-            )
+        problem = next(filter(None, problems))
+        info.problem = (
+            f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
+            "the main process"
+        )
     return agreement.of_main(info)  # type: ignore[no-any-return]
 
 
@@ -168,9 +165,8 @@ def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Sta
         damaged.append(info)
 
     if damaged:
-        damages = "; ".join(f"{info.path.name}: {info.problem}" for info in damaged)
         raise CheckpointError(
-            f"{folder}: all checkpoints are damaged ({damages}); to start anew give another "
-            "output_dir, or --overwrite without resume, which deletes this one"
+            f"{damaged[0].path}: {damaged[0].problem}; no checkpoint there is whole; to start anew "
+            "give another output_dir, or --overwrite without resume, which deletes this one"
         )
     return Start(continues=True)

@@ -48,10 +48,9 @@ def write_file(
                 digest.update(chunk)
                 file.write(chunk)
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        written = file.tell()
         file.flush()
         os.fsync(file.fileno())
-    return FileFact(name or path.name, written, digest.hexdigest())
+        return FileFact(name or path.name, file.tell(), digest.hexdigest())
 
 
 def hash_file(path: Path) -> str:
@@ -145,10 +144,9 @@ def path_inside(folder: Path, name: str) -> Path:
             holds control characters.
     """
     path = folder / name
-    plain = name.isprintable() and "\\" not in name
-    if plain and os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}":
-        if stat.S_ISREG(path.lstat().st_mode):
-            return path
+    is_inside = os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}"
+    if is_inside and name.isprintable() and "\\" not in name and stat.S_ISREG(path.lstat().st_mode):
+        return path
     raise CheckpointError(f"{name!r} is no plain file inside the folder")
 
 

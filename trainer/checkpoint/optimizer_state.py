@@ -81,8 +81,7 @@ class OptimizerForm(NamedTuple):
                         f"the parameter; {_WAY_ROUND}"
                     )
 
-        groups = groups_of(model, optimizer)
-        return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
+        return cls(kind, ranges, values, together, groups_of(model, optimizer))
 
 
 def _after_step(
@@ -109,11 +108,13 @@ def _after_step(
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return ``names`` of the parameters and ``settings`` of each group of an optimizer."""
     names = first_names(model)
-    groups = []
-    for group in optimizer.param_groups:
-        own = [names[id(p)] for p in group["params"] if id(p) in names]
-        groups.append({"names": own, "settings": settings(group)})
-    return groups
+    return [
+        {
+            "names": [names[id(p)] for p in group["params"] if id(p) in names],
+            "settings": settings(group),
+        }
+        for group in optimizer.param_groups
+    ]
 
 
 def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> dict[str, Tensor]:
@@ -123,11 +124,13 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> dict[st
     """
     if shard.state_key is None:
         return {}
-    own = slice(shard.state_offset, shard.state_offset + shard.tensor.numel())
+    begin = shard.state_offset
     found = {}
     for key, value in optimizer.state.get(shard.state_key, {}).items():
         if key in form.ranges and getattr(value, "shape", None) == shard.state_key.shape:
-            found[PREFIX + key] = local(value).detach().reshape(-1)[own]
+            found[PREFIX + key] = (
+                local(value).detach().reshape(-1)[begin : begin + shard.tensor.numel()]
+            )
         elif key in form.values:
             found[PREFIX + key] = torch.as_tensor(value).detach()
         elif value is not None:

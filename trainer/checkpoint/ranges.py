@@ -115,8 +115,7 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
             key = _KEY.fullmatch(text)
             if key is None:
                 raise CheckpointError(f"{path}: {text!r} is no range called kind/name/start")
-            kind, name, start = key.groups()
-            pieces.append((kind, name, Piece(int(start), path, entry)))
+            pieces.append((key[1], key[2], Piece(int(key[3]), path, entry)))
     return Ranges(pieces)
 
 

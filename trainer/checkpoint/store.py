@@ -74,9 +74,8 @@ def begin(folder: Path, step: int) -> None:
     path = folder / name_of(step)
     if path.exists():
         raise CheckpointError(f"{path}: exists already, and was not written by this run")
-    temporary = temporary_of(folder, step)
-    delete(temporary)
-    temporary.mkdir(parents=True)
+    delete(part_of(path))
+    part_of(path).mkdir(parents=True)
 
 
 def commit(folder: Path, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
