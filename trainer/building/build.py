@@ -403,7 +403,7 @@ def _load(run: Run) -> None:
             from ..checkpoint.restore import load_weights
 
             run.note(*load_weights(parts, Path(config.weights), run.agreement))
-    if run.setup.trains and restarts():
+    if restarts():
         run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"
