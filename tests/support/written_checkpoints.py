@@ -51,7 +51,7 @@ def state(step: int, world: int = 2) -> dict[str, Any]:
         "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
         "mathematics": {"optimizer": "SGD", "optimizer_groups": [{"names": [], "settings": {}}]},
         "task": {}, "callbacks": {},
-        "content": {}, "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
+        "content": {}, "last_evaluation": {}, "spent": {"tokens": 0.0, "seconds": 0.0}, "model": [["w", [world, 100], "float32"]],
     }  # fmt: skip
 
 

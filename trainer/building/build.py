@@ -392,7 +392,7 @@ def _load(run: Run) -> None:
         from ..checkpoint.restore import load
 
         state, changes = load(parts, start.found, allow_change=config.allow_config_change)
-        run.meter.before = state.get("spent", run.meter.before)
+        run.meter.before = state["spent"]
         run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             run.saver.last_step = run.step

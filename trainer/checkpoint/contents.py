@@ -66,7 +66,7 @@ class _Mathematics(TypedDict):
 
 
 class _Export(TypedDict):
-    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]  # in the folder of an export
     names: dict[str, str]
 
 
@@ -91,7 +91,7 @@ class _State(TypedDict):
     last_evaluation: dict[str, float | dict[str, str]]
     config: NotRequired[dict[str, Any]]
     content: dict[str, Any]
-    spent: NotRequired[_Spent]
+    spent: _Spent
     export: NotRequired[_Export]
 
 

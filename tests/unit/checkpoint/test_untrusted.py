@@ -210,6 +210,7 @@ def check_not_resumed(path: Path, message: str) -> None:
     ("key", "value", "message"),
     [
         ("spent", {"tokens": 1.0}, "spent.seconds: .*Field required"),
+        ("export", {"file": "../x", "names": {}}, "state.json: export.file: .*match pattern"),
         ("samples", 10**400, "state.json: samples: .*less than"),
         ("data", {"samples": 2**63}, "state.json: data.samples: .*less than"),
         ("task", {"$tensor": ["task.nothing", [1]]}, "task.nothing: is in no file"),
