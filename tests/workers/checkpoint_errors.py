@@ -24,7 +24,7 @@ from torch import nn
 
 import trainer
 from trainer import Callback, Run, StepInfo, TrainConfig, Trainer
-from trainer.checkpoint import discover, store
+from trainer.checkpoint import contents, discover, store
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
@@ -110,18 +110,18 @@ def differences(run: Trainer, path: Path) -> list[str]:
 @contextlib.contextmanager
 def blind(path: Path) -> Iterator[None]:
     """Show rank 1 nothing of a checkpoint, as an old listing of a network file system does."""
-    real = discover.path_inside
+    real = contents.path_inside
 
     def path_inside(folder: Path, name: object) -> Path:
         if dist.get_rank() == 1 and folder == path:
             raise FileNotFoundError(2, "No such file or directory", str(folder / str(name)))
         return real(folder, name)
 
-    discover.path_inside = path_inside
+    contents.path_inside = path_inside
     try:
         yield
     finally:
-        discover.path_inside = real
+        contents.path_inside = real
 
 
 def main() -> None:
