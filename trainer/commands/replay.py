@@ -26,6 +26,7 @@ from pydantic import Field
 from ..callbacks.digest_file import FILE
 from ..checkpoint.compatibility import differences
 from ..checkpoint.discover import listing
+from ..config.steps_alone import STEPS_ALONE
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.say import say
@@ -35,20 +36,8 @@ from .bits import first_difference, read_digests
 from .finished_runs import Run, import_code_of, read_run
 from .usage import read_words
 
-# The steps alone are computed. Files and evaluations would change no bit of a step.
-_OFF = (
-    "--eval_every=null",
-    "--sanity_evaluation=false",
-    "--save_every=null",
-    "--keep_last=0",
-    "--best_metric=null",
-    "--early_stop_patience=null",
-    "--push_to_hub=null",
-    "--trackers=[]",
-    "--profile_steps=null",
-    "--max_time=null",
-    "--accumulation_steps=null",
-)
+# Files and evaluations would change no bit of a step.
+_OFF = (*STEPS_ALONE, "--keep_last=0", "--max_time=null", "--accumulation_steps=null")
 
 
 @dataclass(frozen=True, kw_only=True)
