@@ -132,7 +132,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(into, FakeTensor):
             if values is not None:
                 values = values.expand(into.shape).to(into.dtype, copy=True)
-            into.known_values = values if has_values(into) else None
+            into.known_values = values if has_values(into) else None  # type: ignore[attr-defined]
         elif values is not None:
             into.copy_(values)
         elif into.is_floating_point():
@@ -184,7 +184,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fakes and all(map(has_values, fakes)):
             known = computed(function, args, kwargs)
         for fake, values in zip(fakes, tree_leaves(known), strict=False):
-            fake.known_values = values
+            fake.known_values = values  # type: ignore[attr-defined]
         judge(function, args, result)
         return result
 

@@ -137,8 +137,8 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
 def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     """Rehearse a rank among fakes, on a GPU without values.
 
-    The request has ``words``, ``gpu``, ``gpus`` and a ``rank``. The result is that of ``observe`` with
-    the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
+    The request has ``words``, ``gpu``, ``gpus`` and a ``rank``. The result is that of ``observe``
+    with the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
     """
     device = FakeDevice(Ledger("cuda"))
     install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
