@@ -63,8 +63,8 @@ class Digests(Callback):
         world, rank = strategy.plan.world_size, strategy.accelerator.process_index
 
         def note(name: str, gradient: Tensor) -> None:
-            own = digest(gradient) * self._odd[name]
-            self._found[(strategy.micro_batches - 1) * world + rank] += own
+            place = (strategy.micro_batches - 1) * world + rank
+            self._found[place] += digest(gradient) * self._odd[name]
 
         def note_step(gradients: list[Tensor]) -> None:
             tensors = len(self._odd)
@@ -76,8 +76,7 @@ class Digests(Callback):
     def on_window(self, run: Run, window: Window) -> None:
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
         places = len(window.micros) * run.plan.world_size + 2 * len(self._odd)
-        device = run.accelerator.device
-        self._found = torch.zeros(places, dtype=torch.int64, device=device)
+        self._found = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         tensors, world = len(self._odd), run.plan.world_size

@@ -88,6 +88,5 @@ def refuse_secrets(folder: Path, settings: Mapping[str, Any]) -> None:
     values = {**os.environ, "PWD": "", "OLDPWD": "", "hub_token": get_token(), **settings}
     for name, value in dotted(values):
         for item in value if isinstance(value, list) else [value]:
-            is_secret = hidden(item, name) != item and len(item) >= 8
-            if is_secret and item.encode() in content:
+            if hidden(item, name) != item and len(item) >= 8 and item.encode() in content:
                 raise ValueError(f"{folder.name}/ holds the secret {name}")

@@ -41,9 +41,9 @@ def run(argv: Sequence[str]) -> int:
     if len({run.name for run in runs}) < len(runs):
         runs = [replace(run, name=run.path) for run in runs]
     report = make_report(runs)
-    if options.json:
-        Path(options.json).write_text(json_text(report), encoding="utf-8")
     text = as_table(report)
+    if options.json:
+        Path(options.json).write_text(json_text(report))
     if options.page:
         write_page(Path(options.page), text, runs)
     print(text)
@@ -61,14 +61,14 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
         raise usage_error("", ", ".join(run.path for run in runs), "no step was logged")
 
     notes = []
-    usual = json.loads(next(iter(groups)))
+    usual, *_ = map(json.loads, groups)
     for settings, (first, *others) in groups.items():
         notes += [f"{first.name}: {line}" for line in differences(usual, json.loads(settings))]
         for run in others:
             gaps = gaps_of(run, first, "loss")
             if gaps:
-                verdict = ": ".join(judge({"loss": gaps}, bounds_of(first.plan)))
-                notes.append(f"beside {first.name}, {run.name}: {verdict}")
+                word, text = judge({"loss": gaps}, bounds_of(first.plan))
+                notes.append(f"beside {first.name}, {run.name}: {word}: {text}")
     return {"runs": [*map(_entry, runs)], "notes": notes}
 
 

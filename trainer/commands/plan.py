@@ -15,21 +15,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..config.documents import read_document
 from ..config.train_config import Precision
 from ..errors import LaunchError
+from ..rehearsal.changes import committed
 from ..rehearsal.job import Job, rehearsed
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
 from .usage import read_training, read_words
 
-_TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)", re.IGNORECASE)
 _LAYERS = 32  # of a number of parameters
 
@@ -56,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         training, given = read_training(words, settings)
         files = {file.path: file.data for file in given} or {
-            _name(key): read_document(_TEMPLATE / _name(key)).data for key in layouts
+            name: committed(name) for name in map(_name, layouts)
         }
         found = _rehearsed(files, training, options)
         how = "rehearsed, at the peak of a step"
