@@ -57,9 +57,8 @@ class Digests(Callback):
         """Read the digests of gradients from now on. Collective: call on every rank."""
         if strategy.plan.mixed_precision != "no":
             # The model computes with them in 16 bits, and ZeRO keeps no others.
-            dtype = DTYPES[strategy.plan.mixed_precision]
             for shard in strategy.shards(trainable=False):
-                shard.tensor.copy_(shard.tensor.to(dtype))
+                shard.tensor.copy_(shard.tensor.to(DTYPES[strategy.plan.mixed_precision]))
         world, rank = strategy.plan.world_size, strategy.accelerator.process_index
 
         def note(name: str, gradient: Tensor) -> None:
@@ -82,14 +81,12 @@ class Digests(Callback):
         tensors, world = len(self._odd), run.plan.world_size
         self._found[-tensors:] = parts_of_digests(run.strategy)
         texts = summed(self._found, world)
-        row = {
-            "step": info.step,
-            "world": world,
+        digests = {
             "micro_batches": texts[: self._micro_batches],
             "gradients": texts[-2 * tensors : -tensors],
             "weights": texts[-tensors:],
         }
-        run.directory.row(row, FILE)
+        run.directory.row({"step": info.step, "world": world, **digests}, FILE)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"facts": self.facts}

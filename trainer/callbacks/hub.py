@@ -59,7 +59,7 @@ class HubPush(Callback):
         api = self._api
         repo: Any = run.config.push_to_hub
         folder = run.directory.path / name
-        message = f"Step {run.step}"
+        step = run.step
 
         def upload() -> None:
             refuse_secrets(folder, run.config.task_settings)
@@ -67,7 +67,7 @@ class HubPush(Callback):
             if branch != "main":
                 api.create_branch(repo, branch=branch, exist_ok=True)
             api.upload_folder(
-                repo_id=repo, folder_path=folder, revision=branch, commit_message=message
+                repo_id=repo, folder_path=folder, revision=branch, commit_message=f"Step {step}"
             )
 
         command = f"hf upload {repo} {folder} . --revision {branch}"
