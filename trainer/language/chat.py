@@ -24,20 +24,21 @@ from .rendering import NOBODY, Watch, compile_watched
 
 # Messages to try templates with. No template writes these words and names without being asked.
 WORDS = "forty two words"
-QUESTION: Message = {"role": "user", "content": WORDS}
-ANSWER: Message = {"role": "assistant", "content": WORDS}
-CALL: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
+QUESTION = Message(role="user", content=WORDS)
+ANSWER = Message(role="assistant", content=WORDS)
+CALL = Message(
+    role="assistant",
+    content="",
+    tool_calls=[
         {
             "id": "abcdefghi",
             "type": "function",
             "function": {"name": "f_one", "arguments": {"x_one": "y_one"}},
         }
     ],
-}
-RESULT: Message = {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi", "content": "z"}
+)
+RESULT = Message(role="tool", name="f_one", tool_call_id="abcdefghi", content="z")
+ANSWER.is_learnt = CALL.is_learnt = True
 
 
 class Part(NamedTuple):
@@ -50,6 +51,20 @@ class Part(NamedTuple):
 
 # A text, and the spans of characters that are trained on. None: the whole text.
 TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
+
+
+class TextWriter:
+    """Writes the words of a prompt and its answer one behind the other, without a template."""
+
+    text = ""
+    without_thoughts = 0
+
+    def write(self, origin: str, chat: Chat) -> TrainingText:
+        """Return the text, with the span of the answer if there is a prompt."""
+        *before, answer = (message["content"] for message in chat.messages)
+        prompt = "".join(before)
+        text = prompt + answer
+        return text, [(len(prompt), len(text))] if before else None
 
 
 class ChatWriter:
@@ -69,7 +84,7 @@ class ChatWriter:
     def write(self, origin: str, chat: Chat) -> TrainingText:
         """Write a conversation as ``turns`` does, with the spans that are trained on."""
         text, parts = self.turns(origin, chat)
-        return text, [(start, end) for number, start, end in parts if chat.trained[number]]
+        return text, [(start, end) for number, start, end in parts if chat.messages[number].is_learnt]
 
     def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
         """Write a conversation, and return the parts that messages wrote, in order.
@@ -86,18 +101,18 @@ class ChatWriter:
                 "template", origin, f"the template refuses this conversation: {first_line(error)}"
             ) from None
 
-        trained = [""] * len(chat.messages)
+        own = [""] * len(chat.messages)
         for number, start, end in parts:
-            if chat.trained[number]:
-                trained[number] += text[start:end]
+            own[number] += text[start:end]
+        learnt = [own[number] for number, message in enumerate(chat.messages) if message.is_learnt]
         for number, message in enumerate(chat.messages):
             thoughts, said = thoughts_and_words(message)
-            written = trained[number] if chat.trained[number] else text
+            written = own[number] if message.is_learnt else text
             words = [said, *map(_name_of, message.get("tool_calls") or ())]
             is_right = all(word in written for word in words)
             if message["role"] == "tool":  # a part of the tool may hold the answer as JSON
-                has_part = self.has_marks or number in {part.message for part in parts}
-                is_right = has_part or not said or not any(said in words for words in trained)
+                is_in_turn = said and any(said in words for words in learnt)
+                is_right = bool(self.has_marks or own[number] or not is_in_turn)
             if not is_right:
                 raise setting_error(
                     "template",
@@ -106,7 +121,7 @@ class ChatWriter:
                     "who says them; give another template, or put "
                     "{% generation %} around the assistant's words",
                 )
-            self.without_thoughts += chat.trained[number] and thoughts not in written
+            self.without_thoughts += int(message.is_learnt and thoughts not in written)
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             raise setting_error(
@@ -120,7 +135,7 @@ class ChatWriter:
         special = self.tokenizer.added_tokens_decoder
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
             with suppress(ConfigError):
-                text, _ = self.write("", Chat([QUESTION, turn], [False, True], {}))
+                text, _ = self.write("", Chat([QUESTION, turn], {}))
                 behind = text.rpartition(word)[-1]
                 tokens = self.tokenizer(behind, add_special_tokens=False)["input_ids"]
                 found += [token for token in tokens if token in special][-1:]
@@ -183,14 +198,15 @@ class ChatWriter:
                     spoken.append(Part(parts[-2].message, start, end))
                 continue
 
-            if chat.trained[number] and number not in seen:
+            message = chat.messages[number]
+            if message.is_learnt and number not in seen:
                 is_answered = number > 0 and chat.messages[number - 1]["role"] == "tool"
                 if is_answered not in openings:
                     before = chat.messages[:number] if is_answered else [QUESTION]
                     openings[is_answered] = self._opening(before, chat.settings)
                 opening = openings[is_answered]
                 begin = start + len(commonprefix([opening, text[start:end]]))  # noqa: RUF071
-                _, words = thoughts_and_words(chat.messages[number])
+                _, words = thoughts_and_words(message)
                 if begin - start < len(opening) and words:
                     # The opening begins thoughts that the template left out here.
                     found = text.rfind(words, start, begin + len(words))

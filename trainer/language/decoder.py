@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from .base import DENSE, TokenTask
-from .chat import ChatWriter
+from .chat import ChatWriter, TextWriter
 from .columns import Columns
 from .ends import end_with
 from .loss import fuse, mean_loss, why_not_fusible
@@ -49,7 +49,7 @@ class DecoderTask(TokenTask):
         tokenizer = self.load_tokenizer()
         end = tokenizer.eos_token_id
         self.memory.setdefault("ends", [] if end is None else [end])
-        writer = None
+        writer: ChatWriter | TextWriter = TextWriter()
         if columns.are_chats(row):
             text, name = read_template(tokenizer, self.template)
             self.note(f"template: {name}")

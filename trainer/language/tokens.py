@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..data.cache import prepare_once
 from ..errors import ConfigError, DataError
-from .chat import ChatWriter
+from .chat import ChatWriter, TextWriter
 from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
@@ -72,7 +72,7 @@ def vocabulary_of(tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from rows to tokens. Only conversations have a ``writer``.
+    """A function from rows to tokens.
 
     ``bad`` are the errors of rows that were left out, ``numbers`` those of the other rows (a
     margin).
@@ -80,7 +80,7 @@ class Encoder:
 
     tokenizer: Any
     columns: Columns
-    writer: ChatWriter | None = None
+    writer: ChatWriter | TextWriter = field(default_factory=TextWriter)
     bad_rows: BadRows = None
     bad: list[ConfigError] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Encoder:
         texts, spans = zip(*documents, strict=True)
         coded = self.tokenizer(
             list(texts),
-            add_special_tokens=not self.writer,
+            add_special_tokens=not self.writer.text,
             return_offsets_mapping=spans[0] is not None,
             verbose=False,
         )
@@ -118,7 +118,7 @@ class Encoder:
             targets = np.ones(len(ids), bool)
             if spans[number] is not None and self.columns.learn == "answers":
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
-            yield (ids, targets) if self.writer else self._with_ends(ids, targets)
+            yield (ids, targets) if self.writer.text else self._with_ends(ids, targets)
 
     def leave_out(self, error: ConfigError) -> None:
         """Keep the error of a row. Raise the error if bad rows are not left out."""
@@ -130,9 +130,8 @@ class Encoder:
         """Return the texts of a row, each with the spans that are trained on, or its tokens."""
         if self.columns.kind == "ids":
             return [self._ids(origin, row)]
-        if not self.writer:
-            return self.columns.read_texts(row, origin)
-        return [self.writer.write(origin, chat) for chat in self.columns.read_chats(row, origin)]
+        chats = self.columns.read(row, origin, as_chat=bool(self.writer.text))
+        return [self.writer.write(origin, chat) for chat in chats]
 
     def _ids(self, origin: str, row: Row) -> tuple[list[int], Any]:
         """Return the tokens of a row, without padding, and whether each is a target."""
@@ -215,7 +214,7 @@ class Corpus:
         content = [
             FORMAT,
             [source.digest for source in sources],
-            [(str(e.columns), e.writer and e.writer.text) for e in encoders],
+            [(str(e.columns), e.writer.text) for e in encoders],
             encoders[0].bad_rows,
             sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
             str(tokenizer.special_tokens_map),
@@ -265,7 +264,7 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
                     lengths.append(len(ids))
 
     bad = [error for encoder in encoders for error in encoder.bad]
-    silent = sum(encoder.writer.without_thoughts for encoder in encoders if encoder.writer)
+    silent = sum(encoder.writer.without_thoughts for encoder in encoders)
     notices = []
     if bad:
         notices.append(f"{len(bad)} bad rows are left out, the first: {bad[0]}")

@@ -31,7 +31,7 @@ from trainer.language import CausalLM
         (
             {"messages_column": "text"},
             [{"text": "hello"}],
-            r"messages_column: '.* row 1': must hold a list of \{role",
+            r"messages_column: 'text': is a str in .* row 1, which has text",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def joined_words() -> Any:
 
 def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
     """All tokens of a prompt and its completion, and those that are targets."""
-    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")), None)
+    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")))
     [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
@@ -97,7 +97,7 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 
     own = joined_words()
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
-    encoder = Encoder(own, Columns(), None)
+    encoder = Encoder(own, Columns())
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
         [(ids, flags)] = encoder.encode([("row", {"text": text})])
         tokens = own.convert_ids_to_tokens(ids)
