@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 # A text, and the spans of characters that are trained on. None: the whole text.
-TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
+TrainingText = tuple[str, Sequence[Sequence[int]] | None]
 
 
 class TextWriter:
@@ -84,7 +84,7 @@ class ChatWriter:
     def write(self, origin: str, chat: Chat) -> TrainingText:
         """Write a conversation as ``turns`` does, with the spans that are trained on."""
         text, parts = self.turns(origin, chat)
-        return text, [(start, end) for number, start, end in parts if chat.messages[number].is_learnt]
+        return text, [place for number, *place in parts if chat.messages[number].is_learnt]
 
     def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
         """Write a conversation, and return the parts that messages wrote, in order.

@@ -77,7 +77,7 @@ def read_messages(origin: str, key: str, given: Any) -> list[Message]:
 
 
 def said(role: str, value: Any) -> Any:
-    """Return messages as they are, a single message in a list, or a text as a message of ``role``."""
+    """Return messages, a single message or a text, said by ``role``, as a list of messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     return [value] if isinstance(value, Mapping) else value or []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .columns import Columns, system_of, take
-from .messages import Chat, read_messages, said
+from .messages import Chat, Message, read_messages, said
 from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, UInt32Array
@@ -64,7 +64,7 @@ class PairColumns(Columns):
         """
         form = object if as_chat else str
         keys = zip(SIDES, self.names[1:], strict=True)
-        sides = {key: take(row, origin, column, key, form) for key, column in keys}
+        sides = [take(row, origin, column, key, form) for key, column in keys]
         prompt, system, settings = self.prompt_of(row), system_of(row), {}
         if as_chat:
             settings = self.settings_of(row, origin)
@@ -76,16 +76,13 @@ class PairColumns(Columns):
                 "tokenizer's)",
             )
         elif prompt is None or self.whole:
-            same = commonprefix([*sides.values()])  # noqa: RUF071
-            if prompt is None:
-                prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
-            if not same.startswith(prompt):
-                prompt = ""
-            sides = {key: text[len(prompt) :] for key, text in sides.items()}
+            prompt, *sides = _divided(prompt, sides)
 
-        given = prompt and read_messages(origin, "prompt_column", said("user", prompt)) or []
+        given = []
+        if prompt:
+            given = read_messages(origin, "prompt_column", said("user", prompt))
         chats = []
-        for key, value in sides.items():
+        for key, value in zip(SIDES, sides, strict=True):
             messages = read_messages(origin, key, said("assistant", value))
             role = messages[0]["role"]
             # A side that begins with an answer follows the prompt. Others are whole conversations.
@@ -95,27 +92,41 @@ class PairColumns(Columns):
                 messages[:0] = system
             chats.append(messages)
 
-        both = takewhile(lambda pair: eq(*pair), zip(*chats, strict=False))
-        shared = [chosen for chosen, _ in both]
-        if not shared or not all(message in shared for message in given):
-            raise setting_error(
-                "prompt_column",
-                origin,
-                "the prompt is not the beginning of both sides; chosen and rejected hold answers "
-                "to the prompt, or whole conversations that begin alike",
-            )
-        for key, messages in zip(SIDES, chats, strict=True):
-            own = [message for message in messages[len(shared) :] if message.is_learnt]
-            for message in messages[: len(shared)]:
-                message.is_learnt = False
-            if not any(message["content"].strip() or message.get("tool_calls") for message in own):
-                raise setting_error(
-                    key,
-                    origin,
-                    "the side has no answer of its own; the answer is empty, or the same on both "
-                    "sides",
-                )
+        _learn_answers(origin, chats, given)
         return [Chat(messages, settings) for messages in chats]
+
+
+def _learn_answers(origin: str, chats: list[list[Message]], prompt: list[Message]) -> None:
+    """Learn messages in which the sides differ. ``ConfigError`` unless the sides begin alike."""
+    both = takewhile(lambda pair: eq(*pair), zip(*chats, strict=False))
+    shared = [chosen for chosen, _ in both]
+    if not shared or not all(message in shared for message in prompt):
+        raise setting_error(
+            "prompt_column",
+            origin,
+            "the prompt is not the beginning of both sides; chosen and rejected hold answers to "
+            "the prompt, or whole conversations that begin alike",
+        )
+    for key, messages in zip(SIDES, chats, strict=True):
+        for message in messages[: len(shared)]:
+            message.is_learnt = False
+        own = [message for message in messages if message.is_learnt]
+        if not any(message["content"].strip() or message.get("tool_calls") for message in own):
+            raise setting_error(
+                key,
+                origin,
+                "the side has no answer of its own; the answer is empty, or the same on both sides",
+            )
+
+
+def _divided(prompt: Any, texts: list[str]) -> list[str]:
+    """Return the prompt of texts that begin with the prompt, and their rests. Empty: no prompt."""
+    same = commonprefix(texts)  # noqa: RUF071
+    if prompt is None:
+        prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
+    if not same.startswith(prompt):
+        prompt = ""
+    return [prompt, *(text[len(prompt) :] for text in texts)]
 
 
 @dataclass(frozen=True)
