@@ -15,7 +15,15 @@ from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, set_lengths, started, with_copies
+from .adapters import (
+    Adapter,
+    adapter_part,
+    add_adapter,
+    refuse_lost,
+    set_lengths,
+    started,
+    with_copies,
+)
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
@@ -74,18 +82,17 @@ class LanguageTask(Task):
 
         A YAML file gives an ``Adapter``, code may give a dict.
         """
-        if isinstance(self.adapter, Mapping):
-            object.__setattr__(self, "adapter", Adapter(**self.adapter))
-        adapter, model = started(self.adapter, self.model)
-        values = {"adapter": adapter, "model": model}
-        start = adapter.start if adapter else None
-        if start and (Path(start) / "tokenizer_config.json").is_file():
-            values["tokenizer"] = self.tokenizer or start
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        adapter = Adapter(**self.adapter) if isinstance(self.adapter, Mapping) else self.adapter
+        adapter, model = started(adapter, self.model)
+        values: dict[str, Any] = {"adapter": adapter, "model": model}
+        start = adapter and adapter.start
+        if start and not self.tokenizer and Path(start, "tokenizer_config.json").is_file():
+            values["tokenizer"] = start
         if isinstance(self.data, list):
-            sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
-            object.__setattr__(self, "data", sources)
+            values["data"] = [
+                WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data
+            ]
+        vars(self).update(values)  # the dataclass is frozen
         if adapter and adapter.dora and (adapter.quantize or not model):
             raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
@@ -104,8 +111,8 @@ class LanguageTask(Task):
     @property
     def computes_parts(self) -> bool:
         """Return whether a process can compute a part of the tokens: by no method of a user."""
-        others = [kind for kind in type(self).__mro__ if not kind.__module__.startswith("trainer.")]
-        return self.has_documents and not any(_STEPS & vars(kind).keys() for kind in others)
+        steps = (getattr(self, name, self.begin) for name in _STEPS)
+        return self.has_documents and all(s.__module__.startswith("trainer.") for s in steps)
 
     @property
     def quantize(self) -> str | None:
@@ -144,7 +151,7 @@ class LanguageTask(Task):
         """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
 
         ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
-        data set of some of them. Raises ``ConfigError`` if a part would be empty.
+        data set of some of them.
         """
 
         def whole(key: str, value: Any) -> Any:
@@ -156,12 +163,6 @@ class LanguageTask(Task):
             # Every n-th item is kept for evaluation.
             items = read("data", self.data)
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
-            if kept.all() or not kept.any():
-                raise setting_error(
-                    "evaluation",
-                    given,
-                    f"divides {len(items)} documents so that a part has none; give another share",
-                )
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
         train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
@@ -177,22 +178,21 @@ class LanguageTask(Task):
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
             items = read("data", source.paths)
-            rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
+            rows = make(items, np.arange(len(items))[: source.max_samples])
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
             label = f"{source.label}-{number}" if source.label in sources else source.label
             sources[label] = (rows, weight, source.passes)
         mixture = mixed(sources)
-        mixture.version = "-".join(rows.version for rows, *_ in sources.values())
+        mixture.version = "-".join(rows.version for rows in mixture.sets)
         return mixture
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if "tokenizer" not in self.memory:
-            key = "tokenizer" if self.tokenizer else "model"
-            name = str(self.tokenizer or self.model)
-            tokenizer = load_tokenizer(name, key, self.new_tokens or ())
+            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
+            tokenizer = load_tokenizer(str(name), key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.memory["tokenizer"] = tokenizer
@@ -211,7 +211,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
         longer = self.new_tokens or (self.adapter and self.adapter.start)
-        model, self.memory["stored"] = build_on_meta(
+        model, self.memory["new"], self.memory["stored"] = build_on_meta(
             str(self.model),
             self.built_attention,
             self.cache_dir,
@@ -232,6 +232,7 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
+        refuse_lost(adapted, self.memory.get("new", ()))
         if self.adapter.dora and not self.adapter.start:
             set_lengths(adapted, self.memory["stored"](adapted))
         return adapted
@@ -261,9 +262,9 @@ class LanguageTask(Task):
                 module.reset_lora_parameters(adapter, True)
             return
         # A vision part and a reference have their own first values.
-        owners = [part for part in model.modules() if initializer_of(part)]
-        owner = next((part for part in reversed(owners) if module in {*part.modules()}), model)
-        super().initialize(owner, module)
+        parts = [part for part in model.modules() if initializer_of(part)]
+        owners = [part for part in parts if module in part.modules()]
+        super().initialize([model, *owners][-1], module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, *self.card)
@@ -305,12 +306,10 @@ class TokenTask(LanguageTask):
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
-        encoders = []
-        for source in sources:
-            encoder = self.encoder(row for _, row in source.read())
-            encoders.append(encoder)
-            if encoder.columns.kind != "text":
-                self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
+        encoders = [self.encoder(row for _, row in source.read()) for source in sources]
+        for columns in (encoder.columns for encoder in encoders):
+            if columns.kind != "text":
+                self.note(f"{key}: columns {', '.join(columns.names)}")
         corpus = self.corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus

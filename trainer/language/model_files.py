@@ -67,10 +67,11 @@ def build_on_meta(
     changes: Mapping[str, Any] | None = None,
     vocabulary: int = 0,
     **options: Any,
-) -> tuple[Any, Callable[[Any], Pretrained] | None]:
+) -> tuple[Any, set[str], Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
 
-    The files are returned as a function of the model, to which adapters may be added first.
+    Returned are the model, the names of the tensors that the files lack, and the files as a
+    function of the model, to which adapters may be added first.
 
     Args:
         attention: transformers' name, or None for the choice of the model's class.
@@ -129,12 +130,12 @@ def build_on_meta(
             # The configuration of an adapter names the model that people have.
             model.name_or_path = source
             follow_autocast(model)
-            return model.train(), None
+            return model.train(), missing, None
 
         # from_pretrained does not tie tensors without values, and returns the model in evaluation
         # mode.
         model.tie_weights()
-        return model.train(), stored
+        return model.train(), missing, stored
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
