@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"== row {place + 1}{sides[side]}")
         if isinstance(task, SequenceClassifier):
             label = row.pop("labels")
-            names = [*compress(task.memory["labels"], label)]
+            names = [*compress(task.classes, label)]
             print("label:", *(label if task.problem_type == REGRESSION else names))
         # Classifiers and reward models learn no token.
         row.setdefault("labels", [-100] * len(row["input_ids"]))

@@ -27,9 +27,9 @@ from .adapters import (
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
-from .model_files import build_on_meta
+from .model_files import CLASSIFIER, build_on_meta
 from .packing import IGNORED
-from .pretrained import from_configuration
+from .pretrained import configure, from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
 from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
@@ -236,6 +236,12 @@ class LanguageTask(Task):
         if self.adapter.dora and not self.adapter.start:
             set_lengths(adapted, self.memory["stored"](adapted))
         return adapted
+
+    def build_classifier(self, **options: Any) -> Any:
+        """Build the pretrained model with a new last layer, which scores the end of a text."""
+        model = self.build_pretrained(CLASSIFIER, **options)
+        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
+        return model
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
         find = self.memory.get("stored")

@@ -74,7 +74,8 @@ class DecoderTask(TokenTask):
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
         plan = self.memory.get("plan")
-        if plan is None or self.attention or not (self.packs and self.computes_parts):
+        is_asked = self.attention or self.memory.get("has_mask")
+        if plan is None or is_asked or not (self.packs and self.computes_parts):
             return False
         return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
 
@@ -99,17 +100,14 @@ class DecoderTask(TokenTask):
         )
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        if self._has_documents(batch):
+        if "boundaries" in batch:
             return self.processes.inputs(batch)
         # No mask: with a mask, models ignore the positions. Padding is behind the row's only
         # document, which does not see the padding.
         return {"input_ids": batch["input_ids"]}
 
-    def _has_documents(self, batch: Mapping[str, Any]) -> bool:
-        return "boundaries" in batch and not self.memory.get("has_mask")
-
     def labels(self, batch: Mapping[str, Any]) -> Tensor:
-        if self._has_documents(batch):
+        if "boundaries" in batch:
             return self.processes.tokens(batch, "labels")
         return super().labels(batch)
 
@@ -125,7 +123,7 @@ class DecoderTask(TokenTask):
 
     def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
         losses = super().token_losses(model, batch, **which)
-        if not self._has_documents(batch):
+        if "boundaries" not in batch:
             return losses
         whole = torch.zeros_like(batch["labels"], dtype=losses.dtype).flatten()
         whole = whole.index_copy(0, self.processes.places(batch), losses[0])

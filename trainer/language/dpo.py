@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather
+from accelerate.utils import gather, send_to_device
 from pydantic import Field
 from torch import nn
 from torch.nn.functional import logsigmoid
@@ -90,10 +90,12 @@ class DPO(PreferenceTask):
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
-        if self.label_smoothing and self.objective in ("ipo", "orpo"):
-            raise ValueError(f"label_smoothing: the objective {self.objective} has none; set 0")
-        if self.reference != (self.reference and self.kind):
-            raise ValueError(f"reference: the objective {self.objective} has none")
+        has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
+        if has_smoothing or self.reference != (self.reference and self.kind):
+            raise ValueError(
+                f"objective: {self.objective} has no such reference, or no label_smoothing; leave "
+                "the key out"
+            )
 
     @property
     def kind(self) -> Reference | None:
@@ -231,7 +233,7 @@ class DPO(PreferenceTask):
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:
             for batch in DataLoader(Subset(pairs, share), BLOCK, collate_fn=self.collate):
-                on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+                on_device = send_to_device(batch, device)
                 values = self.log_probs(model, on_device, from_reference=True)
                 table[gather(on_device["pair"])] = gather(values)
         return table

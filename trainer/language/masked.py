@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -100,7 +101,7 @@ class Pieces:
     @property
     def token_count(self) -> int:
         """Return the tokens of all pieces."""
-        return sum(end - start for start, end in self.spans)
+        return int(np.diff(self.spans).sum())
 
     def __len__(self) -> int:
         return len(self.spans)
