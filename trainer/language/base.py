@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -55,8 +55,7 @@ _STEPS = {
 class LanguageTask(Task):
     """A task with a tokenizer and a transformers model, which is built without values.
 
-    The settings are those of docs/fine_tuning.md. ``memory`` has values that are kept between
-    calls: the tokenizer, the files of the model, notices.
+    The settings are those of docs/fine_tuning.md.
     """
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
@@ -75,7 +74,18 @@ class LanguageTask(Task):
     data: LocalPath | list[LocalPath | WeightedSource]
     weight_by: Literal["rows", "tokens"] = "rows"
     evaluation: LocalPath | float | dict[str, LocalPath] | None = None
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    # State, which ``keep`` changes.
+    loaded: ClassVar[Any] = None  # the tokenizer
+    plan: ClassVar[Any] = None
+    processes: ClassVar[Whole] = Whole()  # that share rows
+    told: ClassVar[dict[str, None]] = {}  # notices
+    new: ClassVar[Collection[str]] = ()  # tensors that the files of the model lack
+    stored: ClassVar[Any] = None  # finds these files
+
+    def keep(self, **state: Any) -> None:
+        """Keep values between calls. The dataclass is frozen."""
+        vars(self).update(state)
 
     def __post_init__(self) -> None:
         """Take a mapping as an adapter, and the folder of an adapter as its start and its model.
@@ -92,7 +102,7 @@ class LanguageTask(Task):
             values["data"] = [
                 WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data
             ]
-        vars(self).update(values)  # the dataclass is frozen
+        self.keep(**values)
         if adapter and adapter.dora and (adapter.quantize or not model):
             raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
@@ -138,12 +148,7 @@ class LanguageTask(Task):
             super().begin(plan)
         size = plan.context_parallel
         processes = Group(size) if size > 1 else Whole()
-        self.memory.update(plan=plan, processes=processes, has_mask=False)
-
-    @property
-    def processes(self) -> Whole:
-        """Return the processes that share rows: this process alone before ``begin``."""
-        return self.memory.setdefault("processes", Whole())  # type: ignore[no-any-return]
+        self.keep(plan=plan, processes=processes, has_mask=False)
 
     def parts(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -190,20 +195,20 @@ class LanguageTask(Task):
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
-        if "tokenizer" not in self.memory:
+        if self.loaded is None:
             key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
             tokenizer = load_tokenizer(str(name), key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
-            self.memory["tokenizer"] = tokenizer
-        return self.memory["tokenizer"]
+            self.keep(loaded=tokenizer)
+        return self.loaded
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner. A line that is there already is not repeated."""
-        self.memory.setdefault("notices", {}).update(dict.fromkeys(lines))
+        self.keep(told=self.told | dict.fromkeys(lines))
 
     def notices(self) -> list[str]:
-        return list(self.memory.get("notices", ()))
+        return list(self.told)
 
     # -- model ------------------------------------------------------------------------------------
 
@@ -211,7 +216,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
         longer = self.new_tokens or (self.adapter and self.adapter.start)
-        model, self.memory["new"], self.memory["stored"] = build_on_meta(
+        model, new, stored = build_on_meta(
             str(self.model),
             self.built_attention,
             self.cache_dir,
@@ -222,6 +227,7 @@ class LanguageTask(Task):
             vocabulary_of(self.load_tokenizer()) if longer else 0,
             **options,
         )
+        self.keep(new=new, stored=stored)
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
@@ -232,9 +238,9 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        refuse_lost(adapted, self.memory.get("new", ()))
+        refuse_lost(adapted, self.new)
         if self.adapter.dora and not self.adapter.start:
-            set_lengths(adapted, self.memory["stored"](adapted))
+            set_lengths(adapted, self.stored(adapted))
         return adapted
 
     def build_classifier(self, **options: Any) -> Any:
@@ -244,9 +250,8 @@ class LanguageTask(Task):
         return model
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
-        find = self.memory.get("stored")
         start = self.adapter.start if self.adapter else None
-        return with_copies(model, find and find(model), start)
+        return with_copies(model, self.stored and self.stored(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config) if self.adapter else None

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
@@ -56,7 +56,7 @@ class SequenceClassifier(LanguageTask):
         "single_label_classification", "multi_label_classification", "regression"
     ] = SINGLE
     sequence_length: Annotated[int, Field(ge=2)] = 512
-    classes: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    classes: ClassVar[Sequence[str]] = ()  # state, which ``keep`` changes
 
     # -- data -------------------------------------------------------------------------------------
 
@@ -76,13 +76,13 @@ class SequenceClassifier(LanguageTask):
                 texts = [take(row, origin, name, of, str) for of, name in columns.items() if name]
                 examples.append((texts, self._label(row, origin)))
         if self.problem_type == REGRESSION:
-            self.classes[:] = ["LABEL_0"]  # as transformers calls a number
+            self.keep(classes=["LABEL_0"])  # as transformers calls a number
             return examples
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
         labels = {label for _, labels in examples for label in labels}
         if not self.classes:
-            self.classes[:] = self._as_the_model_has(sorted(sorted(labels), key=len))
+            self.keep(classes=self._as_the_model_has(sorted(sorted(labels), key=len)))
         if len(self.classes) < 2:
             raise setting_error(key, names, "has a single class; a classifier needs two")
         for label in labels.difference(self.classes):

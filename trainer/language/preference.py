@@ -42,6 +42,7 @@ class PreferenceTask(DecoderTask):
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
     long_documents: Literal["cut", "refuse"] = "cut"
+    sets: ClassVar[Sequence[Any]] = ()  # state, which ``keep`` changes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +82,7 @@ class PreferenceTask(DecoderTask):
 
     def build_data(self) -> Data:
         sets: list[Pairs] = []
-        self.memory["sets"] = sets
+        self.keep(sets=sets)
 
         def pairs(corpus: Any, chosen: Int64Array) -> Pairs:
             sets.append(Pairs(corpus, chosen, self.most_tokens, sum(map(len, sets))))

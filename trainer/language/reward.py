@@ -37,7 +37,7 @@ class RewardModel(PreferenceTask):
     def build_data(self) -> Data:
         data = super().build_data()
         tokenizer = self.load_tokenizer()
-        for pairs in self.memory["sets"]:
+        for pairs in self.sets:
             last = pairs.corpus.tokens[pairs.spans[..., 1] - 1]
             if tokenizer.pad_token_id in words_of(last):
                 raise setting_error(

@@ -84,7 +84,7 @@ def test_each_source_has_its_own_columns(
     alone = [trained_texts(task(data=name, packing="none")) for name in (texts, chats, alpaca)]
     mixed = task(data=[texts, chats, alpaca], packing="none")
     assert trained_texts(mixed) == [text for part in alone for text in part]
-    assert mixed.memory["ends"] == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
+    assert mixed.ends == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
 
 
 @pytest.mark.parametrize(
