@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -171,9 +172,13 @@ class LanguageTask(Task):
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
         train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
-        if isinstance(given, Mapping):
-            return train, {name: whole("evaluation", source) for name, source in given.items()}
-        return train, given and whole("evaluation", given)
+        return train, self.evaluated(partial(whole, "evaluation"))
+
+    def evaluated(self, make: Callable[[Any], Any]) -> Any:
+        """Return the evaluation data that ``make`` returns for a value, or for each of several."""
+        if isinstance(self.evaluation, Mapping):
+            return {name: make(value) for name, value in self.evaluation.items()}
+        return self.evaluation and make(self.evaluation)
 
     def _mixture(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -305,10 +310,8 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
-        if self.config and self.model_config:
-            raise ValueError("model_config: changes the configuration of model; use config alone")
-        if self.config and self.quantize:
-            raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
+        if self.config and (self.model_config or self.quantize):
+            raise ValueError("config: has no files, so neither model_config nor adapter.quantize")
 
     @abstractmethod
     def encoder(self, rows: Iterator[Row]) -> Encoder:

@@ -16,7 +16,6 @@ from ..task import Data
 from .base import TokenTask
 from .columns import IDS, Columns, Usual, usual_columns
 from .packing import collate
-from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, words_of
 
@@ -42,13 +41,6 @@ class MaskedLM(TokenTask):
         from transformers import DataCollatorForLanguageModeling
 
         tokenizer = self.load_tokenizer()
-        if tokenizer.mask_token_id is None:
-            raise setting_error(
-                "tokenizer",
-                self.tokenizer or self.model,
-                "has no token that hides other tokens; give an encoder's",
-            )
-
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=self.mask_probability)
         mask = partial(hide_tokens, collator=collator)
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)

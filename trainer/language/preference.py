@@ -17,7 +17,6 @@ from ..task import Data, Task
 from .columns import usual_columns
 from .decoder import DecoderTask
 from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
-from .problems import setting_error
 from .sources import Row
 from .tokens import ROWS, Corpus, Encoder, Int64Array
 
@@ -60,13 +59,6 @@ class PreferenceTask(DecoderTask):
         first = list(islice(rows, ROWS))
         row = first[0] if first else {}
         sides = (self.chosen_column, self.rejected_column)
-        if None in map(row.get, sides):
-            raise setting_error(
-                "data",
-                ", ".join(row),
-                "are no preferences; a row needs chosen and rejected (or chosen_column and "
-                "rejected_column name others), and a prompt or the same beginning",
-            )
         prompts = [self.prompt_column] if self.prompt_column else PROMPTS
         columns = PairColumns(
             *usual_columns(row, [("pair", (prompt, *sides)) for prompt in prompts]),

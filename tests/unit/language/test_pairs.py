@@ -216,7 +216,9 @@ def test_bad_rows_are_one_line_with_the_row_or_left_out(
 
 def test_rows_that_are_no_preferences_are_refused(task: Callable[..., DPO]) -> None:
     kto = {"prompt": "Why?", "completion": "Because.", "label": True}
-    with pytest.raises(ConfigError, match=r"prompt, completion, label'?: are no preferences"):
+    with pytest.raises(
+        ConfigError, match=r"chosen_column: 'chosen': is a NoneType in .* row 1, which has"
+    ):
         task(kto).build_data()
 
 
