@@ -34,6 +34,13 @@ class Findings:
         """Record that two places give different values of a key."""
         self.refuse(found, f"disagrees with {other.value!r} at {other.origin}; keep one of the two")
 
+    def merge(self, settings: dict[str, Sourced[Any]], others: Mapping[str, Sourced[Any]]) -> None:
+        """Add values to others, before which defaults do not count. Record a disagreement."""
+        for key, found in others.items():
+            other = settings.setdefault(key, found)
+            if other.value != found.value and not found.origin.is_default:
+                self.disagree(found, other)
+
     def fail(self, found: Sourced[Any], rule: str) -> NoReturn:
         """Record a problem, and raise ConfigError with all problems."""
         self.refuse(found, rule)
@@ -50,14 +57,9 @@ class Findings:
         except ValidationError as error:
             from ..config.pydantic_errors import broken_rules
 
-            for key, (rule, value) in broken_rules(error, values, keys_of(model)).items():
+            for key, (rule, value) in broken_rules(error, values, model.model_fields).items():
                 self.refuse(Sourced(value, origin(key)), rule)
             raise ConfigError(self.problems) from None
-
-
-def keys_of(model: type[BaseModel]) -> set[str]:
-    """Return the keys of a model in files."""
-    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)

@@ -258,7 +258,8 @@ def test_a_micro_batch_of_null_is_an_equal_share(world: int, steps: int | None, 
 
 def test_a_global_batch_without_equal_shares() -> None:
     rule = (
-        "must be a multiple of 3 (accumulation_steps 1 x world_size 3), as micro_batch_size is null"
+        "must be micro_batch_size N x accumulation_steps 1 x world_size 3; "
+        "micro_batch_size: null takes an equal share"
     )
     for batch in (64, None):
         settings = {"global_batch_size": batch, "micro_batch_size": None}

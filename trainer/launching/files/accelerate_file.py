@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ...config.documents import Document, read_document
 from ...errors import COMMAND_LINE, Origin, Sourced
@@ -30,41 +30,36 @@ _FLAGS = {
     "gradient_accumulation_steps": "accumulation_steps",
     "gradient_clipping": "max_grad_norm",
 }
-_Size = Annotated[int, Field(ge=1)]
+_Size = Annotated[int, Field(ge=1, strict=True)]
 
 
-class _TopLevel(BaseModel):
+class _File(BaseModel):
+    """The entries of every strategy."""
+
     compute_environment: Annotated[Literal["LOCAL_MACHINE"], Upper] = "LOCAL_MACHINE"
     use_cpu: Annotated[bool, Field(strict=True)] = False
     num_machines: _Size = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
-
-
-def _key_of_size(name: str) -> str:
-    return f"parallelism_config_{name}_size"
-
-
-class _Parallelism(BaseModel):
-    model_config = ConfigDict(alias_generator=_key_of_size)
-
-    dp_replicate: _Size = 1
-    dp_shard: _Size = 1
-    cp: _Size = 1
-    sp: _Size = 1
-    tp: Literal[1] = 1
+    parallelism_config_dp_replicate_size: _Size = 1
+    parallelism_config_dp_shard_size: _Size = 1
+    parallelism_config_cp_size: _Size = 1
+    parallelism_config_sp_size: _Size = 1
+    parallelism_config_tp_size: Literal[1] = 1
 
 
 class _Dynamo(BaseModel):
     """Arguments of Accelerate's TorchDynamoPlugin, under the keys of a file."""
 
-    backend: Annotated[str, Lower] = Field("no", alias="dynamo_backend")
-    mode: Literal["default", "reduce-overhead", "max-autotune"] | None = Field(
-        None, alias="dynamo_mode"
-    )
-    fullgraph: bool | None = Field(None, alias="dynamo_use_fullgraph")
-    dynamic: bool | None = Field(None, alias="dynamo_use_dynamic")
-    use_regional_compilation: bool | None = Field(None, alias="dynamo_use_regional_compilation")
+    backend: Annotated[str, Lower, Field(alias="dynamo_backend")] = "no"
+    mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"] | None, Field(alias="dynamo_mode")
+    ] = None
+    fullgraph: Annotated[bool | None, Field(alias="dynamo_use_fullgraph")] = None
+    dynamic: Annotated[bool | None, Field(alias="dynamo_use_dynamic")] = None
+    use_regional_compilation: Annotated[
+        bool | None, Field(alias="dynamo_use_regional_compilation")
+    ] = None
 
 
 _NO_FLAGS: Entries = {}
@@ -80,12 +75,10 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     doc = None if path is None else read_document(path)
     entries = read_entries(doc, overrides, check)
     kind = _distributed_type(doc, entries, check)
-
-    top = read_values(_TopLevel, entries, check)
-    use_cpu = "cpu" in entries or top.use_cpu
-    world = _processes(kind, top.num_processes, entries, check)
-    context, copies = _groups(kind.value, entries, world, check)
+    read = read_values(_File, entries, check)
     dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
+    use_cpu = read.use_cpu or "cpu" in entries
+    world = _processes(kind, read.num_processes, entries, check)
     if kind.value == "DEEPSPEED":
         request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
     else:
@@ -95,33 +88,26 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
             settings={key: overrides[flag] for flag, key in _FLAGS.items() if flag in overrides},
         )
 
-    settings = dict(request.settings)
-    fields: dict[str, Any] = {}
+    settings = request.settings
+    copies = _groups(kind, entries, world, settings, check)
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
-        fields["fsdp"], fields["origins"] = read_fsdp(entries, copies, check, kind.origin)
+        request = read_fsdp(request, entries, copies, check)
     if dynamo["backend"] != "no":
-        fields["dynamo"] = dynamo
+        request = replace(request, dynamo=dynamo)
         settings["compile"] = entries["dynamo_backend"].meaning(True)
-    if context is not None:
-        settings["context_parallel"] = context
     if "mixed_precision" in entries:
-        own = entries["mixed_precision"].meaning(top.mixed_precision)
-        precision = settings.setdefault("mixed_precision", own)
-        if precision.value != own.value:
-            check.disagree(own, precision)
-    if doc is not None:
-        fields["files"] = (doc.path, *request.files)
+        precision = entries["mixed_precision"].meaning(read.mixed_precision)
+        check.merge(settings, {"mixed_precision": precision})
     check.end()
     return replace(
         request,
         world_size=world,
-        settings=settings,
-        num_machines=top.num_machines,
+        num_machines=read.num_machines,
         use_cpu=use_cpu,
         notices=tuple(check.notices),
-        **fields,
+        files=request.files if doc is None else (doc.path, *request.files),
     )
 
 
@@ -179,28 +165,34 @@ def _processes(
 
 
 def _groups(
-    kind: str, entries: Entries, world: Sourced[int] | None, check: Findings
-) -> tuple[Sourced[int] | None, Sourced[int] | None]:
-    """Return the number of processes that share rows, and of groups with a whole model (HSDP).
+    kind: Sourced[str],
+    entries: Entries,
+    world: Sourced[int] | None,
+    settings: dict[str, Sourced[Any]],
+    check: Findings,
+) -> Sourced[int]:
+    """Return the number of groups that hold a whole model each (HSDP). Note shared rows.
 
     For shared rows Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A
     single method serves all strategies here.
     """
-    sizes = read_values(_Parallelism, entries, check)
 
-    def found(name: str) -> Sourced[int]:
-        return entries[_key_of_size(name)].meaning(getattr(sizes, name))
+    def size(name: str) -> Sourced[int]:
+        return entries.get(f"parallelism_config_{name}_size", kind.meaning(1))
 
-    shared = sizes.cp * sizes.sp
-    context = found("cp" if sizes.cp > 1 else "sp").meaning(shared) if shared > 1 else None
-    asked = [found(name) for name in ("dp_shard", "dp_replicate") if getattr(sizes, name) > 1]
-    size = sizes.dp_shard * shared  # Accelerate counts without the processes that share rows
-    if asked and kind != "FSDP":
-        check.refuse(asked[0], "needs distributed_type: FSDP; write that, or remove it")
-    elif sizes.dp_shard > 1 and world and sizes.dp_replicate * size != world.value:
-        rule = f"{sizes.dp_replicate} groups of {size} are not the number of processes"
-        check.refuse(asked[0], f"{rule}, {world.value}")
-    return context, asked[-1] if sizes.dp_replicate > 1 else None
+    cp, sp, shards, copies = map(size, ("cp", "sp", "dp_shard", "dp_replicate"))
+    shared = cp.value * sp.value
+    if shared > 1:
+        settings["context_parallel"] = (cp if cp.value > 1 else sp).meaning(shared)
+
+    asked = shards if shards.value > 1 else copies
+    group = shards.value * shared  # Accelerate counts without the processes that share rows
+    if asked.value > 1 and kind.value != "FSDP":
+        check.refuse(asked, "needs distributed_type: FSDP; write that, or remove it")
+    elif shards.value > 1 and world and copies.value * group != world.value:
+        rule = f"{copies.value} groups of {group} are not the number of processes, {world.value}"
+        check.refuse(shards, rule)
+    return copies
 
 
 def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
+from ...config.plain import dotted
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ...private.deepspeed_engine import quiet
 from ..findings import Findings
-from ..request import Request, Strategy, visible_gpus
+from ..request import Request, visible_gpus
 from .accelerate_keys import Entries
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_sections
 
 ZERO = "zero_optimization"
-STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 # By key of an accelerate file's deepspeed_config, the same setting in DeepSpeed's JSON.
 INLINE = {
-    "zero_stage": f"{ZERO}.stage",
-    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
-    "offload_param_device": f"{ZERO}.offload_param.device",
-    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
-    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
 }
@@ -41,7 +41,7 @@ _SETTINGS = {
 }
 # DeepSpeed ignores these in other stages than 3, without a word.
 _OF_STAGE_3 = (
-    "offload_param", "zero_hpz_partition_size", "zero_quantized_gradients",
+    "offload_param.device", "zero_hpz_partition_size", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "zero_quantized_weights",
 )  # fmt: skip
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
@@ -96,29 +96,28 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     if stage == 0:
         check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-    for key in _OF_STAGE_3:
-        asked = data.get(ZERO, {}).get(key)
-        asked = asked.get("device") if isinstance(asked, dict) else asked
-        if stage < 3 and str(asked).lower() not in ("none", "false", "1"):
+    for key, value in dotted(data.get(ZERO, {})):
+        is_off = key not in _OF_STAGE_3 or str(value).lower() in ("none", "false", "1")
+        if stage < 3 and not is_off:
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
-            check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
+            check.refuse(Sourced(value, doc.origin(f"{ZERO}.{key}")), rule)
     settings = {
         field: Sourced(data[key], doc.origin(key))
         for field, key in _SETTINGS.items()
         if data.get(key) is not None
     }
-    precisions = read.model_dump(include={"fp16", "bf16"}, exclude_unset=True)
-    enabled = {name: section.get("enabled") for name, section in precisions.items()}
-    on = [name for name, is_on in enabled.items() if is_on]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or enabled]
+    given = [name for name in ("fp16", "bf16") if name in data]
+    on = [name for name in given if getattr(read, name).enabled]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or given]
     if len(on) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+        check.disagree(found[1], found[0])
     if on:
         settings["mixed_precision"] = found[0]
-    elif found and None not in enabled.values():  # switched off, and none is open
+    elif found and all("enabled" in data[name] for name in given):  # switched off, and none is open
         settings["mixed_precision"] = found[0].meaning("no")
+    strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
-        strategy=STAGES[stage],
+        strategy=strategy,
         strategy_origin=origin,
         settings=settings | read_sections(doc, check),
         deepspeed=_engine_config(data) if stage else {},

@@ -6,12 +6,14 @@ Every argument is given, because the plugin reads an FSDP_* variable for each th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...errors import Origin, Sourced
+from ...errors import Sourced
 from ..findings import Findings, Upper
+from ..request import Request
 from .accelerate_keys import Entries, read_values
 from .switched_off import Off
 
@@ -20,22 +22,21 @@ class _Plugin(BaseModel):
     """Arguments of the plugin, under the keys of a file."""
 
     fsdp_version: Literal[1, 2, "1", "2"] = 1  # Accelerate's default
-    cpu_offload: bool = Field(False, alias="fsdp_offload_params")
+    cpu_offload: Annotated[bool, Field(alias="fsdp_offload_params")] = False
     auto_wrap_policy: Annotated[
-        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], Upper
-    ] = Field("NO_WRAP", alias="fsdp_auto_wrap_policy")
-    transformer_cls_names_to_wrap: list[str] | str | None = Field(
-        None, alias="fsdp_transformer_layer_cls_to_wrap"
-    )
-    min_num_params: int = Field(100_000_000, alias="fsdp_min_num_params", ge=0)
-    activation_checkpointing: bool = Field(False, alias="fsdp_activation_checkpointing")
-    activation_checkpointing_offload: bool = Field(
-        False, alias="fsdp_activation_checkpointing_offload"
-    )
-    ignored_modules: Off = Field(None, alias="fsdp_ignored_modules", exclude=True)
-    state_dict_type: Annotated[
-        Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"], Upper
-    ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")
+        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"],
+        Upper,
+        Field(alias="fsdp_auto_wrap_policy"),
+    ] = "NO_WRAP"
+    transformer_cls_names_to_wrap: Annotated[
+        list[str] | str | None, Field(alias="fsdp_transformer_layer_cls_to_wrap")
+    ] = None
+    min_num_params: Annotated[int, Field(alias="fsdp_min_num_params", ge=0)] = 100_000_000
+    activation_checkpointing: Annotated[bool, Field(alias="fsdp_activation_checkpointing")] = False
+    activation_checkpointing_offload: Annotated[
+        bool, Field(alias="fsdp_activation_checkpointing_offload")
+    ] = False
+    ignored_modules: Annotated[Off, Field(alias="fsdp_ignored_modules", exclude=True)] = None
 
 
 # Whether parameters are freed after the forward pass, as files for FSDP1 and FSDP2 give that.
@@ -47,17 +48,15 @@ _RULE = (
 )
 
 
-def read_fsdp(
-    entries: Entries, copies: Sourced[int] | None, check: Findings, origin: Origin
-) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the plugin's arguments, and the origins of arguments that errors name.
+def read_fsdp(request: Request, entries: Entries, copies: Sourced[int], check: Findings) -> Request:
+    """Return the request with the plugin's arguments, and the origins that errors name.
 
-    Each of the ``copies``, if there are some (HSDP), is the whole model on a group of processes.
+    Each of the ``copies``, if there are several (HSDP), is the whole model on a group of processes.
     """
     plugin = read_values(_Plugin, entries, check)
     is_old = plugin.fsdp_version in (1, "1")
     if is_old:
-        place = entries.get("fsdp_version", Sourced(1, origin)).origin.place
+        place = entries.get("fsdp_version", Sourced(1, request.strategy_origin)).origin.place
         check.notices.append(f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
 
     values: dict[str, Any] = {
@@ -80,10 +79,10 @@ def read_fsdp(
         for name, field in _Plugin.model_fields.items()
         if str(field.alias) in entries
     }
-    if copies is not None:
+    if copies.value > 1:
         values["dp_replicate_size"] = copies.value
         origins["fsdp.dp_replicate_size"] = copies.origin
-    return values, origins
+    return replace(request, fsdp=values, origins=origins)
 
 
 def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -> bool:

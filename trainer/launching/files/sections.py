@@ -22,14 +22,14 @@ _NAMES = {
     "optimizer": {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"},
     "scheduler": {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"},
 }
-# The training config's keys by setting.
+# The training config's keys of settings that have another name there.
 _CONFIG_KEYS = {
-    **{key: key for key in ("lr", "betas", "eps", "weight_decay", "momentum", "warmup_type")},
     "warmup_num_steps": "warmup_steps",
     "cos_min_ratio": "final_lr_ratio",
     "warmup_max_lr": "lr",
     "total_num_steps": "max_steps",
 }
+_TYPES = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
 # Settings that choose the kernel, or AdamW.
 _CHOICES: dict[str, Any] = {
     "adam_w_mode": (bool, True),
@@ -46,15 +46,13 @@ def _model(key: str, kind: str) -> type[BaseModel]:
 
     optimizer = SGD if kind == "sgd" else FusedAdam
     cls = optimizer if key == "optimizer" else getattr(lr_schedules, kind)
-    types = {"warmup_type": Literal["linear", "log"], **annotations_of(TrainConfig)}
     _, *parameters = inspect.signature(cls).parameters.values()
     fields: dict[str, Any] = {}
     for parameter in parameters:
         name, default = parameter.name, parameter.default
         if name in ("total_num_steps", "warmup_max_lr"):
             default = None  # the training config decides
-        config_key = _CONFIG_KEYS.get(name)
-        fields[name] = (types[config_key] if config_key else Literal[default], default)
+        fields[name] = (_TYPES.get(_CONFIG_KEYS.get(name, name), Literal[default]), default)
     if key == "optimizer":
         fields |= _CHOICES
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
@@ -62,13 +60,9 @@ def _model(key: str, kind: str) -> type[BaseModel]:
 
 def read_sections(doc: Document, check: Findings) -> dict[str, Sourced[Any]]:
     """Return the settings of both sections by keys of the config."""
-    optimizer = _read(doc, "optimizer", "optimizer", check)
-    scheduler = _read(doc, "scheduler", "schedule", check)
-    peak = scheduler.get("lr")
-    own = optimizer.get("lr", peak)
-    if peak and own and not own.origin.is_default and own.value != peak.value:
-        check.disagree(own, peak)
-    return optimizer | scheduler
+    settings = _read(doc, "scheduler", "schedule", check)
+    check.merge(settings, _read(doc, "optimizer", "optimizer", check))
+    return settings
 
 
 def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str, Sourced[Any]]:
@@ -93,13 +87,14 @@ def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = check.read(_model(key, kind), given, origin)
-    values: dict[str, Sourced[Any]] = {
-        config_key: Sourced(getattr(read, setting), origin(setting))
-        for setting, config_key in _CONFIG_KEYS.items()
-        if (setting in given or setting not in written) and getattr(read, setting, None) is not None
-    }
+    found = {config_key: Sourced(name, doc.origin(key))}
+    is_auto = written.keys() - given.keys()
+    for setting, value in read.model_dump(exclude_none=True, exclude=is_auto).items():
+        own_key = _CONFIG_KEYS.get(setting, setting)
+        if own_key in _TYPES:
+            found[own_key] = Sourced(value, origin(setting))
     if kind == "adam" and given.get("adam_w_mode") is False:
-        name = "adam"
+        found[config_key] = found[config_key].meaning("adam")
     elif given.get("torch_adam") and "weight_decay" not in given:
-        values.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return {**values, config_key: Sourced(name, doc.origin(key))}
+        found.pop("weight_decay", None)  # torch's AdamW has the default of the training config
+    return found
