@@ -10,11 +10,11 @@ from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
+from trainer.config.findings import Findings
 from trainer.config.train_config import DEFAULTS
 from trainer.distributed.started_by import Launcher
 from trainer.errors import Origin, Sourced
 from trainer.launching.files.sections import read_sections
-from trainer.launching.findings import Findings
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
 
@@ -83,8 +83,7 @@ def section(name: str, kind: str, params: dict[str, Any]) -> dict[str, Sourced[A
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
     check = Findings()
     found = read_sections(doc, check)
-    if check.problems:
-        raise ConfigError(check.problems)
+    check.end()
     return found
 
 

@@ -45,7 +45,7 @@ def read_words(
         for key in texts.keys() - annotations_of(TrainConfig)
         if get_close_matches(key, annotations_of(cls), 1, 0.8)
     }
-    options = Validator(Origin(COMMAND_LINE).named).made(cls, {}, texts=own)
+    options = Validator(Origin(COMMAND_LINE).named, own).made(cls, {})
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

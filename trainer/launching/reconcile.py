@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from ..config.findings import Findings
 from ..config.rules import WARMUPS
 from ..config.train_config import DEFAULTS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
-from .findings import Findings
 
 
 class Reconciler(Findings):

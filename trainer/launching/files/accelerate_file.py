@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ...config.documents import Document, read_document
+from ...config.findings import Findings
 from ...errors import COMMAND_LINE, Origin, Sourced
-from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy
-from .accelerate_keys import Entries, read_entries, read_values
+from .accelerate_keys import Entries, Lower, Upper, read_entries, read_values
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
 # Of several flags the last here counts.

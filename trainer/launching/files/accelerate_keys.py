@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BeforeValidator
+
 from ...config.documents import Document
+from ...config.findings import Findings, M
 from ...errors import Sourced
 from ...private.accelerate import launch_arguments
 from ...text import did_you_mean
-from ..findings import Findings, M
 
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
+
+Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 
 
 def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entries:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
+from ...config.findings import Findings
 from ...config.plain import dotted
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ...private.deepspeed_engine import quiet
-from ..findings import Findings
 from ..request import Request, visible_gpus
 from .accelerate_keys import Entries
 from .deepspeed_model import UNSUPPORTED, deepspeed_model

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ...config.findings import Findings
 from ...errors import Sourced
-from ..findings import Findings, Upper
 from ..request import Request
-from .accelerate_keys import Entries, read_values
+from .accelerate_keys import Entries, Upper, read_values
 from .switched_off import Off
 
 

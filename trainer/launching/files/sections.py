@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from ...config.annotations import annotations_of
 from ...config.documents import Document
+from ...config.findings import Findings
 from ...config.train_config import TrainConfig
 from ...errors import Origin, Sourced
-from ..findings import Findings
 
 # Our name of each type. Those of optimizers are in small letters.
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Problems and notices that are found while launch files are read and compared with the config."""
+"""Problems and notices that are found while configs and launch files are read and compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, Origin, Problem, Sourced
 
@@ -55,12 +55,8 @@ class Findings:
         try:
             return model.model_validate_json(json.dumps(values))
         except ValidationError as error:
-            from ..config.pydantic_errors import broken_rules
+            from .pydantic_errors import broken_rules
 
             for key, (rule, value) in broken_rules(error, values, model.model_fields).items():
                 self.refuse(Sourced(value, origin(key)), rule)
             raise ConfigError(self.problems) from None
-
-
-Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
-Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
