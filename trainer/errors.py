@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .text import hidden
 
@@ -113,6 +113,14 @@ class Sourced(Generic[T]):
     def meaning(self, value: U) -> Sourced[U]:
         """Return another value at the same origin: the meaning of the user's value."""
         return Sourced(value, self.origin)
+
+    def error(self, rule: str) -> ConfigError:
+        """Return the error of a value that breaks a rule."""
+        return self.origin.error(rule, self.value)
+
+    def disagrees(self, other: Sourced[Any]) -> ConfigError:
+        """Return the error of a value that another place gives otherwise."""
+        return self.error(f"disagrees with {other.value!r} at {other.origin}; keep one of the two")
 
 
 @dataclass(frozen=True, kw_only=True)

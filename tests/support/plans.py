@@ -10,7 +10,6 @@ from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
-from trainer.config.findings import Findings
 from trainer.config.train_config import DEFAULTS
 from trainer.distributed.started_by import Launcher
 from trainer.errors import Origin, Sourced
@@ -81,10 +80,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> dict[str, Sourced[Any]]:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
-    check = Findings()
-    found = read_sections(doc, check)
-    check.end()
-    return found
+    return read_sections(doc)
 
 
 def with_optimizer(kind: str = "AdamW", **params: Any) -> Request:

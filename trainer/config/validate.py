@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError, Origin, Sourced
+from ..errors import ConfigError, Origin, Problem
 from .annotations import annotations_of, defaults_of, form_of
 from .documents import parse_scalar
-from .findings import Findings
 from .plain import plain
 
 S = TypeVar("S")
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
-class Validator(Findings):
+class Validator:
     """A collector of the mistakes in settings.
 
     Args:
@@ -31,7 +30,7 @@ class Validator(Findings):
     def __init__(
         self, origin: Callable[[str], Origin], texts: Mapping[str, str] = _NO_TEXTS
     ) -> None:
-        super().__init__()
+        self.problems: list[Problem] = []
         self.origin = origin
         self.texts = texts
 
@@ -81,7 +80,12 @@ class Validator(Findings):
 
     def record(self, key: str, rule: str, value: object = None) -> None:
         """Record a problem of a dotted key."""
-        self.refuse(Sourced(value, self.origin(key)), rule)
+        self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
+
+    def end(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(self.problems)
 
 
 def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ..config.findings import Findings
 from ..config.rules import WARMUPS
 from ..config.train_config import DEFAULTS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
 
 
-class Reconciler(Findings):
-    """The values of a run, their origins, and every two places that disagree.
+class Reconciler:
+    """The values of a run, their origins, and notices.
 
     ``chosen`` has the keys of the training config: with the launch files' values, and else with the
-    config's. ``requested`` are the launch files' values.
+    config's. ``requested`` are the launch files' values. ConfigError: two places disagree.
     """
 
     def __init__(
@@ -25,7 +24,7 @@ class Reconciler(Findings):
         origins: Mapping[str, Origin],
         requested: Mapping[str, Sourced[Any]],
     ) -> None:
-        super().__init__()
+        self.notices: list[str] = []
         self.chosen = SimpleNamespace(**vars(config))
         self.requested = requested
         # A config that was made in code has no origins. There a changed default counts as given.
@@ -50,18 +49,18 @@ class Reconciler(Findings):
         return Sourced(getattr(self.chosen, key), origin)
 
     def _choose(self, key: str, asked: Sourced[Any]) -> None:
-        """Choose the launch files' value of a key, or leave the config's. Record a disagreement."""
+        """Choose the launch files' value of a key, or leave the config's."""
         origin = asked.origin
         configured = getattr(self.chosen, key, None)
         units = [unit for unit in WARMUPS if getattr(self.chosen, unit)]
         if key == "warmup_type" and not units:
             return
         if key == "max_steps" and self.chosen.epochs is not None:
-            self.disagree(self.found(key), asked)
+            raise self.found(key).disagrees(asked)
         if key == "warmup_steps" and units not in ([], [key]):
             # The config gives the warm-up in samples, or as a fraction. Then the config holds.
             if not origin.is_default:
-                self.disagree(self.found(units[0]), asked)
+                raise self.found(units[0]).disagrees(asked)
             return
 
         if origin.is_default:
@@ -72,5 +71,5 @@ class Reconciler(Findings):
         if not self.is_given(key):
             self.origins[key] = origin
         elif configured not in (None, asked.value):
-            self.disagree(self.found(key), asked)
+            raise self.found(key).disagrees(asked)
         setattr(self.chosen, key, asked.value)

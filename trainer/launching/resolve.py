@@ -49,7 +49,7 @@ def resolve(
     _choose_optimizer(both, optimizer_built_by)
     if world % chosen.context_parallel:
         rule = f"must divide the number of processes, {world}"
-        both.fail(both.found("context_parallel"), rule)
+        raise both.found("context_parallel").error(rule)
     batch = _cut(world // chosen.context_parallel, both)
     if chosen.reduce_dtype == "bf16":
         _check_reduction(strategy, both)
@@ -58,8 +58,7 @@ def resolve(
             "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
             "fragments; take FSDP2, or leave it out"
         )
-        both.refuse(both.found("compile"), rule)
-    both.end()
+        raise both.found("compile").error(rule)
 
     if chosen.warmup_samples is not None:
         chosen.warmup_steps = -(-chosen.warmup_samples // batch)  # rounded up
@@ -107,7 +106,7 @@ def _choose_optimizer(both: Reconciler, built_by: str | None) -> None:
     chosen.optimizer = chosen.optimizer or WITH_KEYS[0]
     if built_by and "optimizer" in both.requested:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
-        both.refuse(both.requested["optimizer"], rule)
+        raise both.requested["optimizer"].error(rule)
     if chosen.optimizer in WITH_KEYS:
         keys = ("momentum",) if chosen.optimizer == "sgd" else ("betas", "eps")
         settings = {key: getattr(chosen, key) for key in (*keys, "weight_decay")}
@@ -143,7 +142,7 @@ def _cut(groups: int, both: Reconciler) -> int:
     steps = steps or max(1, (whole or 0) // (micro * groups))
     batch: int = micro * steps * groups
     if whole != batch and (whole or chosen.micro_batch_size is None):
-        both.fail(both.found("global_batch_size"), rule)
+        raise both.found("global_batch_size").error(rule)
     chosen.micro_batch_size = micro
     chosen.accumulation_steps = steps
     chosen.global_batch_size = batch
@@ -187,7 +186,7 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
 
 
 def _check_reduction(strategy: str, both: Reconciler) -> None:
-    """Record a problem if gradients cannot travel in bf16."""
+    """Raise ConfigError if gradients cannot travel in bf16."""
     rule = ""
     steps = both.chosen.accumulation_steps
     if both.chosen.mixed_precision == "fp16":
@@ -201,4 +200,4 @@ def _check_reduction(strategy: str, both: Reconciler) -> None:
             "sync_each_batch: true, with which they add up in float32, or leave it out"
         )
     if rule:
-        both.refuse(both.found("reduce_dtype"), rule)
+        raise both.found("reduce_dtype").error(rule)

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ...config.documents import Document, read_document
-from ...config.findings import Findings
 from ...errors import COMMAND_LINE, Origin, Sourced
 from ..request import Request, Strategy
-from .accelerate_keys import Entries, Lower, Upper, read_entries, read_values
+from .accelerate_keys import Entries, Lower, Upper, merge, read_entries, read_values
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
 # Of several flags the last here counts.
@@ -71,16 +70,15 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     Raises:
         ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """
-    check = Findings()
     doc = None if path is None else read_document(path)
-    entries = read_entries(doc, overrides, check)
-    kind = _distributed_type(doc, entries, check)
-    read = read_values(_File, entries, check)
-    dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
+    entries = read_entries(doc, overrides)
+    kind = _distributed_type(doc, entries)
+    read = read_values(_File, entries)
+    dynamo = read_values(_Dynamo, entries).model_dump(exclude_none=True)
     use_cpu = read.use_cpu or "cpu" in entries
-    world = _processes(kind, read.num_processes, entries, check)
+    world = _processes(kind, read.num_processes, entries)
     if kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
+        request = _deepspeed(entries, kind.origin, use_cpu=use_cpu)
     else:
         request = Request(
             strategy=_TYPES[kind.value],
@@ -89,24 +87,22 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         )
 
     settings = request.settings
-    copies = _groups(kind, entries, world, settings, check)
+    copies = _groups(kind, entries, world, settings)
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
-        request = read_fsdp(request, entries, copies, check)
+        request = read_fsdp(request, entries, copies)
     if dynamo["backend"] != "no":
         request = replace(request, dynamo=dynamo)
         settings["compile"] = entries["dynamo_backend"].meaning(True)
     if "mixed_precision" in entries:
         precision = entries["mixed_precision"].meaning(read.mixed_precision)
-        check.merge(settings, {"mixed_precision": precision})
-    check.end()
+        merge(settings, {"mixed_precision": precision})
     return replace(
         request,
         world_size=world,
         num_machines=read.num_machines,
         use_cpu=use_cpu,
-        notices=tuple(check.notices),
         files=request.files if doc is None else (doc.path, *request.files),
     )
 
@@ -131,7 +127,7 @@ def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Source
     return file, flags
 
 
-def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
+def _distributed_type(doc: Document | None, entries: Entries) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
     kind: Sourced[Any]
     if doc is None:
@@ -146,21 +142,17 @@ def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -
     if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
         return kind.meaning("NO")
     if kind.value not in (*_TYPES, "DEEPSPEED"):
-        check.fail(kind, "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
+        raise kind.error("must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
     return kind
 
 
-def _processes(
-    kind: Sourced[str], number: int, entries: Entries, check: Findings
-) -> Sourced[int] | None:
+def _processes(kind: Sourced[str], number: int, entries: Entries) -> Sourced[int] | None:
     """Return the world size, and None if the launcher decides it."""
     if kind.value != "NO":
         return None if number == -1 else entries["num_processes"]
     if number > 1:
-        check.refuse(
-            entries["num_processes"],
-            f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there",
-        )
+        rule = f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there"
+        raise entries["num_processes"].error(rule)
     return kind.meaning(1)
 
 
@@ -169,7 +161,6 @@ def _groups(
     entries: Entries,
     world: Sourced[int] | None,
     settings: dict[str, Sourced[Any]],
-    check: Findings,
 ) -> Sourced[int]:
     """Return the number of groups that hold a whole model each (HSDP). Note shared rows.
 
@@ -188,24 +179,23 @@ def _groups(
     asked = shards if shards.value > 1 else copies
     group = shards.value * shared  # Accelerate counts without the processes that share rows
     if asked.value > 1 and kind.value != "FSDP":
-        check.refuse(asked, "needs distributed_type: FSDP; write that, or remove it")
-    elif shards.value > 1 and world and copies.value * group != world.value:
+        raise asked.error("needs distributed_type: FSDP; write that, or remove it")
+    if shards.value > 1 and world and copies.value * group != world.value:
         rule = f"{copies.value} groups of {group} are not the number of processes, {world.value}"
-        check.refuse(shards, rule)
+        raise shards.error(rule)
     return copies
 
 
-def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
+def _deepspeed(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
-    from .deepspeed_file import INLINE, read_inline, read_json
+    from .deepspeed_file import INLINE, read_deepspeed_file, read_inline
 
     file = entries.get("deepspeed_config_file")
     if file is None:
-        return read_inline(entries, check, origin, use_cpu=use_cpu)
+        return read_inline(entries, origin, use_cpu=use_cpu)
 
     for name in INLINE:
         if name in entries:
-            check.refuse(
-                entries[name], f"is given beside {file.origin}, which must say it; remove it here"
-            )
-    return read_json(file.value, check, use_cpu=use_cpu)
+            rule = f"is given beside {file.origin}, which must say it; remove it here"
+            raise entries[name].error(rule)
+    return read_deepspeed_file(file.value, use_cpu=use_cpu)

@@ -5,17 +5,18 @@ A key of a section is an argument of ``accelerate launch``, so that command's pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from ...config.documents import Document
-from ...config.findings import Findings, M
-from ...errors import Sourced
+from ...errors import ConfigError, Origin, Problem, Sourced
 from ...private.accelerate import launch_arguments
 from ...text import did_you_mean
 
+M = TypeVar("M", bound=BaseModel)
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
 
@@ -23,7 +24,7 @@ Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) el
 Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 
 
-def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entries:
+def read_entries(doc: Document | None, flags: Entries) -> Entries:
     """Return the entries of all sections together. A flag wins over the file.
 
     A section may have any argument of the launcher, whose prefix may be left out.
@@ -43,7 +44,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
             values, known, above = part or {}, arguments, f"{name}."
             prefix = name.removesuffix("config")
         if not isinstance(values, dict):
-            check.fail(Sourced(values, doc.origin(name)), "must be a mapping")
+            raise doc.origin(name).error("must be a mapping", values)
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
@@ -51,15 +52,42 @@ def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entri
             found = Sourced(value, doc.origin(above + key))
             argument = key if key in known else prefix + key
             if argument not in known:
-                check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
-            elif argument in entries:
-                check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
-            else:
-                entries[argument] = found
+                raise found.error(f"unknown key; {did_you_mean(key, known)}")
+            if argument in entries:
+                raise found.error(f"is given twice, also at {entries[argument].origin}; keep one")
+            entries[argument] = found
     return {**entries, **flags}
 
 
-def read_values(model: type[M], entries: Entries, check: Findings) -> M:
+def read_values(model: type[M], entries: Entries) -> M:
     """Return the entries that a model has. Raise ConfigError if they do not fit."""
     values = {name: entry.value for name, entry in entries.items()}
-    return check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)
+    return read_model(model, values, lambda key: entries[key.partition(".")[0]].origin)
+
+
+def read_model(model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]) -> M:
+    """Return values as a pydantic model.
+
+    Raises:
+        ConfigError: with the origin of each value that does not fit.
+    """
+    try:
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        from ...config.pydantic_errors import broken_rules
+
+        broken = broken_rules(error, values, model.model_fields)
+        raise ConfigError(
+            [
+                Problem(origin=origin(key), rule=rule, value=value)
+                for key, (rule, value) in broken.items()
+            ]
+        ) from None
+
+
+def merge(settings: dict[str, Sourced[Any]], others: Entries) -> None:
+    """Add values to others, before which defaults do not count. ConfigError: two disagree."""
+    for key, found in others.items():
+        other = settings.setdefault(key, found)
+        if other.value != found.value and not found.origin.is_default:
+            raise found.disagrees(other)

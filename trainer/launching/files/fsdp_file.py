@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...config.findings import Findings
 from ...errors import Sourced
 from ..request import Request
 from .accelerate_keys import Entries, Upper, read_values
@@ -48,23 +47,22 @@ _RULE = (
 )
 
 
-def read_fsdp(request: Request, entries: Entries, copies: Sourced[int], check: Findings) -> Request:
+def read_fsdp(request: Request, entries: Entries, copies: Sourced[int]) -> Request:
     """Return the request with the plugin's arguments, and the origins that errors name.
 
     Each of the ``copies``, if there are several (HSDP), is the whole model on a group of processes.
     """
-    plugin = read_values(_Plugin, entries, check)
+    plugin = read_values(_Plugin, entries)
     is_old = plugin.fsdp_version in (1, "1")
+    notices: tuple[str, ...] = ()
     if is_old:
         place = entries.get("fsdp_version", Sourced(1, request.strategy_origin)).origin.place
-        check.notices.append(f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
+        notices = (f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2",)
 
     values: dict[str, Any] = {
         **plugin.model_dump(),
         "fsdp_version": 2,
-        "reshard_after_forward": _reshards(
-            entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS, check
-        ),
+        "reshard_after_forward": _reshards(entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS),
         "cpu_ram_efficient_loading": False,
         "state_dict_type": "SHARDED_STATE_DICT",  # checkpoints are not written by the plugin
         "backward_prefetch": "NO_PREFETCH",
@@ -82,10 +80,10 @@ def read_fsdp(request: Request, entries: Entries, copies: Sourced[int], check: F
     if copies.value > 1:
         values["dp_replicate_size"] = copies.value
         origins["fsdp.dp_replicate_size"] = copies.origin
-    return replace(request, fsdp=values, origins=origins)
+    return replace(request, fsdp=values, origins=origins, notices=notices)
 
 
-def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -> bool:
+def _reshards(entries: Entries, meanings: Mapping[str, bool]) -> bool:
     """Return whether parameters are freed after the forward pass."""
     reshards = None
     for key in ("fsdp_reshard_after_forward", "fsdp_sharding_strategy"):
@@ -93,8 +91,8 @@ def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -
             entry = entries[key]
             meaning = meanings.get(str(entry.value).upper())
             if meaning is None:
-                check.refuse(entry, _RULE)
-            elif reshards not in (None, meaning):
-                check.refuse(entry, "disagrees with fsdp_reshard_after_forward; remove one")
+                raise entry.error(_RULE)
+            if reshards not in (None, meaning):
+                raise entry.error("disagrees with fsdp_reshard_after_forward; remove one")
             reshards = meaning
     return reshards is not False

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from ...config.annotations import annotations_of
 from ...config.documents import Document
-from ...config.findings import Findings
 from ...config.train_config import TrainConfig
 from ...errors import Origin, Sourced
+from .accelerate_keys import merge, read_model
 
 # Our name of each type. Those of optimizers are in small letters.
 _NAMES = {
@@ -58,14 +58,14 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_sections(doc: Document, check: Findings) -> dict[str, Sourced[Any]]:
+def read_sections(doc: Document) -> dict[str, Sourced[Any]]:
     """Return the settings of both sections by keys of the config."""
-    settings = _read(doc, "scheduler", "schedule", check)
-    check.merge(settings, _read(doc, "optimizer", "optimizer", check))
+    settings = _read(doc, "scheduler", "schedule")
+    merge(settings, _read(doc, "optimizer", "optimizer"))
     return settings
 
 
-def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str, Sourced[Any]]:
+def _read(doc: Document, key: str, config_key: str) -> dict[str, Sourced[Any]]:
     """Return the settings of a section by keys of the config, with the name of the type."""
     section = doc.data.get(key)
     if not section:
@@ -74,7 +74,7 @@ def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str
     name = _NAMES[key].get(kind)
     if name is None:
         rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
-        check.fail(Sourced(section["type"], doc.origin(f"{key}.type")), rule)
+        raise doc.origin(f"{key}.type").error(rule, section["type"])
 
     written = section.get("params") or {}
     given = {
@@ -86,7 +86,7 @@ def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str
     def origin(setting: str) -> Origin:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
-    read = check.read(_model(key, kind), given, origin)
+    read = read_model(_model(key, kind), given, origin)
     found = {config_key: Sourced(name, doc.origin(key))}
     is_auto = written.keys() - given.keys()
     for setting, value in read.model_dump(exclude_none=True, exclude=is_auto).items():
