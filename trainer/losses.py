@@ -101,6 +101,27 @@ def split_loss(
     return numbers, values
 
 
+@contextmanager
+def without_backward() -> Iterator[None]:
+    """Surround ``training_step``, which must not call ``backward``.
+
+    Raises:
+        DataError: it does.
+    """
+
+    def refuse(*args: Any, **named: Any) -> None:
+        raise DataError(
+            "training_step must not call backward, which the trainer does: gradients that are "
+            "there before have another weight on each layout. Return the sum of all losses"
+        )
+
+    own, torch.autograd.backward = torch.autograd.backward, refuse
+    try:
+        yield
+    finally:
+        torch.autograd.backward = own
+
+
 def refuse_independent(loss: Tensor) -> None:
     """Raise ``DataError`` if a loss has a gradient, but depends on no parameter.
 

@@ -23,7 +23,7 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..strategies import Shard
 from ..strategies.first_step import DEPTH, refuse_counters, stepped_copy
-from ..strategies.tensors import first_names, local
+from ..strategies.tensors import first_names
 from .safetensors_io import CODES
 
 PREFIX = "optimizer."
@@ -134,7 +134,7 @@ def state_of(
     for key, value in optimizer.state.get(state_key, {}).items():
         has_shape = isinstance(value, Tensor) and value.shape == state_key.shape
         if key in form.ranges and has_shape:
-            yield PREFIX + key, local(value).detach().reshape(-1)[own]
+            yield PREFIX + key, value.detach().reshape(-1)[own]
         elif key in form.values:
             yield PREFIX + key, torch.as_tensor(value).detach()
         elif value is not None:

@@ -15,7 +15,6 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..private.torch import mark_stepped
 from ..strategies import Shard, Strategy
-from ..strategies.tensors import local
 from .contents import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
@@ -65,7 +64,7 @@ def restore_optimizer(
             states[state_key] |= _read_values(strategy, state_key, names, form, ranges, notices)
 
         for key in _stored(form, ranges, shard.name) & form.ranges.keys():
-            flat = local(states[state_key][key]).view(-1)
+            flat = states[state_key][key].view(-1)
             out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
             ranges.read(PREFIX + key, shard.name, shard.start, out)
 
@@ -100,7 +99,7 @@ def _read_values(
         if not found:
             continue
         value = max(found.values())
-        placed = value.to(local(state_key).device) if on_device else value
+        placed = value.to(state_key.device) if on_device else value
         state[key] = placed if is_tensor else value.item()
 
         differing = next((name for name in names if found.get(name) != value), None)

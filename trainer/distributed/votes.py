@@ -6,7 +6,6 @@ A boundary is the end of a step, or of a batch in an evaluation. No step waits f
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 
 from ..errors import LaunchError
@@ -15,35 +14,15 @@ from ..errors import LaunchError
 _MICROSECONDS = 250_000
 
 
-class Pace:
-    """The number of boundaries between two votes: a quarter of a second on the slowest rank.
-
-    The time of boundaries travels with each vote, so all ranks know the same. The number at most
-    doubles from vote to vote, for a fast beginning promises nothing, and falls at once.
-    """
-
-    def __init__(self) -> None:
-        self.every = 1
-        self.left = 1  # boundaries up to the next vote
-        self._measured_at = time.monotonic()
-
-    def measure(self) -> int:
-        """Return the microseconds that a boundary took since the last vote. Measure from now on."""
-        seconds = time.monotonic() - self._measured_at
-        self._measured_at += seconds
-        return int(seconds / self.every * 1e6)
-
-    def follow(self, microseconds: int) -> None:
-        """Adapt to the time that a boundary took on the slowest rank."""
-        every = _MICROSECONDS // max(1, microseconds)
-        self.every = max(1, min(2 * self.every, every))
-
-
 class Votes:
     """Requests to stop, which a rank may make alone, and a check that all ranks did the same.
 
     A vote begins at a boundary, and is read when the next vote begins. ``request`` is this rank's,
     0 for none. The largest of all ranks is the ``answer``.
+
+    Between two votes are as many boundaries as the slowest rank passes in a quarter of a second.
+    Their time travels with each vote, so all ranks know the same. The number at most doubles from
+    vote to vote, for a fast beginning promises nothing, and falls at once.
     """
 
     def __init__(self, begin_max: Callable[..., Callable[[], list[int]]]) -> None:
@@ -51,23 +30,26 @@ class Votes:
         self.answer = 0
         self._begin_max = begin_max
         self._result: Callable[[], list[int]] | None = None
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
-        self._voted = Pace()  # the pace of the vote that is not read yet
+        self._name = ""  # of the boundaries that are passed now
+        self._every = self._left = 1  # boundaries between two votes, and up to the next vote
+        self._voted_at = time.monotonic()
 
     def pass_boundary(self, name: str, fingerprint: int) -> int:
         """Return the answer at a boundary. Those of a name take about the same time. Collective.
 
         Raises as ``check_same``, for the work since the vote before the last.
         """
-        pace = self._paces[name]
-        pace.left -= 1
-        if pace.left == 0:
-            microseconds = pace.measure()
+        now = time.monotonic()
+        if name != self._name:
+            self._name, self._every, self._left, self._voted_at = name, 1, 1, now
+        self._left -= 1
+        if self._left == 0:
+            microseconds = int((now - self._voted_at) / self._every * 1e6)
+            self._voted_at = now
             self.finish()
             # The maximum of -fingerprint is the minimum: both are equal if all ranks are.
             self._result = self._begin_max(self.request, fingerprint, -fingerprint, microseconds)
-            self._voted = pace
-            pace.left = pace.every
+            self._left = self._every
         return self.answer
 
     def finish(self) -> None:
@@ -78,7 +60,8 @@ class Votes:
         self._result = None
         request, largest, negative_smallest, microseconds = result()
         self.answer = max(self.answer, request)
-        self._voted.follow(microseconds)
+        every = _MICROSECONDS // max(1, microseconds)
+        self._every = max(1, min(2 * self._every, every))
         check_same([largest, -negative_smallest])
 
 

@@ -21,7 +21,7 @@ _EXPONENTS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
     "lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch", "float32",
-    "bucket_cap_mb", "same_bits",
+    "bucket_cap_mb",
 )  # fmt: skip
 
 

@@ -260,11 +260,8 @@ class ZeRO(Strategy):
             parameter.grad = torch.zeros_like(parameter)
             parameter.data = sharded
 
-    def has_gradients(self) -> bool:
-        return super().has_gradients() or bool(self._order and self._order.fingerprint)
-
     def backward(self, loss: Tensor) -> None:
-        self.refuse_own_backward()
+        self.before_backward()
         self._watch.close()
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ..errors import LaunchError
 from ..private.accelerate import register_model
@@ -39,7 +40,6 @@ from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy, compute_in
 from .gathered import carry_hooks, units_of
-from .local_step import WITH_KNOWN_STATE, LocalStep
 from .meta_device import allocate
 from .tensors import (
     DTYPES,
@@ -68,10 +68,6 @@ class FSDP2(Strategy):
             "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
             "not x += 1, or gather the model as a whole (fsdp_auto_wrap_policy: NO_WRAP)"
         ),
-        "in-place operations that require placement changes": (
-            "the optimizer writes to parts of tensors in place, which torch forbids for the rows "
-            "that FSDP2 keeps: take another optimizer, or DDP"
-        ),
         "got mixed torch.Tensor and DTensor": (
             "a layer computed outside of a call of its unit, so its parameters were not gathered: "
             "call model(...), not model.forward(...) or a method, and the blocks of a list of "
@@ -83,8 +79,10 @@ class FSDP2(Strategy):
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
-        self._local_step: LocalStep | None = None
+        if accelerator.scaler is not None:  # whose ranks agree on gradients that are not finite
+            accelerator.scaler = ShardedGradScaler(accelerator.device.type)
         self._sharded: list[Any] = []
+        self._rows: dict[Tensor, nn.Parameter] = {}  # the optimizer's, by parameter of the model
         self._gathered: list[tuple[str, nn.Parameter | None]] = [("", None)]  # not known yet
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -118,10 +116,6 @@ class FSDP2(Strategy):
 
             put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
-        # The scaler of fp16 asks all ranks whether gradients are finite only if gradients are
-        # DTensors.
-        if self.accelerator.scaler is None and type(self.optimizer) in WITH_KNOWN_STATE:
-            self._local_step = LocalStep(self.optimizer)
         if is_mixed:
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
@@ -147,10 +141,15 @@ class FSDP2(Strategy):
 
         self._shard_units(model, units)
 
-        # The optimizer still has the parameters that were replaced.
-        sharded = dict(canonical_state(model))
+        # The optimizer steps this rank's rows as ordinary tensors. Each operation on a DTensor
+        # first finds out how the result is divided: 19.6 ms of Python instead of 2.5 for a step of
+        # fused AdamW on 288 parameters, with the same bits.
+        for own in model.parameters():
+            self._rows[own] = nn.Parameter(local_of(own), own.requires_grad)
+        sharded: dict[str, Any] = dict(canonical_state(model))
         for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+            group["params"] = [self._rows[sharded[names[id(own)]]] for own in group["params"]]
+        optimizer.register_step_pre_hook(self._hand_over)
         carry_hooks(model, hooks)
         keep_in_step(model)
 
@@ -310,11 +309,6 @@ class FSDP2(Strategy):
             self._gathered = [own for unit in self._sharded for own in gathered_by(unit)]
         return self._gathered
 
-    def has_gradients(self) -> bool:
-        # A task that takes the gradient of an input leaves zeros, which FSDP2 has exchanged.
-        rows = [local_of(own.grad) for own in self.trainable if own.grad is not None]
-        return any(map(Tensor.any, rows)) or any(map(holds_gradients, self._sharded))
-
     def missed_exchange(self) -> str:
         if not any(map(holds_gradients, self._sharded)):
             return ""
@@ -326,11 +320,16 @@ class FSDP2(Strategy):
             "that a hook keeps, and change no output in place"
         )
 
-    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
-        if self._local_step is None:
-            return super().step_optimizer(norm, on_nan)
-        with self._local_step.on_rows():
-            return super().step_optimizer(norm, on_nan)
+    def stepped(self) -> Sequence[nn.Parameter]:
+        self._hand_over()
+        return [row for row in self._rows.values() if row.requires_grad]
+
+    def _hand_over(self, *_: object) -> None:
+        """Give the optimizer the gradients, and rows that FSDP2 has moved since."""
+        for parameter, row in self._rows.items():
+            row.data = local_of(parameter)
+            if parameter.grad is not None:
+                row.grad, parameter.grad = local_of(parameter.grad), None
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -351,7 +350,7 @@ class FSDP2(Strategy):
             name=name,
             start=self.range_of(parameter, rank).start,
             tensor=local_of(parameter).detach().view(-1),
-            state_key=parameter if parameter.requires_grad else None,
+            state_key=self._rows[parameter] if parameter.requires_grad else None,
             copy=rank * self._copies // self.plan.world_size,
             copies=self._copies,
         )

@@ -22,8 +22,6 @@ from ..text import listed
 from .digests import at_a_time
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from ..run_plan import Plan
 
 # Values of a plan whose sums are other sums, or that no test has shown to keep bits.
@@ -110,17 +108,12 @@ def refuse_settings(plan: Plan, *, offloads: bool) -> None:
         raise plan.origin(key.partition(".")[0]).named(key).error(rule, value)
 
 
-def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
+def refuse_parts(model: nn.Module) -> None:
+    """Raise ``LaunchError`` if the mode cannot hold with a part of a model."""
     trainable = [(name, own) for name, own in model.named_parameters() if own.requires_grad]
     others = [name for name, own in trainable if own.dtype != torch.float32]
     if others:
         raise LaunchError(f"same_bits: {listed(others)} must be float32, whose sums float64 holds")
-    if any(group.get("fused") for group in optimizer.param_groups):
-        raise LaunchError(
-            "same_bits: a fused optimizer rounds the last elements of a tensor otherwise, and "
-            "layouts cut tensors: build it with fused=False"
-        )
     if trainable[0][1].is_cuda and not torch.are_deterministic_algorithms_enabled():
         raise LaunchError("same_bits: GPUs need deterministic: true, without which sums vary")
 
