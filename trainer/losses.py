@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from .errors import DataError
 from .metrics import WeightedSums
 from .strategies import Strategy
+from .strategies.tensors import graph_of
 
 
 class StepLosses:
@@ -128,21 +129,11 @@ def refuse_independent(loss: Tensor) -> None:
     The graph is walked until the first parameter is met, or a custom function, which may hide a
     parameter.
     """
-    if isinstance(loss, nn.Parameter):
+    known = nn.Parameter | BackwardCFunction
+    if isinstance(loss, known) or any(
+        isinstance(getattr(node, "variable", node), known) for node in graph_of(loss)
+    ):
         return
-
-    to_visit: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while to_visit:
-        node = to_visit.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        is_parameter = isinstance(getattr(node, "variable", None), nn.Parameter)
-        if is_parameter or isinstance(node, BackwardCFunction):
-            return
-        to_visit += [behind for behind, _ in node.next_functions]
-
     raise DataError(
         "training_step returned a loss that no parameter has a part in. Compute the loss from the "
         "model's outputs, with operations of tensors (not .item(), .detach(), argmax or "

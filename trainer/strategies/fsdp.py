@@ -79,8 +79,6 @@ class FSDP2(Strategy):
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
-        if accelerator.scaler is not None:  # whose ranks agree on gradients that are not finite
-            accelerator.scaler = ShardedGradScaler(accelerator.device.type)
         self._sharded: list[Any] = []
         self._rows: dict[Tensor, nn.Parameter] = {}  # the optimizer's, by parameter of the model
         self._gathered: list[tuple[str, nn.Parameter | None]] = [("", None)]  # not known yet
@@ -110,6 +108,8 @@ class FSDP2(Strategy):
         return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
+            self.accelerator.scaler = ShardedGradScaler(self.accelerator.device.type)
         is_mixed = self.plan.mixed_precision != "no"
         if is_mixed:
             from .full_buffers import keep_buffers_fp32

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..text import listed
+from .tensors import graph_of
 
 
 class GradientOrder:
@@ -36,7 +37,7 @@ class GradientOrder:
             return
         self._is_first = False
 
-        reached = _reached(loss)
+        reached = {getattr(node, "variable", None) for node in graph_of(loss)}
         used = {name for name, own in self._parameters.items() if own in reached}
         of_ranks = gather([used])
         differing = used.union(*of_ranks) - used.intersection(*of_ranks)
@@ -51,17 +52,3 @@ class GradientOrder:
         number = self._numbers[gradient[0]]
         self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
         self._reduce(*gradient)
-
-
-def _reached(loss: Tensor) -> set[Any]:
-    """Return the parameters that the backward pass of a loss leads to."""
-    reached: set[Any] = set()
-    seen: set[Any] = {None}
-    to_visit: list[Any] = [loss.grad_fn]
-    while to_visit:
-        node = to_visit.pop()
-        if node not in seen:
-            seen.add(node)
-            reached.add(getattr(node, "variable", None))
-            to_visit += [below for below, _ in node.next_functions]
-    return reached

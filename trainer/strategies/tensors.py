@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -176,6 +177,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
         return model.module  # type: ignore[return-value]
     return model
+
+
+def graph_of(loss: Tensor) -> Iterator[Any]:
+    """Yield the nodes of autograd behind a loss. Those of parameters have a ``variable``."""
+    seen: set[Any] = {None}
+    to_visit: list[Any] = [loss.grad_fn]
+    while to_visit:
+        node = to_visit.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            to_visit += [behind for behind, _ in node.next_functions]
 
 
 def changed_trainable(names: Sequence[str]) -> str:

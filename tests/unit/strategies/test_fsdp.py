@@ -129,7 +129,8 @@ def test_the_optimizer_steps_rows_with_the_bits_of_distributed_tensors() -> None
         torch.manual_seed(0)
         first = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
         second = copy.deepcopy(first)
-        made = fsdp()
+        plan_of_one = plan(request("fsdp", fsdp={"reshard_after_forward": True}), world=1)
+        made = FSDP2(plan_of_one, Accelerator(cpu=True))
         made.prepare(first, AdamW(first.parameters(), lr=0.1))
         fully_shard(second, mesh=init_device_mesh("cpu", (1,)))
         divided = AdamW(second.parameters(), lr=0.1)
@@ -140,8 +141,6 @@ def test_the_optimizer_steps_rows_with_the_bits_of_distributed_tensors() -> None
             divided.step()
             made.prepared_optimizer.zero_grad()
             divided.zero_grad()
-            moved: Any = first[0].weight
-            moved._local_tensor = moved._local_tensor.clone()
 
         rows = made.optimizer.param_groups[0]["params"]
         assert {type(row) for row in rows} == {nn.Parameter}
@@ -150,5 +149,12 @@ def test_the_optimizer_steps_rows_with_the_bits_of_distributed_tensors() -> None
             assert whole.equal(same) and own.grad is None
             kept = made.optimizer.state[row]["exp_avg"]
             assert kept.equal(cast("Any", divided.state[other]["exp_avg"]).full_tensor())
+
+        moved: Any = first[0].weight
+        moved._local_tensor = moved._local_tensor.clone()
+        moved.grad = torch.ones_like(moved)
+        before = moved._local_tensor.clone()
+        made.finish_step()
+        assert bool((moved._local_tensor < before).all())
     finally:
         dist.destroy_process_group()
