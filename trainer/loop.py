@@ -19,13 +19,13 @@ from .distributed.heartbeat import watched
 from .distributed.same import same_on_all_ranks
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
-from .launching import Launched, launch
+from .launching import Launched
 from .losses import StepLosses, explained, refuse_independent, without_backward
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
 from .strategies.buffers import restored_buffers
-from .task import Task, computed_tokens, own_optimizer
+from .task import Task, computed_tokens
 
 
 class Trainer:
@@ -54,9 +54,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        if launched is None:
-            launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
-        divided = bool(launched.strategy.held)
+        divided = launched is None or bool(launched.strategy.held)
         row = row_of(config, callbacks, origins or {}, divided=divided)
         self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)

@@ -34,7 +34,7 @@ from .hooks import Callback
 def checks_of(config: TrainConfig, *, divided: bool = True) -> list[Callback]:
     """Return the checks of the code of a task: all of them, or none.
 
-    ``divided`` tells whether each process holds a part of the parameters.
+    ``divided`` is False if each process is known to hold all parameters.
     """
     if config.checks == "none":
         return []

@@ -47,9 +47,12 @@ class EditedParameters(Callback):
         self._edits: tuple[int, dict[str, int]] = (0, {})  # writes of the engine, counts by name
         self._shards: defaultdict[nn.Module, list[tuple[str, Shard, int]]] = defaultdict(list)
         self._watch: list[Any] = []
+        self._replacement: list[Any] = []  # the watch over replaced parameters
 
     def on_start(self, run: Run) -> None:
-        self._replacement = refuse_replacement(unwrapped(run.model))
+        if not run.strategy.held:  # under DDP the parameters are the values
+            return
+        self._replacement = [refuse_replacement(unwrapped(run.model))]
         saved = run.parts.model_file.names
         names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
         own: Any  # mypy: None is no key of names
@@ -65,7 +68,8 @@ class EditedParameters(Callback):
         self._compare(run, engine_wrote=True)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        self._replacement.remove()
+        for watch in self._replacement:
+            watch.remove()
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look for edits by callbacks since the last step."""

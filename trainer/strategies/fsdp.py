@@ -81,7 +81,7 @@ class FSDP2(Strategy):
         super().__init__(plan, accelerator)
         self._sharded: list[Any] = []
         self._rows: dict[Tensor, nn.Parameter] = {}  # the optimizer's, by parameter of the model
-        self._gathered: list[tuple[str, nn.Parameter | None]] = [("", None)]  # not known yet
+        self._copies = int(plan.fsdp.get("dp_replicate_size", 1))
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -101,11 +101,8 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # The plugin tells Accelerate which strategy runs. ``wrap`` shards, by the plan.
-        settings = dict(plan.fsdp)
-        settings.pop("dp_replicate_size", None)  # the plugin has no such argument
-        settings["auto_wrap_policy"] = "NO_WRAP"
-        settings["cpu_offload"] = False
-        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
@@ -170,9 +167,9 @@ class FSDP2(Strategy):
         }
 
         kinds = Counter(type(unit).__name__ for unit in units)
-        parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-        notice = f"{len(units) + 1} units: {parts}, the rest of the model"
-        self.notices = [f"FSDP2 gathers {notice if units else 'the whole model at once'}"]
+        parts = [f"{number} {kind}" for kind, number in kinds.items()]
+        rest = "the rest of the model" if units else "the whole model"
+        self.notices = [f"FSDP2 gathers at a time: {', '.join([*parts, rest])}"]
 
         # In turn, so that of a model on the meta device a single unit is whole.
         device = self.accelerator.device
@@ -209,10 +206,6 @@ class FSDP2(Strategy):
         device = self.accelerator.device.type
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
-    @property
-    def _copies(self) -> int:
-        return int(self.plan.fsdp.get("dp_replicate_size", 1))
-
     def _precision(self) -> MixedPrecisionPolicy:
         # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
         # otherwise. No output_dtype, because every unit would cast outputs, and the next unit
@@ -242,16 +235,18 @@ class FSDP2(Strategy):
         if not classes and not self.plan.find_unused_parameters:
             layers = _blocks(model)
 
-        everywhere = _places(model)
+        places = Counter(
+            own for module in model.modules() for own in module.parameters(recurse=False)
+        )
         units: list[nn.Module] = []
         in_a_unit: set[nn.Parameter] = set()
         for module in reversed(list(model.modules())):
             own = [parameter for parameter in module.parameters() if parameter not in in_a_unit]
             elements = sum(parameter.numel() for parameter in own)
-            if module is model or not own or not self._is_unit(module, layers, elements):
+            is_shared = any(places[parameter] > 1 for parameter in own)
+            if module is model or is_shared or not own:
                 continue
-            here = _places(module)
-            if all(here[parameter] == everywhere[parameter] for parameter in own):
+            if self._is_unit(module, layers, elements):
                 units.append(module)
                 in_a_unit.update(own)
         return units
@@ -304,10 +299,7 @@ class FSDP2(Strategy):
             self.settle()
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        # A gathered parameter stays the same object (0.7 us each), so a list without None stays.
-        if any(parameter is None for _, parameter in self._gathered):
-            self._gathered = [own for unit in self._sharded for own in gathered_by(unit)]
-        return self._gathered
+        return [own for unit in self._sharded for own in gathered_by(unit)]
 
     def missed_exchange(self) -> str:
         if not any(map(holds_gradients, self._sharded)):
@@ -394,8 +386,3 @@ def _blocks(model: nn.Module) -> set[nn.Module]:
                 blocks.add(child)
                 inner.update(child.modules())
     return blocks
-
-
-def _places(module: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules within a module that have each parameter: several of a shared parameter."""
-    return Counter(own for inner in module.modules() for own in inner.parameters(recurse=False))

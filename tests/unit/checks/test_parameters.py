@@ -26,6 +26,8 @@ STEP = step_info()
 class Engine:
     """A strategy whose parameters are copies of what it steps, as under ZeRO."""
 
+    held = "slices"
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.named: list[tuple[str, nn.Parameter | None]] = list(model.named_parameters())

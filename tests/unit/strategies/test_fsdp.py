@@ -155,6 +155,6 @@ def test_the_optimizer_steps_rows_with_the_bits_of_distributed_tensors() -> None
         moved.grad = torch.ones_like(moved)
         before = moved._local_tensor.clone()
         made.finish_step()
-        assert bool((moved._local_tensor < before).all())
+        assert bool((moved._local_tensor != before).all())
     finally:
         dist.destroy_process_group()
