@@ -21,7 +21,13 @@ class DivisibleOptimizer(Callback):
 
     def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:
         """Raise ``ConfigError`` if ranks would step otherwise than one process. Collective."""
-        problem = run.strategy.optimizer_problem(optimizer)
+        held = run.strategy.held
+        if not held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
+            return
+
+        from ..strategies.optimizer_probe import divided_step_problem
+
+        problem = divided_step_problem(optimizer, run.strategy.step_device)
         if problem:
             built_by = own_optimizer(run.task)
             origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
@@ -29,7 +35,8 @@ class DivisibleOptimizer(Callback):
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
             name = type(optimizer).__name__.lower()
             other = f"optimizer: {name}" if name in OPTIMIZERS else "another one"
-            raise origin.error(f"{problem}, or take {other}", kind)
+            rule = f"each process holds {held} here, and {problem}; run it on replicas (DDP) or in one process"
+            raise origin.error(f"{rule}, or take {other}", kind)
 
 
 class KeptRates(Callback):

@@ -166,17 +166,6 @@ class Strategy(ABC):
         """Return the device on which the optimizer steps, also before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
-    def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
-            return ""
-
-        from .optimizer_probe import divided_step_problem
-
-        problem = divided_step_problem(optimizer, self.step_device)
-        advice = "run it on replicas (DDP) or in one process"
-        return problem and f"each process holds {self.held} here, and {problem}; {advice}"
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.
 

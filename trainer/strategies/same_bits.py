@@ -95,17 +95,17 @@ def rounded_additions(sums: Tensor, more: Tensor) -> int:
 
 def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     """Raise ``ConfigError`` if the mode cannot hold with a setting."""
-    wrong = [key for key, value in _REFUSED.items() if getattr(plan, key) == value]
-    if plan.context_parallel > 1:
-        wrong.append("context_parallel")
-    if offloads:
-        wrong.append("strategy.offload")
-    if plan.fsdp.get("activation_checkpointing"):
-        wrong.append("fsdp.activation_checkpointing")
-    for key in wrong:
-        value = getattr(plan, key, True)
-        rule = "not beside same_bits: true, which does not hold with it; leave one of the two out"
-        raise plan.origin(key.partition(".")[0]).named(key).error(rule, value)
+    are_wrong = {
+        **{key: getattr(plan, key) == value for key, value in _REFUSED.items()},
+        "context_parallel": plan.context_parallel > 1,
+        "strategy.offload": offloads,
+        "fsdp.activation_checkpointing": plan.fsdp.get("activation_checkpointing"),
+    }
+    for key, is_wrong in are_wrong.items():
+        if is_wrong:
+            rule = "not beside same_bits: true, which does not hold with it; leave out one of them"
+            origin = plan.origin(key.partition(".")[0]).named(key)
+            raise origin.error(rule, getattr(plan, key, True))
 
 
 def refuse_parts(model: nn.Module) -> None:
