@@ -35,8 +35,11 @@ class DivisibleOptimizer(Callback):
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
             name = type(optimizer).__name__.lower()
             other = f"optimizer: {name}" if name in OPTIMIZERS else "another one"
-            rule = f"each process holds {held} here, and {problem}; run it on replicas (DDP) or in one process"
-            raise origin.error(f"{rule}, or take {other}", kind)
+            raise origin.error(
+                f"each process holds {held} here, and {problem}; run it on replicas (DDP) or in "
+                f"one process, or take {other}",
+                kind,
+            )
 
 
 class KeptRates(Callback):
