@@ -28,6 +28,7 @@ from ..private.torch import norms_of
 from .buffers import refuse_drift, sync
 from .finite_step import step_if_finite
 from .tensors import (
+    DTYPES,
     canonical_names,
     canonical_state,
     clip,
@@ -109,6 +110,7 @@ class Strategy(ABC):
     Attributes:
         held: the part of the parameters that a rank has and steps, in words for messages. Empty if
             each rank has all.
+        casts_inputs: whether the inputs of the model must be cast under mixed precision.
         model, optimizer, trainable: the prepared model, torch's optimizer, and the trainable
             parameters of the model. Set by ``prepare``.
         shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
@@ -124,6 +126,7 @@ class Strategy(ABC):
     """
 
     held = ""
+    casts_inputs = False
     model: nn.Module
     optimizer: Optimizer
     prepared_optimizer: Any
@@ -174,6 +177,11 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
+        is_cast = bool(self.held) and self.plan.mixed_precision != "no"
+        if is_cast:
+            from .full_buffers import keep_buffers_fp32
+
+            put_back_buffers = keep_buffers_fp32(model)
         self.wrap(model, optimizer)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.
@@ -181,6 +189,10 @@ class Strategy(ABC):
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
+        if is_cast:
+            put_back_buffers(self.accelerator.device)
+            dtype = DTYPES[self.plan.mixed_precision] if self.casts_inputs else None
+            compute_in(unwrapped(self.model), dtype)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""

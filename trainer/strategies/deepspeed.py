@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private import deepspeed_engine as private_deepspeed
 from ..private.torch import pre_hooks
-from .base import Shard, StepResult, Strategy, compute_in
+from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
@@ -60,6 +60,7 @@ class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
 
     held = "flat slices of all parameters"
+    casts_inputs = True
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
@@ -100,19 +101,19 @@ class ZeRO(Strategy):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # The engine casts the model, and makes the float32 copies of the rounded weights. So
-        # buffers and weights are kept before.
-        is_mixed = self.plan.mixed_precision != "no"
+        # The engine makes the float32 copies of the rounded weights. So weights are kept before.
         weights: dict[str, Tensor] = {}
-        if is_mixed:
-            from .full_buffers import keep_buffers_fp32
+        if self.plan.mixed_precision != "no" and not is_on_meta(model):
+            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
+        # The exchange bucket is no larger than the model, unless the user gave a size.
+        settings = self._config["zero_optimization"]
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        settings.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        if self.plan.find_unused_parameters:  # ranks may leave out different layers
+            from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
-            put_back_buffers = keep_buffers_fp32(model)
-            if not is_on_meta(model):
-                weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
-        self._limit_bucket(model)
-        if self.plan.find_unused_parameters:
-            self._gather_whole_model(model)
+            settings["stage3_param_persistence_threshold"] = sys.maxsize
+            set_z3_leaf_module(model, True)
 
         super().prepare(model, optimizer)
         engine: Any = self.model
@@ -131,12 +132,8 @@ class ZeRO(Strategy):
             private_deepspeed.gather_persistent(self.zero)
         self._take_over_reduction()
 
-        # The values that the cast has rounded come back. The engine does not cast the model's
-        # inputs, so a hook casts the inputs.
-        if is_mixed:
-            put_back_buffers(self.accelerator.device)
+        if weights:  # which the cast has rounded
             self.fill(weights.items())
-            compute_in(self.engine.module, DTYPES[self.plan.mixed_precision])
 
         # In stages 1 and 2 frozen parameters are the values themselves.
         trainable = None if self._stage == 3 else True
@@ -150,19 +147,6 @@ class ZeRO(Strategy):
             method = private_deepspeed.REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
             setattr(self.zero, method, self._order.reduce)
-
-    def _limit_bucket(self, model: nn.Module) -> None:
-        """Make the exchange bucket no larger than the model, unless the user gave a size."""
-        elements = sum(parameter.numel() for parameter in model.parameters())
-        bucket = min(_LARGEST_BUCKET, elements)
-        self._config["zero_optimization"].setdefault("reduce_bucket_size", bucket)
-
-    def _gather_whole_model(self, model: nn.Module) -> None:
-        """Make stage 3 gather all parameters together: ranks may leave out different layers."""
-        from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
-
-        self._config["zero_optimization"]["stage3_param_persistence_threshold"] = sys.maxsize
-        set_z3_leaf_module(model, True)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)

@@ -38,7 +38,7 @@ from ..private.torch_fsdp import (
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
-from .base import Shard, Strategy, compute_in
+from .base import Shard, Strategy
 from .gathered import carry_hooks, units_of
 from .meta_device import allocate
 from .tensors import (
@@ -47,7 +47,6 @@ from .tensors import (
     first_names,
     hold_scalars_as_vectors,
     keep_in_step,
-    unwrapped,
 )
 
 if TYPE_CHECKING:
@@ -107,15 +106,7 @@ class FSDP2(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
             self.accelerator.scaler = ShardedGradScaler(self.accelerator.device.type)
-        is_mixed = self.plan.mixed_precision != "no"
-        if is_mixed:
-            from .full_buffers import keep_buffers_fp32
-
-            put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
-        if is_mixed:
-            put_back_buffers(self.accelerator.device)
-            compute_in(unwrapped(self.model), None)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
