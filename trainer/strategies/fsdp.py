@@ -40,11 +40,9 @@ from ..private.transformers import layer_classes
 from ..text import did_you_mean
 from .base import Shard, Strategy
 from .gathered import carry_hooks, units_of
-from .meta_device import allocate
+from .meta_device import allocate, replace_in_optimizer
 from .tensors import (
     DTYPES,
-    canonical_state,
-    first_names,
     hold_scalars_as_vectors,
     keep_in_step,
 )
@@ -117,8 +115,8 @@ class FSDP2(Strategy):
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
         read_whole_numbers()
 
-        # ``fully_shard`` replaces the parameters: names and hooks are read before.
-        names = first_names(model)
+        # ``fully_shard`` replaces the parameters: hooks are read before.
+        before = list(model.parameters())
         hooks = {name: gradient_hooks(own) for name, own in model.named_parameters()}
 
         # The wrapper that recomputes a unit becomes the unit, so that a single gathering serves the
@@ -134,9 +132,7 @@ class FSDP2(Strategy):
         # fused AdamW on 288 parameters, with the same bits.
         for own in model.parameters():
             self._rows[own] = nn.Parameter(local_of(own), own.requires_grad)
-        sharded: dict[str, Any] = dict(canonical_state(model))
-        for group in optimizer.param_groups:
-            group["params"] = [self._rows[sharded[names[id(own)]]] for own in group["params"]]
+        replace_in_optimizer(optimizer, dict(zip(before, self._rows.values(), strict=True)))
         optimizer.register_step_pre_hook(self._hand_over)
         carry_hooks(model, hooks)
         keep_in_step(model)
