@@ -75,7 +75,7 @@ strategies/deepspeed: if runs != asked: => if False:
 strategies/deepspeed: plugin.dschf = None => pass
 strategies/deepspeed: config["gradient_clipping"] = plan => config["gradient_clipping"] = 2.0 or plan @ GRADIENTS[zero3-2-4]
 strategies/deepspeed: values = flat[: parameter.ds_numel - start] => values = flat
-strategies/tensors: parameter.data = parameter.data.reshape(1) => pass
+strategies/scalars: parameter.data = parameter.data.reshape(1) => pass
 strategies/deepspeed: boundary(boundary or delays) => boundary(True) @ GRADIENTS[zero1-2-4]
 strategies/deepspeed: backward(loss, scale_wrt_gas=False) => backward(loss) @ GRADIENTS[zero3-2-4]
 strategies/fsdp: if all(here[parameter] == everywhere[parameter] for parameter in own): => if True:

@@ -29,10 +29,10 @@ from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
 from .outside_reads import NoOutsideReads
+from .scalars import hold_scalars_as_vectors
 from .tensors import (
     DTYPES,
     canonical_state,
-    hold_scalars_as_vectors,
     is_on_meta,
     keep_in_step,
 )

@@ -41,9 +41,9 @@ from ..text import did_you_mean
 from .base import Shard, Strategy
 from .gathered import carry_hooks, units_of
 from .meta_device import allocate, replace_in_optimizer
+from .scalars import hold_scalars_as_vectors
 from .tensors import (
     DTYPES,
-    hold_scalars_as_vectors,
     keep_in_step,
 )
 
