@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
+from .private.torch import leaves_of
 from .strategies import Strategy
 from .strategies.tensors import graph_of
 
@@ -104,19 +105,21 @@ def split_loss(
 
 @contextmanager
 def without_backward() -> Iterator[None]:
-    """Surround ``training_step``, which must not call ``backward``.
+    """Surround ``training_step``, which must not give parameters gradients.
 
     Raises:
-        DataError: it does.
+        DataError: code in the block calls ``backward``.
     """
 
-    def refuse(*args: Any, **named: Any) -> None:
-        raise DataError(
-            "training_step must not call backward, which the trainer does: gradients that are "
-            "there before have another weight on each layout. Return the sum of all losses"
-        )
+    def backward(tensors: Any, *args: Any, **named: Any) -> None:
+        if any(map(_depends, leaves_of(tensors))):
+            raise DataError(
+                "training_step must not call backward, which the trainer does: gradients that are "
+                "there before have another weight on each layout. Return the sum of all losses"
+            )
+        own(tensors, *args, **named)
 
-    own, torch.autograd.backward = torch.autograd.backward, refuse
+    own, torch.autograd.backward = torch.autograd.backward, backward
     try:
         yield
     finally:
@@ -124,21 +127,20 @@ def without_backward() -> Iterator[None]:
 
 
 def refuse_independent(loss: Tensor) -> None:
-    """Raise ``DataError`` if a loss has a gradient, but depends on no parameter.
+    """Raise ``DataError`` if a loss has a gradient, but depends on no parameter."""
+    if not _depends(loss):
+        raise DataError(
+            "training_step returned a loss that no parameter has a part in. Compute the loss from "
+            "the model's outputs, with operations of tensors (not .item(), .detach(), argmax or "
+            "torch.tensor). requires_grad=True does not help"
+        )
 
-    The graph is walked until the first parameter is met, or a custom function, which may hide a
-    parameter.
-    """
+
+def _depends(loss: Tensor) -> bool:
+    """Return whether a parameter has a part in a loss, or a function that may hide a parameter."""
     known = nn.Parameter | BackwardCFunction
-    if isinstance(loss, known) or any(
-        isinstance(getattr(node, "variable", node), known) for node in graph_of(loss)
-    ):
-        return
-    raise DataError(
-        "training_step returned a loss that no parameter has a part in. Compute the loss from the "
-        "model's outputs, with operations of tensors (not .item(), .detach(), argmax or "
-        "torch.tensor). requires_grad=True does not help"
-    )
+    found = (getattr(node, "variable", node) for node in graph_of(loss))
+    return isinstance(loss, known) or any(isinstance(each, known) for each in found)
 
 
 @contextmanager
