@@ -362,17 +362,20 @@ class ZeRO(Strategy):
 
 def engine_config(plan: Plan) -> dict[str, Any]:
     """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
-    config = copy.deepcopy(dict(plan.deepspeed))
-
-    config["train_micro_batch_size_per_gpu"] = plan.micro_batch_size
-    config["gradient_accumulation_steps"] = plan.accumulation_steps
-    # The engine counts each process, also those that share rows.
-    config["train_batch_size"] = plan.global_batch_size * plan.context_parallel
-    # Left out, Accelerate fills in 1.0 and clips silently.
-    config["gradient_clipping"] = plan.max_grad_norm or 0.0
-    config["zero_allow_untested_optimizer"] = True
-    # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
-    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    config = {
+        # torch's fused AdamW steps offloaded state as well, with the numbers of no offload.
+        "zero_force_ds_cpu_optimizer": False,
+        **copy.deepcopy(dict(plan.deepspeed)),
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.accumulation_steps,
+        # The engine counts each process, also those that share rows.
+        "train_batch_size": plan.global_batch_size * plan.context_parallel,
+        # Left out, Accelerate fills in 1.0 and clips silently.
+        "gradient_clipping": plan.max_grad_norm or 0.0,
+        "zero_allow_untested_optimizer": True,
+        # In full precision, as under DDP, unless the config says otherwise.
+        "communication_data_type": "bf16" if plan.reduce_dtype == "bf16" else "fp32",
+    }
 
     # For float32 beside bf16 in stage 1 the engine takes another optimizer, of another layout. So
     # the configuration has the compute dtype in stage 1, and ``prepare`` sets float32.
@@ -385,6 +388,4 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
-    # Gradients are exchanged in full precision, as under DDP, unless the config says otherwise.
-    config["communication_data_type"] = "bf16" if plan.reduce_dtype == "bf16" else "fp32"
     return config
