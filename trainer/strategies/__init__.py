@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 
 from ..config.train_config import TrainConfig
-from .base import Shard, StepResult, Strategy
-
-__all__ = ["STRATEGIES", "Shard", "StepResult", "Strategy", "strategy_class"]
+from .base import Shard as Shard
+from .base import StepResult as StepResult
+from .base import Strategy as Strategy
 
 STRATEGIES = {
     "single": "ddp:DDP",
