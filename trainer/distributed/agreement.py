@@ -38,6 +38,13 @@ class Agreement:
     that a rank may call a method alone. Without a timeout ranks wait for torch's default.
     """
 
+    _request = 0  # of this rank. The largest of all ranks is the answer
+    _answer = 0
+    _vote: Callable[[], list[int]] | None = None  # that is in flight
+    _boundary = ""  # the kind of boundary that is passed now
+    _every = _left = 1  # boundaries between two votes, and up to the next vote
+    _seconds = 0.0  # from a boundary to the next
+
     def __init__(self, timeout: timedelta | None = None) -> None:
         is_connected = dist.is_initialized()
         self.rank = dist.get_rank() if is_connected else 0
@@ -52,14 +59,7 @@ class Agreement:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
         self._in_flight: list[Any] = []
         self._launcher = os.getppid() if launcher_processes() else None
-
-        self._request = 0  # of this rank. The largest of all ranks is the answer
-        self._answer = 0
-        self._vote: Callable[[], list[int]] | None = None  # that is in flight
-        self._boundary = ""  # the kind of boundary that is passed now
-        self._every = self._left = 1  # boundaries between two votes, and up to the next vote
         self._voted_at = time.monotonic()
-        self._seconds = 0.0  # from a boundary to the next
 
     # -- stopping ---------------------------------------------------------------------------------
 
