@@ -49,8 +49,7 @@ class KeptRates(Callback):
     holds for a single step, unless a callback sets the rate after every step.
     """
 
-    def __init__(self) -> None:
-        self._is_told = False
+    _is_told = False
 
     def before_update(self, run: Run) -> None:
         schedule = run.schedule

@@ -52,6 +52,8 @@ class Exact(Strategy):
     """
 
     exchanges = True
+    micro_batches = 0
+    _buffers: dict[str, Tensor] | None = None  # before the first step
     sums_exactly = True
     note: Callable[[str, Tensor], object] | None = None
     counts: Counter[str] | None = None
@@ -69,10 +71,8 @@ class Exact(Strategy):
             # Kernels cut sums by threads, of which launchers give several processes fewer.
             torch.set_num_threads(1)
         super().__init__(plan, accelerator)
-        self.micro_batches = 0
         self.note_step: Callable[[list[Tensor]], object] = lambda gradients: None
         self._sums: dict[str, Tensor] = {}
-        self._buffers: dict[str, Tensor] | None = None  # before the first step
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         refuse_parts(model)

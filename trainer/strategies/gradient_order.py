@@ -19,12 +19,13 @@ from .tensors import graph_of
 class GradientOrder:
     """Takes the fingerprint of the gradients that reach the engine, in order of arrival."""
 
+    fingerprint = 0
+    _is_first = True
+
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
-        self.fingerprint = 0
         self._parameters = parameters
         self._numbers = {own: number for number, own in enumerate(parameters.values(), 1)}
         self._reduce = reduce
-        self._is_first = True
 
     def start_backward(
         self, loss: Tensor, gather: Callable[[list[set[str]]], list[set[str]]]
