@@ -132,31 +132,11 @@ class Sets:
     evaluation_sets: Mapping[str, MeasuredSet]
 
 
-class Names:
-    """The names of the parts that a run has once its data is read."""
-
-    task: Task
-    config: TrainConfig
-    plan: Plan
-    strategy: Strategy
-    agreement: Agreement
-    meter: Meter
-    is_main: bool
-    name: str
-    directory: RunDirectory
-    total_steps: int
-    last_step: int
-    finished: bool
-    data: Data
-    train_data: TrainData
-    evaluation_sets: Mapping[str, MeasuredSet]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Read(Names):
+class Read:
     """A run whose data is read, and whose model is not built yet.
 
-    The values of the parts are attributes of the run as well: ``run.plan`` is ``run.setup.plan``.
+    The names below are those of the parts.
     """
 
     setup: Setup
@@ -164,9 +144,65 @@ class Read(Names):
     length: Length
     sets: Sets
 
-    def __post_init__(self) -> None:
-        for part in (self.setup, self.folder, self.length, self.sets):
-            vars(self).update(vars(part))
+    @property
+    def task(self) -> Task:
+        return self.setup.task
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.setup.config
+
+    @property
+    def plan(self) -> Plan:
+        return self.setup.plan
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.setup.strategy
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.setup.agreement
+
+    @property
+    def meter(self) -> Meter:
+        return self.setup.meter
+
+    @property
+    def is_main(self) -> bool:
+        return self.setup.is_main
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.folder.directory
+
+    @property
+    def total_steps(self) -> int:
+        return self.length.total_steps
+
+    @property
+    def last_step(self) -> int:
+        return self.length.last_step
+
+    @property
+    def finished(self) -> bool:
+        return self.length.finished
+
+    @property
+    def data(self) -> Data:
+        return self.sets.data
+
+    @property
+    def train_data(self) -> TrainData:
+        return self.sets.train_data
+
+    @property
+    def evaluation_sets(self) -> Mapping[str, MeasuredSet]:
+        return self.sets.evaluation_sets
 
     @property
     def files(self) -> Path:
