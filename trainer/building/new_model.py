@@ -119,7 +119,10 @@ def model_of(read: Read) -> Built:
         fill = meta_model.fill if meta_model else None
     read.note(*changes, *modes)
     return Built(
-        **vars(read),
+        setup=read.setup,
+        folder=read.folder,
+        length=read.length,
+        sets=read.sets,
         module=module,
         fill=fill,
         model_file=model_file,

@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..strategies import Shard
 from ..strategies.first_step import refuse_counters, stepped_copy
-from ..strategies.tensors import first_names, local
+from ..strategies.tensors import first_names
 from .safetensors_io import CODES
 
 PREFIX = "optimizer."
@@ -122,15 +122,14 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> dict[st
 
     A tensor is a live 1-D range of the shard's own elements, or a scalar for the whole parameter.
     """
-    if shard.state_key is None:
+    state_key = shard.state_key
+    if state_key is None:
         return {}
-    begin = shard.state_offset
+    own = slice(shard.state_offset, shard.state_offset + shard.tensor.numel())
     found = {}
-    for key, value in optimizer.state.get(shard.state_key, {}).items():
-        if key in form.ranges and getattr(value, "shape", None) == shard.state_key.shape:
-            found[PREFIX + key] = (
-                local(value).detach().reshape(-1)[begin : begin + shard.tensor.numel()]
-            )
+    for key, value in optimizer.state.get(state_key, {}).items():
+        if key in form.ranges and getattr(value, "shape", None) == state_key.shape:
+            found[PREFIX + key] = value.detach().reshape(-1)[own]
         elif key in form.values:
             found[PREFIX + key] = torch.as_tensor(value).detach()
         elif value is not None:

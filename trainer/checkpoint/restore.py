@@ -246,7 +246,7 @@ def _load_tensors(
 
 def _restore_rng(parts: Parts, ranges: Ranges) -> list[str]:
     """Set the random number generators of this rank. Return notices."""
-    if parts.plan.same_bits:  # random numbers belong to micro-batches
+    if parts.strategy.sums_exactly:  # random numbers belong to micro-batches
         return []
     before = len(ranges.names("rng.torch"))  # the number of ranks that wrote the checkpoint
     if before == parts.world_size:

@@ -15,7 +15,6 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..private.torch import mark_stepped
 from ..strategies import Shard, Strategy
-from ..strategies.tensors import local
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
@@ -63,7 +62,7 @@ def restore_optimizer(
             found = [ranges.value(kind, name) for name in names if ranges.holds(kind, name)]
             if found:
                 value = max(found)
-                placed = value.to(local(state_key).device) if on_device else value
+                placed = value.to(state_key.device) if on_device else value
                 state[key] = placed if is_tensor else value.item()
                 if found != [value] * len(names):
                     notices[
@@ -85,7 +84,7 @@ def restore_optimizer(
         for key in form.ranges:
             if not ranges.holds(PREFIX + key, shard.name):
                 continue
-            flat = local(states[state_key][key]).view(-1)
+            flat = states[state_key][key].view(-1)
             out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
             ranges.read(PREFIX + key, shard.name, shard.start, out)
 
