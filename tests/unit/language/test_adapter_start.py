@@ -12,8 +12,7 @@ from launchers import json_in
 from one_process import fit
 from preferences import preferences, settings_of_task, trainer, two_steps
 from safetensors.torch import load_file, save_file
-from tiny_language import paragraphs, save_model, save_rows, tokenizer
-from torch import nn
+from tiny_language import paragraphs, save_adapter, save_model, save_rows, tokenizer
 from whole_model import build_whole
 
 from trainer import ConfigError
@@ -30,21 +29,6 @@ FILE = "adapter_model.safetensors"
 def adapter(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of an adapter that peft wrote, every value of which was drawn."""
     return save_adapter(llama, tmp_path_factory.mktemp("adapter"))
-
-
-def save_adapter(llama: Path, folder: Path, **more: Any) -> Path:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    base: Any = AutoModelForCausalLM.from_pretrained(llama)
-    how: dict[str, Any] = {"r": 3, "lora_alpha": 9, "target_modules": ["q_proj", "up_proj"]}
-    model: Any = get_peft_model(base, LoraConfig(**how, **more, task_type="CAUSAL_LM"))
-    torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.1)
-    model.save_pretrained(folder)
-    return folder
 
 
 def merged(folder: Path) -> Any:

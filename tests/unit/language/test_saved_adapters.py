@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from brought import configured
 from brought_language import Language
 from launchers import ROOT
 from safetensors.torch import load_file
 from torch import nn
 
-from trainer import ConfigError, Trainer, launch
+from trainer import ConfigError, TrainConfig, Trainer
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
@@ -25,9 +24,13 @@ pytestmark = [
 ]
 
 
+def configured(folder: Path, **settings: Any) -> TrainConfig:
+    given = {"max_steps": 6, "micro_batch_size": 8, "lr": 0.01, "log_every": 1, **settings}
+    return TrainConfig(task="brought_language:Language", output_dir=str(folder), **given)
+
+
 def state(folder: Path, **settings: Any) -> Trainer:
-    config = configured(1, output_dir=str(folder), task="brought_language:Language", **settings)
-    return Trainer(Language(kind="lora"), config, launch(config))
+    return Trainer(Language(kind="lora"), configured(folder, **settings))
 
 
 def finished(folder: Path) -> Path:
@@ -72,11 +75,9 @@ def test_a_checkpoint_leaves_out_the_weights_below_the_adapter(tmp_path: Path) -
 def test_resuming_an_adapter_on_other_base_weights_is_refused(tmp_path: Path) -> None:
     checkpoints = finished(tmp_path / "run") / "checkpoints"
     newest = str(max(checkpoints.glob("step-*")))
-    config = configured(
-        1, output_dir=str(tmp_path / "new"), task="brought_language:Language", resume=newest
-    )
+    config = configured(tmp_path / "new", resume=newest)
     with pytest.raises(ConfigError, match=r'base_weights: "[0-9a-f]{16}" -> "[0-9a-f]{16}"'):
-        Trainer(OtherBase(kind="lora"), config, launch(config))
+        Trainer(OtherBase(kind="lora"), config)
 
 
 class OtherBase(Language):
