@@ -59,7 +59,6 @@ def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_the_same_numbers_as_in_one_process(
     launched: bool,
     tmp_path: Path,

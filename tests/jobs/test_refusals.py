@@ -187,7 +187,6 @@ SHORT = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=4)
     before = everything(tmp_path / "checkpoints")

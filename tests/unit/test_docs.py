@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from doc_pages import places_that_wait, write_files
 from launchers import ROOT
 
 import trainer
 from trainer.language import DPO, CausalLM, RewardModel
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_public_names_and_their_methods_have_docstrings() -> None:

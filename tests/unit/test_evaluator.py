@@ -41,8 +41,6 @@ from trainer.evaluator import (
     sets_of,
 )
 
-fresh = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def run_of(folder: Path, task: Task, **settings: Any) -> Run:
     """Build a run that evaluates batches of four."""
@@ -137,7 +135,6 @@ def test_the_set_of_a_metric() -> None:
 # -- the values ------------------------------------------------------------------------------------
 
 
-@fresh
 def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path) -> None:
     modes = []
 
@@ -178,7 +175,6 @@ class Several(Plain):
         return {**metrics, "count": float(len(metrics))}
 
 
-@fresh
 def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, Several())
     of_noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
@@ -194,7 +190,6 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     assert run.last_evaluation == {"eval/clean/loss": 0.5, **noisy}
 
 
-@fresh
 def test_a_set_with_its_own_step_has_the_torchmetrics_of_the_task_that_it_names(
     tmp_path: Path,
 ) -> None:
@@ -301,13 +296,11 @@ class Recall(Plain):
         return {"recall": 1 / metrics["positives"]}
 
 
-@fresh
 def test_a_summary_that_a_single_batch_does_not_allow_is_no_error(tmp_path: Path) -> None:
     config = four_steps(tmp_path, evaluation_batch_size=4, best_metric="eval/recall")
     assert Trainer(Recall(), config).fit() == {"eval/recall": 1.0}
 
 
-@fresh
 def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> None:
     curves = []
     for every in (1, 4):
@@ -316,7 +309,6 @@ def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> Non
     assert len(curves[0]) == 4 and curves[0] == curves[1]
 
 
-@fresh
 def test_modes_streams_and_loaders_are_afterwards_as_before(
     tmp_path: Path,
 ) -> None:
@@ -358,7 +350,6 @@ def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
     assert compiled == [[(3, 2)]], "for the shape of the training"
 
 
-@fresh
 def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) -> None:
     class Broken(Plain):
         def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
@@ -377,7 +368,6 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
         Trainer(Empty(), four_steps(tmp_path, overwrite=True)).fit()
 
 
-@fresh
 @pytest.mark.parametrize(
     ("task", "rule"),
     [
@@ -393,7 +383,6 @@ def test_a_wrong_best_metric_is_found_before_the_first_step(
     assert str(caught.value) == f"TrainConfig: best_metric: 'eval/los': {rule}"
 
 
-@fresh
 def test_the_trial_is_made_on_resume_as_well_and_not_for_a_finished_run(tmp_path: Path) -> None:
     Trainer(Plain(), replace(four_steps(tmp_path, save_every=2), max_steps=2)).fit()
     for _ in range(2):

@@ -15,8 +15,6 @@ from from_launcher import configured
 from trainer import Callback, Run, StepInfo, Trainer
 from trainer.distributed.exit import Stopped
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Fails(Plain):
     def training_step(self, model: object, batch: object) -> object:

@@ -20,7 +20,6 @@ from trainer.callbacks.configured import configured_callbacks
 from trainer.distributed.exit import print_error
 from trainer.text import HIDDEN, SECRETS, hidden
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 SECRET = "hf_abcdefgh"
 
 

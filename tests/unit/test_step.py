@@ -22,8 +22,6 @@ from torch.utils.data import DataLoader, default_collate
 from trainer import Data, Trainer
 from trainer.strategies.tensors import clip, local_norm
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Operations(TorchDispatchMode):
     """Counts what torch is asked to compute."""

@@ -25,8 +25,6 @@ from trainer import (
 from trainer.building.build import build_for_evaluation
 from trainer.row import checks_of
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def config_in(folder: Path, **settings: Any) -> TrainConfig:
     given = {"max_steps": 2, "micro_batch_size": 8, **settings}

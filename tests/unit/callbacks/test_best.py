@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from trainer import TrainerError
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 BEST = {
     "eval_every": 1,
     "best_metric": "eval/loss",

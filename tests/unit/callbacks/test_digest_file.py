@@ -13,8 +13,6 @@ from same_bits import Cross, configured
 
 from trainer import DataError, Trainer
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def train(folder: Path, task: Any = None, **settings: Any) -> str:
     given = {"max_steps": 3, "stop_at": 2, "global_batch_size": 4, "eval_every": None}

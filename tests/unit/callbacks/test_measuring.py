@@ -36,7 +36,6 @@ class Interrupted(Plain):
         return {"error": (model(batch["x"]) - batch["y"]).abs().squeeze(-1)}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch

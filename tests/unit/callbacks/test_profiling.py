@@ -6,10 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 from one_process import fit, log_of
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def traced_calls(folder: Path, name: str) -> int:

@@ -25,7 +25,6 @@ class Holds(Callback):
         return {"value": self.state}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(("since", "is_exported"), [(3, False), (7, True)])
 def test_the_model_is_exported_if_the_last_save_fails(
     since: int, is_exported: bool, tmp_path: Path

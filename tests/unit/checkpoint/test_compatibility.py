@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 from trainer import CheckpointError, ConfigError, Plan
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_settings_that_change_the_numbers_are_refused_or_reported(tmp_path: Path) -> None:
     fit(tmp_path / "run")

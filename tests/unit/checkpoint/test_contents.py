@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from trainer import CheckpointError, Run
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Typed(Odd):

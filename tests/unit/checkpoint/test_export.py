@@ -22,8 +22,6 @@ from trainer.checkpoint.exported import export_dtypes, save_config
 from trainer.commands import cli
 from trainer.task import Pretrained
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Tied(nn.Module):
     def __init__(self) -> None:

@@ -17,8 +17,6 @@ from whole_model import build_whole
 from trainer import CheckpointError, ConfigError, Data, Pretrained, Task, TrainConfig, Trainer
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Guided(nn.Module):
     """A student, a frozen teacher, and a scale that is trained beside both."""

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from trainer import CheckpointError, ConfigError, Run
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steep(Odd):

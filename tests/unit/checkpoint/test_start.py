@@ -12,8 +12,6 @@ from trainer import CheckpointError, ConfigError, LaunchError
 from trainer.checkpoint import discover, store
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_auto_begins_resumes_and_finishes(tmp_path: Path) -> None:
     run = tmp_path / "run"

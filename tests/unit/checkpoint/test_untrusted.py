@@ -21,7 +21,6 @@ from trainer import CheckpointError
 from trainer.checkpoint import disk, store
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 RANK = "rank-00000.safetensors"
 WEIGHT = "parameter/middle.weight/0"

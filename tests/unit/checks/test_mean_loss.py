@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from trainer import LaunchError, TrainConfig, Trainer, now
 from trainer.checks.mean_loss import _pickled
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 Loss = Callable[[Any, Any], Tensor]
 

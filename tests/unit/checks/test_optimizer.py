@@ -60,7 +60,6 @@ class Setting(Callback):
             run.strategy.optimizer.param_groups[0]["lr"] = 1e-4
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(
     ("steps", "rates"), [((1,), [1e-3, 1e-4, 1e-3]), ((1, 2), [1e-3, 1e-4, 1e-4]), ((), [1e-3] * 3)]
 )

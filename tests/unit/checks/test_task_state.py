@@ -16,8 +16,6 @@ from one_process import log_of
 from trainer import Trainer
 from trainer.errors import LaunchError
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping(Plain):

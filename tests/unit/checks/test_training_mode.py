@@ -51,7 +51,6 @@ class DistributedDataParallel(nn.Module):
         self.module = module
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(("checks", "later"), [("all", (True, False)), ("none", (False, False))])
 def test_with_checks_the_next_step_trains_again_except_for_layers_held_in_evaluation(
     checks: str, later: tuple[bool, bool], tmp_path: Path

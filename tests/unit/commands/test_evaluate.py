@@ -23,8 +23,6 @@ from trainer.commands.evaluate import evaluate
 from trainer.commands.predictions import _rows, write_predictions
 from trainer.errors import CheckpointError, ConfigError, DataError
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def train(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Path:
     """Train for six steps, with a checkpoint every second one; return the run's folder."""

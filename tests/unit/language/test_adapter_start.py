@@ -18,10 +18,6 @@ from whole_model import build_whole
 from trainer import ConfigError
 from trainer.language import DPO, Adapter, CausalLM, SequenceClassifier
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
 FILE = "adapter_model.safetensors"
 
 

@@ -52,7 +52,6 @@ def test_layers_without_listed_targets_are_refused(refused: Callable[..., None])
     refused(r"adapter: 'all-linear': `layers_to_transform` cannot be used", adapter={"layers": [1]})
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_dora_begins_and_computes_as_peft_does(
     llama: Path, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:

@@ -7,14 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from one_process import checkpoint, fit
 
 from trainer.commands import cli
 from trainer.language import Adapter, CausalLM
 from trainer.language.card import TRAINING
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_card_describes_the_whole_run_up_to_its_step(

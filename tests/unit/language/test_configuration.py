@@ -17,10 +17,6 @@ from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.configuration import changed_configuration
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
 LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
 
 

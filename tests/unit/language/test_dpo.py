@@ -15,11 +15,6 @@ from tiny_language import CONFIGS, save_model, save_rows, tokenizer
 from trainer import ConfigError, DataError, Trainer
 from trainer.language import DPO, Adapter, CausalLM
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
-
 
 @pytest.fixture
 def task(given: Path, tmp_path: Path) -> Callable[..., DPO]:

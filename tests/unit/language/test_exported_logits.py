@@ -19,11 +19,7 @@ from trainer.language import CausalLM
 from trainer.language.adapters import adapter_part
 from trainer.task import SavedPart
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 
 
 class OtherConfig(CausalLM):

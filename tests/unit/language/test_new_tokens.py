@@ -17,10 +17,6 @@ from whole_model import build_whole
 from trainer.language import CausalLM, MaskedLM
 from trainer.language.tokens import load_tokenizer
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
 NEW = ["<|think|>", "<|done|>"]
 ENDS = ["embed_tokens", "lm_head"]
 ROWS = [{"text": f"<|think|>{text}<|done|>"} for text in paragraphs(30)]

@@ -12,11 +12,7 @@ from tiny_language import UNMARKED, paragraphs, save_model, save_rows, tokenizer
 
 import trainer
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RECIPES: dict[str, dict[str, Any]] = yaml.safe_load(
     (ROOT / "tests" / "support" / "preference_recipes.yaml").read_text()

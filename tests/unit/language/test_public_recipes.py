@@ -14,11 +14,7 @@ from tiny_language import CONFIGS, conversation, paragraphs, save_model, save_ro
 
 import trainer
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RECIPES = yaml.safe_load((ROOT / "tests/support/public_recipes.yaml").read_text())
 SAID = [name for name, recipe in RECIPES.items() if "config" in recipe]

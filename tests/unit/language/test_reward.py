@@ -18,11 +18,6 @@ from tiny_language import save_model, save_rows, tokenizer
 from trainer import ConfigError
 from trainer.language import Adapter, RewardModel
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
-
 
 @pytest.fixture
 def task(given: Path, tmp_path: Path) -> Callable[..., RewardModel]:

@@ -18,11 +18,6 @@ from trainer import ConfigError, TrainConfig, Trainer
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
-
 
 def configured(folder: Path, **settings: Any) -> TrainConfig:
     given = {"max_steps": 6, "micro_batch_size": 8, "lr": 0.01, "log_every": 1, **settings}

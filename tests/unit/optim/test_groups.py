@@ -18,8 +18,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 from trainer import ConfigError, Plan, Trainer
 from trainer.optim.groups import group_names, logged_rates
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class TwoRates(Plain):
     """The head has a rate of its own, and nothing is left of the config's decay."""

@@ -19,8 +19,6 @@ from torch import nn
 from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
 from trainer.reporting.directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Rare(Plain):
     """Measures something of which no evaluation sample has any."""
