@@ -22,7 +22,6 @@ from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.data.indexed import IndexedData
 from trainer.optim.learning_rate import lr_factor
 
-
 PAGE = (ROOT / "docs" / "coming_from.md").read_text()
 
 

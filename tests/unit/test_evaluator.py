@@ -282,7 +282,7 @@ class Restless(Plain):
 
 
 def four_steps(folder: Path, **settings: Any) -> TrainConfig:
-    return replace(configured(folder), max_steps=4, **settings)
+    return configured(folder, max_steps=4, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -47,7 +46,7 @@ class ToTheGroup(Callback):
 def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step(
     tmp_path: Path,
 ) -> None:
-    config = replace(configured(tmp_path / "run"), max_steps=100_000, workers=1, log_every=100)
+    config = configured(tmp_path / "run", max_steps=100_000, workers=1, log_every=100)
     trainer = Trainer(Plain(), config, callbacks=[ToTheGroup()])
     with pytest.raises(Stopped):
         trainer.fit()

@@ -19,7 +19,6 @@ from trainer import Callback, ConfigError, Run, StepInfo, TrainConfig, load_conf
 from trainer.callbacks.configured import configured_callbacks
 from trainer.row import row_of
 
-
 MADE: list[str] = []
 
 

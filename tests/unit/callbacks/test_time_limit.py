@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from brought_tasks import Plain
@@ -15,7 +14,7 @@ from trainer import Trainer
 
 
 def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> None:
-    config = replace(configured(tmp_path), max_steps=100_000, max_time="1s", log_every=1000)
+    config = configured(tmp_path, max_steps=100_000, max_time="1s", log_every=1000)
     trainer = Trainer(Plain(), config)
     trainer.run.meter.born = time.perf_counter()  # this process is older
     evaluation = trainer.fit()

@@ -19,7 +19,6 @@ from resuming import Odd
 from trainer import Callback, CheckpointError, Run, StepInfo
 from trainer.checkpoint import store
 
-
 # -- state of callbacks, tasks and streams ---------------------------------------------------------
 
 

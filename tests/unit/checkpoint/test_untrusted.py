@@ -21,7 +21,6 @@ from trainer import CheckpointError
 from trainer.checkpoint import disk, store
 from trainer.commands import cli
 
-
 RANK = "rank-00000.safetensors"
 WEIGHT = "parameter/middle.weight/0"
 
