@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from collections.abc import Mapping
@@ -40,7 +39,6 @@ def fit(task: Task, **settings: Any) -> dict[str, float]:
     return evaluation
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Normed(Task):
     """Digits through BatchNorm, each with a partner for mixup."""
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,7 +259,6 @@ class Reading:
         self.read = state["read"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restless(Plain):
     """Changes all that an evaluation could: it draws, trains BatchNorm, leaves another mode."""
 
@@ -285,7 +284,6 @@ def four_steps(folder: Path, **settings: Any) -> TrainConfig:
     return configured(folder, max_steps=4, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recall(Plain):
     """Divides by a count that is 0 in the first batch."""
 

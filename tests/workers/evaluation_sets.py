@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rank_numbers import Images
@@ -13,7 +12,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from trainer import Data, EvaluationSet
 
 
-@dataclass(frozen=True, kw_only=True)
 class TwoSets(Images):
     """Seven samples, which two ranks cannot share evenly, and one, which leaves a rank without."""
 

@@ -65,7 +65,6 @@ class FailsBesideAStuckRank(DigitsCNN):
         return super().training_step(model, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Terminated(DigitsCNN):
     """One rank gets SIGTERM, as a scheduler sends it before it takes the machine away."""
 
@@ -92,7 +91,6 @@ class DiesOnce(DigitsCNN):
         return super().training_step(model, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnOptimizer(DigitsCNN):
     """Builds its optimizer itself, beside one in a DeepSpeed JSON."""
 
@@ -100,7 +98,6 @@ class OwnOptimizer(DigitsCNN):
         return SGD(model.parameters(), lr=plan.lr)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByRank(DigitsCNN):
     """Each rank has a loss of its own."""
 

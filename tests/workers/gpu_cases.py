@@ -81,7 +81,6 @@ class Words(Task):
         return model(input_ids=batch["ids"], labels=batch["ids"]).loss
 
 
-@dataclass(frozen=True, kw_only=True)
 class InFourBits(Words):
     """The same with adapters, on weights that are quantized on the device."""
 

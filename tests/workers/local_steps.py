@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Small(Task):
     """Five rows and one row, which two ranks cannot share evenly."""
 

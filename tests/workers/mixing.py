@@ -31,7 +31,6 @@ class Values:
         return self.x[index], self.label[index]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mixture(Task):
     """Tells sources apart, with noise that belongs to the sample and the pass."""
 

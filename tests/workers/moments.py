@@ -32,7 +32,6 @@ class Samples:
         return {"x": self.x[index], "label": self.label[index]}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Moments(Task):
     """Mixup of one strength a step, which falls by epoch, and features that are dropped by step."""
 

@@ -93,7 +93,6 @@ class Experts(Task):
         return loss * (float("nan") if trainer.now().step == self.broken else 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnMuon(SmallLlama):
     """As people write it for a single process."""
 

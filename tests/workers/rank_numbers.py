@@ -31,7 +31,6 @@ from trainer.distributed.exit import Stopped
 from trainer.launching import launch
 
 
-@dataclass(frozen=True, kw_only=True)
 class Masked(Task):
     """A mean over unmasked targets, which is 0 / 0 where all are masked; ``hole`` is its mask's
     share.
@@ -51,7 +50,6 @@ class Masked(Task):
         return batch["mask"].sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeftOut(Masked):
     """The same mean. The collate leaves masked examples out, all of some micro-batches."""
 
@@ -61,7 +59,6 @@ class LeftOut(Masked):
         return Data(train=masked_items(), collate=without_masked)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Parts(Masked):
     """A mean over unmasked targets and a mean over all numbers: a loss of two parts."""
 
@@ -415,7 +412,6 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wide(Masked):
     """Two matrices above the size up to which ZeRO-3 keeps parameters whole."""
 

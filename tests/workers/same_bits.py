@@ -60,7 +60,6 @@ class Crossing(nn.Module):
         return layer(hidden, memory)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cross(Task):
     """Layers that share an input (cross attention), odd sizes, a scalar, dropout."""
 
@@ -84,7 +83,6 @@ class Recomputing(Crossing):
         return result
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recomputed(Cross):
     """The same with layers that the backward pass computes again, behind a frozen layer."""
 
@@ -94,7 +92,6 @@ class Recomputed(Cross):
         return model
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tied(Task):
     """A Llama whose embedding is its head, with dropout, and a loss over counted tokens."""
 
@@ -122,7 +119,6 @@ class Tied(Task):
         return F.cross_entropy(logits, batch[:, 1:].flatten(), ignore_index=0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Translator(Task):
     """A T5: its decoder's layers read the encoder's output, both embed by the head's weights."""
 
@@ -147,7 +143,6 @@ class Translator(Task):
         return loss
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrongUnderDDP(Cross):
     """The same, with an error that shows under a strategy alone, from the second step on."""
 

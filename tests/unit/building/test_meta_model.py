@@ -121,7 +121,6 @@ def test_a_parameter_that_nothing_initializes_is_named() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.empty(2))
 
-    @dataclass(frozen=True, kw_only=True)
     class Task(Plain):
         def build_model(self) -> nn.Module:
             with torch.device("meta"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ def test_a_best_metric_of_no_set_ends_the_run_at_its_first_evaluation(tmp_path: 
         fit(tmp_path, Evaluated(), eval_every=1, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Odd):
     """Best after three steps."""
 

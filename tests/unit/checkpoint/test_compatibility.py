@@ -128,7 +128,6 @@ def test_layers_are_frozen_and_thawed_if_that_is_allowed(
 # -- optimizers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Factored(Odd):
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         return torch.optim.Adafactor([p for p in model.parameters() if p.requires_grad], lr=plan.lr)

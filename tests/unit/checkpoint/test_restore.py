@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from trainer import CheckpointError, ConfigError, Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class Steep(Odd):
     """Gradients that fp16 cannot hold at the scale that the scaler begins with."""
 
