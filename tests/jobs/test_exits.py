@@ -36,8 +36,11 @@ from trainer import load_export
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
 
 
-def train(launcher: str, strategy: str, output_dir: Path, *arguments: str) -> Job:
-    return run([*command(launcher, strategy), *arguments], output_dir)
+def train(launcher: str, strategy: str, folder: Path, task: str, **settings: object) -> Job:
+    """Train the digits with a task, which leaves a stamp."""
+    words = ["--task", f"tests.workers.{task}", "--max_steps", "40"]
+    words += options({"stamp": folder / "stamp", **settings}, "task_settings.")
+    return run([*command(launcher, strategy), *DIGITS, *words], folder / "run")
 
 
 def tracebacks(job: Job) -> list[str]:
@@ -61,12 +64,12 @@ def tracebacks(job: Job) -> list[str]:
 def test_the_first_error_is_the_last_thing_to_read(
     launcher: str, strategy: str, rank: int, tmp_path: Path
 ) -> None:
-    task = ["--task", "tests.workers.failing:FailsOnOneRank", "--task_settings.bad_rank", str(rank)]
-    job = train(launcher, strategy, tmp_path / "run", *DIGITS, "--max_steps", "40", *task)
+    fault = {"fault": "raises", "rank": rank, "after": 3}
+    job = train(launcher, strategy, tmp_path, "faults:Faulty", **fault)
     assert job.code == 1
     assert [row["step"] for row in job.rows] == [1, 2], "the third step fails"
     assert tracebacks(job) == [f"rank {rank}"]
-    cause = f"RuntimeError: the cat sat on rank {rank}"
+    cause = "RuntimeError: the cat sat on the keyboard"
     ours, _, report = job.err.partition(f"\n{cause}\n")
     assert cause not in ours
     if launcher == "deepspeed":
@@ -88,11 +91,8 @@ def test_a_rank_that_is_stuck_when_another_fails_is_ended(
     launcher: str, patience: float, seconds: float, tmp_path: Path
 ) -> None:
     """It takes no signal of the launcher, which would kill it after 30 seconds."""
-    stamp = tmp_path / "failed"
-    task = ["--task", "tests.workers.failing:FailsBesideAStuckRank", "--max_steps", "40"]
-    settings = ["--task_settings.patience", str(patience), "--task_settings.stamp", str(stamp)]
-    job = train(launcher, "ddp", tmp_path / "run", *DIGITS, *task, *settings)
-    assert time.time() - stamp.stat().st_mtime < seconds
+    job = train(launcher, "ddp", tmp_path, "failing:FailsBesideAStuckRank", patience=patience)
+    assert time.time() - (tmp_path / "stamp").stat().st_mtime < seconds
     assert job.code == 1 and tracebacks(job) == ["rank 0"]
 
 
@@ -106,8 +106,7 @@ def exported(folder: Path) -> bool:
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    task = ["--task", "tests.workers.failing:Terminated", "--max_steps", "40"]
-    job = train("ranks", "zero3", tmp_path / "run", *DIGITS, *task)
+    job = train("ranks", "zero3", tmp_path, "faults:Faulty", fault="SIGTERM", after=3)
     # Sent in step 3; told to the others in the vote after step 4 and known at the next, four steps
     # later at most.
     last = job.rows[-1]["step"]

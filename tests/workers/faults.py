@@ -18,13 +18,10 @@ import psutil
 import torch
 import torch.distributed as dist
 from accelerate.tracking import TensorBoardTracker
+from digits_cnn import DigitsCNN
 from torch import Tensor, nn
 
 from trainer import Data
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-from digits_cnn import DigitsCNN
 
 calls = 0
 
@@ -132,7 +129,8 @@ class StuckImages:
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(DigitsCNN):
-    """Trains until one rank has a fault, and writes the time of it to a file.
+    """Trains until one rank has a fault, and writes the time of it to a file. If the launcher starts
+    the job again, there is no fault.
 
     Args:
         fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the
@@ -185,7 +183,8 @@ class Faulty(DigitsCNN):
         return super().evaluation_step(model, batch)
 
     def _here(self) -> bool:
-        return int(os.environ.get("RANK", "0")) == self.rank
+        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        return is_first and int(os.environ.get("RANK", "0")) == self.rank
 
     def _fail(self) -> None:
         Path(self.stamp).write_text(str(time.time()))
