@@ -9,7 +9,6 @@ Each case is a training of its own in the same processes; ``results.json`` holds
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,6 @@ import trainer
 from trainer import Callback, Run, StepInfo, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 from trainer.launching import Launched, launch
-from trainer.strategies import strategy_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,6 @@ def built(
     launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any
 ) -> Trainer:
     launched.accelerator.free_memory()  # of the case before, which may not have come to its end
-    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
-    launched = dataclasses.replace(launched, strategy=strategy)
     return Trainer(task, configured(folder, **settings), launched, callbacks=callbacks)
 
 
