@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from torch import Generator, Tensor, nn
 
 import trainer
@@ -71,3 +72,12 @@ class OnBlocks(Task):
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class OnShards(OnBlocks):
+    """Rows of a stream, whose number nobody knows."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        rows = Dataset.from_list([*data.evaluation])
+        return replace(data, train=trainer.blocks(rows.to_iterable_dataset(num_shards=7)))
