@@ -115,9 +115,9 @@ def hugging_face_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
+def fresh_accelerate(nothing_left_behind: None) -> Iterator[None]:
     """Trainings in this process: Accelerator, float32 switches and variables of a test that has
-    trained do not reach the next.
+    trained do not reach the next, and are gone before the test is asked what it leaves.
     """
     kept = dict(os.environ)
     yield
