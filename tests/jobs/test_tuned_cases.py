@@ -90,7 +90,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "other": {
         **{"task": "DPO", **PAIRS, "adapter": {"r": 4}},
-        **{"reference_model": "other", "objective": "robust"},
+        **{"reference_model": "scaled", "objective": "robust"},
     },
     "start in 4 bits": {**START, "adapter": {"quantize": "nf4"}},
 }

@@ -61,7 +61,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "smollm2": lambda path: save_model(path, **SMOLLM2),
     "bert": save_masked,
     "lora": lambda path: save_adapter(Path(given("llama", path.parents[1])), path),
-    "other": lambda path: change_tensors(
+    "scaled": lambda path: change_tensors(
         save_model(path), lambda found: [tensor.mul_(1.05) for tensor in found.values()]
     ),
     "texts.jsonl": save_texts,
