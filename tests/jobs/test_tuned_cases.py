@@ -6,6 +6,7 @@
 | Each goes on under another strategy, with the log-probabilities that were computed once | ZeRO-3 on 3 to FSDP2 on 2; each to the next (nightly) | test_a_run_goes_on_under_another_strategy |
 | Keys that save memory or time leave the curve as it is | one process (nightly) | test_keys_that_save_memory_or_time_leave_the_curve |
 | The adapter of DPO on the adapter of a fine-tune, merged and saved by other packages, has the evaluation of the run | ZeRO-3 on 3 | test_the_merged_model_has_the_evaluation_of_the_run |
+| Neither a checkpoint nor an export has the reference of DPO | ZeRO-3 on 3 | test_no_checkpoint_and_no_export_has_the_reference |
 | The export is a model or an adapter, with its tokenizer and card | FSDP2 on 2 (nightly) | test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer |
 """
 
@@ -222,6 +223,18 @@ def test_the_merged_model_has_the_evaluation_of_the_run(folder: Path) -> None:
     loss, metrics = formula(policy, reference, tokenizer(), preferences(50))
     assert done.evaluation["eval/loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert done.evaluation["eval/margin"] == pytest.approx(metrics["margin"], abs=1e-6)
+
+
+def test_no_checkpoint_and_no_export_has_the_reference(folder: Path) -> None:
+    done = tuned(*FIRST, folder, True)
+    for name, ours in (("frozen", "/policy."), ("start", ".default.")):
+        files = done[name].output_dir.glob("checkpoints/*/rank-*.safetensors")
+        stored = {key for file in files for key in load_file(file)}
+        assert any(ours in key for key in stored), name
+        assert not any("reference" in key for key in stored), name
+    given = {"frozen": "llama/model", "start": "lora/adapter_model"}
+    for name, file in given.items():
+        assert tensors(done[name]).keys() == load_file(folder / f"given/{file}.safetensors").keys()
 
 
 # The transformers class that loads what a task leaves, and what the Hub calls such models.

@@ -51,21 +51,6 @@ def test_trained_layers_begin_with_the_files_and_are_exported(
     torch.testing.assert_close(again.eval()(input_ids=ids).logits, merged.eval()(ids).logits)
 
 
-def test_a_trained_layer_that_is_tied_is_refused(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    from trainer import ConfigError
-
-    tied = str(save_model(tmp_path / "tied", tie_word_embeddings=True))
-    for layer in ENDS:
-        causal = task(model=tied, adapter={"trained": [layer]})
-        with (
-            pytest.warns(UserWarning, match="tie_word_embeddings"),
-            pytest.raises(ConfigError, match=r"belongs to two layers .* targets and trained"),
-        ):
-            causal.saved_part(causal.build_model())
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_new_rows_are_the_mean_of_the_others_and_are_exported(
     tied: bool, task: Callable[..., CausalLM], tmp_path: Path
