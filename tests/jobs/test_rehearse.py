@@ -27,7 +27,17 @@ from typing import Any
 import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
-from launchers import ROOT, completed, json_in, launch_file, options, ranks, start_ranks, worked
+from launchers import (
+    ROOT,
+    completed,
+    json_in,
+    launch_file,
+    options,
+    ranks,
+    slow_but,
+    start_ranks,
+    worked,
+)
 from preferences import save_preferences
 from tiny_language import language_settings
 
@@ -132,13 +142,7 @@ def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
 QUICK = {("fsdp", "recomputed"), ("zero3", "accumulated"), ("zero1", "muon")}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "case"),
-    [
-        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
-        for pair in product(WORLDS, CASES)
-    ],
-)
+@pytest.mark.parametrize(("strategy", "case"), slow_but(QUICK, product(WORLDS, CASES)))
 def test_a_rehearsal_is_like_a_real_run(strategy: str, case: str, tmp_path: Path) -> None:
     compared(*real_and_rehearsed(strategy, WORLDS[strategy], case, tmp_path))
 
@@ -156,48 +160,42 @@ def test_dpo_on_an_adapter_is_rehearsed(tmp_path: Path) -> None:
     assert found["plan"]["strategy"] == "zero3"
 
 
+CAUSAL = {"task": "trainer.language:CausalLM"}
 CASES_ON_GPU: dict[str, dict[str, str]] = {
-    "words": {"mixed_precision": "bf16"},
-    "packed": {"mixed_precision": "bf16", "task": "trainer.language:CausalLM"},
+    "words": {},
+    "packed": {**CAUSAL},
     "mask": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.attention": "sdpa",
     },
     "adapter": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.adapter": "{r: 4}",
     },
     "fp16": {"mixed_precision": "fp16"},
-    "skip": {"mixed_precision": "bf16", "optimizer": "sgd", "on_nan": "skip"},
+    "skip": {"optimizer": "sgd", "on_nan": "skip"},
     "tf32": {"mixed_precision": "no", "task": "gpu_cases:Pictures", "float32": "tf32"},
     "deterministic": {"mixed_precision": "no", "deterministic": "true"},
-    "average": {"mixed_precision": "bf16", "ema_decay": "0.9"},
-    "muon": {"mixed_precision": "bf16", "optimizer": "muon"},
+    "average": {"ema_decay": "0.9"},
+    "muon": {"optimizer": "muon"},
     "experts": {
-        "mixed_precision": "bf16",
         "task": "observed:Llama",
         "task_settings.family": "mixtral",
         "task_settings.layers": "1",
     },
-    "padded": {"mixed_precision": "bf16", "task": "observed:Padded"},
+    "padded": {"task": "observed:Padded"},
     "alone": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.packing": "none",
     },
-    "unclipped": {"mixed_precision": "bf16", "checks": "none", "max_grad_norm": "null"},
+    "unclipped": {"checks": "none", "max_grad_norm": "null"},
 }
 QUICK_ON_GPU = {("zero3", "packed"), ("fsdp", "padded"), ("fsdp", "muon")}
 
 
 @pytest.mark.parametrize(
     ("strategy", "case"),
-    [
-        pytest.param(*pair, marks=() if pair in QUICK_ON_GPU else pytest.mark.slow)
-        for pair in product(("single", "ddp", "fsdp", "zero2", "zero3"), CASES_ON_GPU)
-    ],
+    slow_but(QUICK_ON_GPU, product(("single", "ddp", "fsdp", "zero2", "zero3"), CASES_ON_GPU)),
 )
 def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     strategy: str, case: str, tmp_path: Path

@@ -174,6 +174,13 @@ def test_the_command_finds_a_task_beside_the_script_that_trained_it(tmp_path: Pa
 # -- predictions ----------------------------------------------------------------------------------
 
 
+class TooFew(Sign):
+    """Predicts for the first examples of a batch alone."""
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        return {"text": ["a"] * (len(batch[1]) - 1)}
+
+
 class Emoji(Sign):
     """Predicts half of an emoji, which is no UTF-8."""
 
@@ -183,7 +190,7 @@ class Emoji(Sign):
 
 def test_a_file_is_there_once_it_is_complete(tmp_path: Path) -> None:
     config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(tmp_path / "run"))
-    for task, count in ((Sign(wrong="too few"), 0), (Emoji(), 23)):
+    for task, count in ((TooFew(), 0), (Emoji(), 23)):
         run = build_for_evaluation(task, config, None)
         path = tmp_path / f"{count}" / "p.jsonl"
         with pytest.raises(DataError) if count == 0 else nullcontext():
