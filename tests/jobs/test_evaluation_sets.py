@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Sets that the ranks cannot share evenly have the values of one process, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
+| Sets that the ranks cannot share evenly have the values of one process, those of torchmetrics too, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
 | A run is equal to the bit with and without a sanity evaluation | one process; all on 2 | test_the_sanity_evaluation_changes_no_bit |
 | A run that is resumed in the middle is equal to the bit | one process; all on 2 | test_a_resumed_run_is_equal_to_the_bit |
 

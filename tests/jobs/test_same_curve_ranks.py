@@ -7,7 +7,6 @@
 | Buffers are the same on all ranks before they are used or exported | all on 2, float32 and bf16 | test_buffers_are_agreed_before_they_are_used |
 | Batch normalisation has one curve, and so has half precision | all on 2 against DDP | test_curves_are_those_of_ddp_in_every_precision |
 | A step that the scaler skips does not move the schedule | DDP, FSDP2 on 2 | test_a_step_that_the_scaler_skips_does_not_move_the_schedule |
-| Metrics of torchmetrics see each sample once | all on 2 | test_objects_of_torchmetrics_see_each_sample_once |
 | Deterministic runs repeat bit by bit, with another dropout on each rank | all on 2 | test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently |
 | Every process group has the time-out that was set | all on 2 | test_every_group_has_the_time_out_and_all_ranks_end_together |
 | A loss or gradient that is not finite ends all ranks at one step, or is skipped by all | all on 2 | test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step, test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks, test_a_step_that_is_left_out_leaves_buffers_as_they_were |
@@ -27,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from launchers import json_in, some_quick, worked
-from rank_numbers import CASES, Images, Masked, Parts, Scored, masked_items
+from rank_numbers import CASES, Images, Masked, Parts, masked_items
 from torch.utils.data import default_collate
 
 from trainer import Task, load_export
@@ -127,18 +126,6 @@ def test_buffers_are_agreed_before_they_are_used(strategy: str, case: str, folde
     assert first["buffers"]["1.num_batches_tracked"] == [6.0]
 
 
-def exported(task: Images, said: dict[str, Any]) -> torch.nn.Module:
-    """The model that a case has exported, in evaluation mode."""
-    model = task.build_model()
-    load_export(model, Path(said["folder"]) / "model")
-    return model.eval()
-
-
-def evaluated(task: Images) -> Any:
-    """All that a task is evaluated on, as one batch."""
-    return default_collate(task.build_data().evaluation)
-
-
 # bfloat16 keeps 8 bits, float16 11: each activation is off by up to half of the last one, and
 # strategies round at different places. Over 6 to 8 steps of SGD with momentum that adds up to twice
 # the rounding of one number in bfloat16 (0.4 % at most, measured in one process, 2026-11-21, two
@@ -184,29 +171,6 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(
     )
     moved = [step - before for step, before in enumerate([0, *skipped[:-1]])]
     assert said["lrs"] == pytest.approx([1e-3 * (1 - steps / 12) for steps in moved])
-
-
-@pytest.mark.parametrize("strategy", QUICK)
-def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Path) -> None:
-    from torchmetrics.functional.regression import spearman_corrcoef
-
-    first, second = results(strategy, folder)["objects"]
-    assert repr(first["eleven"]) == repr(second["eleven"]) and repr(first["one"]) == repr(
-        second["one"]
-    )
-    task = Scored(measured=11)
-    batch = evaluated(task)
-    labels = batch["label"]
-    with torch.no_grad():
-        logits = exported(task, first)(batch["image"])
-    said = first["eleven"]
-    assert sorted(said[f"eval/ids/{i}"] for i in range(11)) == sorted(labels.tolist())
-    assert said["eval/hits"] == pytest.approx(
-        (logits.argmax(-1) == labels).double().mean().item(), rel=1e-6
-    )
-    expected = spearman_corrcoef(logits[:, 0], labels.float()).item()
-    assert said["eval/spearman"] == pytest.approx(expected, rel=1e-4)
-    assert first["one"]["eval/ids"] == labels[0].item() == first["one"]["eval/loss"]
 
 
 @pytest.mark.parametrize("strategy", QUICK)

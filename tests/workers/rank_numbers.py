@@ -137,38 +137,6 @@ class Images(Task):
         return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).float()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored(Images):
-    """Measured by objects of torchmetrics, of both kinds: counters, and ones that keep all answers."""
-
-    measured: int = 1
-
-    def build_data(self) -> Data:
-        data = super().build_data()
-        return Data(train=data.train, evaluation=data.evaluation[: self.measured])
-
-    def build_metrics(self) -> dict[str, Any]:
-        # An import of 4 s, which tests of other tasks do not need.
-        from torchmetrics import CatMetric, SpearmanCorrCoef
-        from torchmetrics.classification import MulticlassAccuracy
-
-        return {
-            "spearman": SpearmanCorrCoef(),
-            "hits": MulticlassAccuracy(4, average="micro"),
-            "ids": CatMetric(),
-        }
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        logits, labels = model(batch["image"]), batch["label"]
-        spearman = {"preds": logits[:, 0], "target": labels.float()}
-        return {
-            "spearman": spearman,
-            "hits": (logits, labels),
-            "ids": labels,
-            "loss": labels.float(),
-        }
-
-
 Case = Callable[[str, Path], dict[str, Any]]
 
 
@@ -249,16 +217,6 @@ def dropout(accel: str, folder: Path) -> dict[str, Any]:
     ]
     made = result(runs[0]) | {"again": result(runs[1])}
     return made | {"drawn": torch.rand(3).tolist()}
-
-
-def objects(accel: str, folder: Path) -> dict[str, Any]:
-    """Measured on 11 samples, and on one, of which the second rank has none."""
-    eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
-    return {
-        "eleven": eleven.run.last_evaluation,
-        "one": one.run.last_evaluation,
-        "folder": str(eleven.run.directory.path),
-    }
 
 
 class Uploads(Callback):
@@ -456,7 +414,6 @@ CASES: dict[str, Case] = {
         curve_fp16,
         overflow,
         dropout,
-        objects,
         waits,
         nan_stops,
         nan_is_skipped,
