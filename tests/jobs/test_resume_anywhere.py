@@ -2,9 +2,10 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit |
+| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2, HSDP on 4; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit |
 | Under bf16 it resumes from weights in full precision | FSDP2 on 2; ZeRO-2, ZeRO-3 on 2 (nightly) | test_low_precision_goes_on_from_its_full_precision_weights |
-| Any layout resumes from any other, losing nothing | from five layouts to ZeRO-3 on 2; from all to all (nightly) | test_any_layout_goes_on_from_any_other, test_the_whole_matrix |
+| The ranks of all groups of FSDP2 write the model once, and each a part | HSDP on 4 | test_ranks_of_all_groups_write_the_model_once |
+| Any layout resumes from any other, losing nothing | from six layouts to ZeRO-3 on 2; from all to all (nightly) | test_any_layout_goes_on_from_any_other, test_the_whole_matrix |
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from launchers import Job, json_in, slow_but, trained
+from safetensors.torch import load_file
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
@@ -32,6 +34,7 @@ QUICK: list[Layout] = [
     ("fsdp", 3),
     ("zero2", 3),
     ("zero3", 2),
+    ("hsdp", 4),
 ]  # ZeRO-1 saves as ZeRO-2 does
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 ALL: list[Layout] = [
@@ -39,6 +42,7 @@ ALL: list[Layout] = [
     *(("ddp", world) for world in (2, 3, 4)),
     *((name, world) for name in SHARDED for world in (1, 2, 3, 4)),
     ("zero3_offload", 2),
+    ("hsdp", 4),
 ]
 TASKS: dict[str, dict[str, Any]] = {"plain": {}, "sgd": {"sgd": True}, "dropout": {"dropout": 0.3}}
 SAVED_AT, STEPS = 4, 8
@@ -140,6 +144,20 @@ def test_low_precision_goes_on_from_its_full_precision_weights(how: str, folder:
     assert not torch.equal(weights, weights.bfloat16().float()), (
         "more digits than the layers compute with"
     )
+
+
+def test_ranks_of_all_groups_write_the_model_once(folder: Path) -> None:
+    groups, alone = (unbroken(layout, folder) / "plain" for layout in (("hsdp", 4), SINGLE))
+    assert json_in(groups / "plan.json")["fsdp"]["dp_replicate_size"] == 2
+    elements = []
+    for run in (groups, alone):
+        files = sorted(checkpoint(run, SAVED_AT).glob("rank-*.safetensors"))
+        parts = [load_file(file) for file in files]
+        elements.append(
+            [sum(part[key].numel() for key in part if "rng." not in key) for part in parts]
+        )
+    assert len(elements[0]) == 4 and all(elements[0])
+    assert sum(elements[0]) == elements[1][0]
 
 
 def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
