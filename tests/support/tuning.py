@@ -58,6 +58,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "llama": save_model,
     "four heads": lambda path: save_model(path, **HEADS),
     "mixtral": lambda path: save_model(path, "mixtral"),
+    "gpt2": lambda path: save_model(path, "gpt2"),
     "smollm2": lambda path: save_model(path, **SMOLLM2),
     "bert": save_masked,
     "lora": lambda path: save_adapter(Path(given("llama", path.parents[1])), path),
@@ -74,7 +75,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 def given(name: str, folder: Path) -> str:
     """Return the path of a model or a file of rows."""
     path = folder / "given" / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if name in ROWS:
         save_rows(path, [ROWS[name](number) for number in NUMBERS])
     else:
