@@ -253,6 +253,7 @@ def trained(
     world: int = 2,
     files: Mapping[str, str | Path] | None = None,
     ends: bool = False,
+    script: str = "tests/workers/trainings.py",
 ) -> dict[str, Job]:
     """Train configs in one job, each into a folder of its name, and return what each has left.
 
@@ -264,6 +265,7 @@ def trained(
         world: how many processes, if it is not ``single``.
         files: other launch files, by name of the config.
         ends: whether an error on one rank ends the job.
+        script: a worker that trains the configs, and goes on.
     """
     world = 1 if how == "single" else world
     folder.mkdir(parents=True, exist_ok=True)
@@ -272,8 +274,7 @@ def trained(
     file = launch_file(folder / "accel.yaml", how, world)
     of_config = {name: str((files or {}).get(name, file)) for name in configs}
     told = {"folder": str(folder), "files": of_config, "words": words, "ends": ends}
-    script = ["tests/workers/trainings.py", json.dumps(told)]
-    done = ranks(script, 0 if how == "single" else world, timeout=900)
+    done = ranks([script, json.dumps(told)], 0 if how == "single" else world, timeout=900)
     assert bool(done.returncode) == ends, done.stdout[-3000:] + done.stderr[-6000:]
     strategy = how.partition("_")[0].replace("hsdp", "fsdp")
     jobs = {}

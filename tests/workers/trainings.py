@@ -2,15 +2,15 @@
 
     ranks ... tests/workers/trainings.py '{"folder": ..., "files": {NAME: LAUNCH_FILE}, "words": [...], "ends": false}'
 
-Each ``<folder>/<name>.yaml`` is trained into ``<folder>/<name>``. An error that ends a training on
-every rank is left in ``<folder>/<name>.error``.
+Each ``<folder>/<name>.yaml`` is trained into ``<folder>/<name>``. An error that ends a training is
+left in ``<folder>/<name>.error``: a line, if every rank says the same.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from of_all_ranks import write
+from of_all_ranks import of_all, write
 
 import trainer
 from trainer.script import train
@@ -27,7 +27,9 @@ def main() -> None:
         except (trainer.TrainerError, RuntimeError) as error:
             if told["ends"]:
                 raise  # the other ranks wait inside of a collective
-            write(folder.with_name(f"{name}.error"), f"{type(error).__name__}: {error}")
+            said = dict.fromkeys(of_all(f"{type(error).__name__}: {error}"))
+            write(folder.with_name(f"{name}.error"), "\n".join(said))
 
 
-trainer.run_and_exit(main)
+if __name__ == "__main__":
+    trainer.run_and_exit(main)
