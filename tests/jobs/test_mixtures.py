@@ -41,9 +41,9 @@ def in_blocks(folder: Path) -> str:
 
 def task_of(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     if name == "own":
-        return "mixing:Mixture", {}
+        return "data_tasks:Mixture", {}
     if name == "blocks":
-        return "mixing:OnBlocks", {"files": in_blocks(folder)}
+        return "data_tasks:OnBlocks", {"files": in_blocks(folder)}
 
     texts, pairs = given("texts.jsonl", folder), given("pairs.jsonl", folder)
     settings: dict[str, Any] = {"data": texts.replace(".jsonl", "*.jsonl"), "stream": True}

@@ -1,4 +1,4 @@
-"""Tasks on a mixture and on blocks of files."""
+"""Tasks on mixtures, on blocks of files, and on the shards of a stream."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Values:
         return self.x[index], self.label[index]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Mixture(Task):
     """Tells sources apart, with noise that belongs to the sample and the pass."""
 
