@@ -21,7 +21,7 @@ from preferences import preferences
 from safetensors import safe_open
 from tiny_language import VOCABULARY, conversation, paragraphs, save_model, save_rows
 
-PAGE = (ROOT / "docs" / "asked_for.md").read_text()
+PAGE = (ROOT / "docs/asked_for.md").read_text()
 EPOCHS = ["--epochs", "6"]
 LOGGED = [*EPOCHS, "--log_every", "1"]
 

@@ -31,7 +31,7 @@ CONFIG = {
 def results(strategy: str, folder: Path) -> dict[str, Job]:
     here = folder / strategy
     restless = {"task_settings": {"norm": True, "dropout": 0.2}}
-    middle = here / "restless" / "checkpoints" / "step-00000006"
+    middle = here / "restless/checkpoints/step-00000006"
     cases: dict[str, dict[str, Any]] = {
         "calm": {"task_settings": {"norm": False}},
         "restless": restless,

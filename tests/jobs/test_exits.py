@@ -115,9 +115,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert job.code == 143
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        f"step-{last:08}"
-    ]
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step-{last:08}"]
 
 
 # A finished job
@@ -150,7 +148,7 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 @pytest.mark.slow
 def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
     with started(command("torchrun", "ddp"), tmp_path / "run") as job:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
+        wait_for(tmp_path / "run/metrics.jsonl")
         workers = psutil.Process(job.pid).children()
         assert len(workers) == 2
         job.kill()
@@ -160,13 +158,13 @@ def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
         for process in alive:
             process.kill()
     assert alive == [], "they train on without anybody to end them"
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert "stopped at step" in (tmp_path / "run" / "log.txt").read_text()
+    assert list((tmp_path / "run/checkpoints").glob("step-*"))
+    assert "stopped at step" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_ctrl_c_says_where_training_stopped(tmp_path: Path) -> None:
     with started([sys.executable, "examples/train.py"], tmp_path / "run") as job:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
+        wait_for(tmp_path / "run/metrics.jsonl")
         job.send_signal(signal.SIGINT)
         said, _ = job.communicate(timeout=60)
     assert job.returncode == 130
@@ -224,5 +222,5 @@ def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
         assert not [path.name for path in folder.rglob(".*") if path.name != ".lock"], said
         assert (job.plan["strategy"], job.plan["world_size"]) == (strategy, world)
         assert job.rows[-1]["step"] == drawn["max_steps"]
-        assert (folder / "model" / "model.safetensors").exists()
+        assert (folder / "model/model.safetensors").exists()
         shutil.rmtree(folder)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from launchers import ROOT, Job, command, run
 
-WRITTEN = ROOT / "tests" / "launch_files"
+WRITTEN = ROOT / "tests/launch_files"
 DIGITS = [
     "--task",
     "digits_cnn:DigitsCNN",

@@ -74,7 +74,7 @@ def mixed(how: str, world: int, folder: Path, *, resumed: bool, language: bool) 
         configs[name] |= {"micro_batch_size": micro, "workers": int(resumed)}
         if resumed:
             alone = mixed("single", 1, folder, resumed=False, language=language)[name]
-            start = alone.output_dir / "checkpoints" / "step-00000006"
+            start = alone.output_dir / "checkpoints/step-00000006"
             configs[name]["resume"] = str(start)
     return trained(how, folder / f"{how}-{world}-{resumed}-{language}", configs, world=world)
 

@@ -75,7 +75,7 @@ def muon(layout: Layout, folder: Path) -> dict[str, Job]:
             before = muon(CHAIN[number - 1], folder)["leg"].output_dir / "checkpoints"
             cases["leg"]["resume"] = str(before / f"step-{3 * number:08d}")
     if layout == ALONE:
-        step = own / "adamw" / "checkpoints" / "step-00000003"
+        step = own / "adamw/checkpoints/step-00000003"
         cases |= {"leg": LEG, "adamw": {**LEG, "optimizer": "adamw", "stop_at": 3}}
         cases["changed"] = {**LEG, "resume": str(step)}
     if how in ("single", "ddp", "fsdp"):  # DeepSpeed has no fp16 on a CPU

@@ -94,7 +94,7 @@ def test_a_teacher_and_a_queue_continue(folder: Path) -> None:
     whole = recipes("single", folder)
     configs = {}
     for name in ("moving", "moco"):
-        middle = whole[name].output_dir / "checkpoints" / "step-00000006"
+        middle = whole[name].output_dir / "checkpoints/step-00000006"
         configs[name] = {**SETTINGS, **RECIPES[name], "resume": str(middle)}
     for name, job in trained("single", folder / "continued", configs).items():
         assert job.losses == whole[name].losses[6:]
@@ -113,6 +113,6 @@ def test_the_items_of_each_step_are_written(folder: Path) -> None:
 
 def test_the_student_alone_is_exported(folder: Path) -> None:
     done = recipes("single", folder)["distilled"]
-    exported = load_file(done.output_dir / "model" / "model.safetensors")
+    exported = load_file(done.output_dir / "model/model.safetensors")
     assert sorted(exported) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert exported["0.weight"].shape == (64, 64)

@@ -135,7 +135,7 @@ def answers_of(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     place = folder / how
     place.mkdir()
     told = {
-        "file": {"accel_config": str(ROOT / "accel_configs" / f"{how}.yaml")},
+        "file": {"accel_config": str(ROOT / f"accel_configs/{how}.yaml")},
         "folder": str(place),
         "names": [*CASES],
     }

@@ -56,7 +56,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(words: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
         path, _ = start_ranks("fake")
-        script = [ROOT / "tests" / "workers" / "rehearsed.py", words[-1]]
+        script = [ROOT / "tests/workers/rehearsed.py", words[-1]]
         done = ranks(script, 0, environment=env, work_dir=Path.cwd(), starter=path)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout + done.stderr)
 
@@ -96,7 +96,7 @@ def job(file: Path, words: list[str], gpus: int) -> Job:
 
 
 def committed(strategy: str) -> Path:
-    return ROOT / "accel_configs" / f"{strategy}.yaml"
+    return ROOT / f"accel_configs/{strategy}.yaml"
 
 
 def settings_of_language(folder: Path) -> dict[str, str]:
@@ -151,7 +151,7 @@ def test_dpo_on_an_adapter_is_rehearsed(tmp_path: Path) -> None:
     settings = {**SETTINGS, **settings_of_language(tmp_path), "task": "trainer.language:DPO"}
     settings["task_settings.data"] = str(save_preferences(tmp_path / "pairs.jsonl"))
     settings["task_settings.adapter"] = "{r: 4}"
-    gathers = ROOT / "tests" / "workers" / "zero3_gathers.json"
+    gathers = ROOT / "tests/workers/zero3_gathers.json"
     text = committed("zero3").read_text()
     file = tmp_path / "zero3.yaml"
     file.write_text(text.replace("zero_stage: 3", f"deepspeed_config_file: {gathers}"))
@@ -235,7 +235,7 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
     done = ranks(["tests/workers/fake_gpu.py", tmp_path], 0, starter=start_ranks("fake")[0])
     assert done.returncode == 0, done.stderr[-3000:]
-    summary = json_in(tmp_path / "run" / "summary.json")
+    summary = json_in(tmp_path / "run/summary.json")
     assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2
     assert summary["machine"]["gpus"] == {"H100": 1}
     found = json_in(tmp_path / "found.json")

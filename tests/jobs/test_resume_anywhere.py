@@ -189,7 +189,7 @@ def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path)
     runs |= {name: {"weights": str(path)} for name, path in weights.items()}
     out = launched(layout, folder / f"to-{layout[0]}{layout[1]}-{task}-of-{len(sources)}", runs)
     for name in weights:  # the weights alone, from the model's file as from a checkpoint
-        begun = out / name / "begun" / "model.safetensors"
+        begun = out / name / "begun/model.safetensors"
         assert begun.read_bytes() == (exported / "model.safetensors").read_bytes()
     for name, path in paths.items():
         # What was read by another layout and written again holds the same bits: nothing was lost or

@@ -34,7 +34,7 @@ EVERY = [
 ]
 NIGHTLY = [layout for layout in (*EVERY, ("hsdp", 4)) if layout not in QUICK]
 SOME = ("lora", "t5", "by 2", "recomputed bf16")
-PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "workers")))
+PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests/support", ROOT / "tests/workers")))
 # 12 micro-batches a step, which 1, 2, 3 and 4 ranks share. The second step of an epoch has 23
 # samples: 11 micro-batches and a half.
 CONFIG = {
@@ -216,7 +216,7 @@ def test_parity_compares_bits(task: str, tmp_path: Path) -> None:
     config.write_text(
         f"task: same_bits:{task}\nmax_steps: 3\nmicro_batch_size: 2\nglobal_batch_size: 24\n"
     )
-    files = [ROOT / "accel_configs" / f"{name}.yaml" for name in ("zero3", "ddp")]
+    files = [ROOT / f"accel_configs/{name}.yaml" for name in ("zero3", "ddp")]
     words = ["parity", "--bits", *files, config, "--steps", "3"]
     done = completed([sys.executable, "-m", "trainer", *words], environment={"PYTHONPATH": PATHS})
     rows = [line for line in done.stdout.splitlines() if " true " in line or " false " in line]

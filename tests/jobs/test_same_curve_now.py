@@ -31,7 +31,7 @@ def moments(strategy: str, folder: Path) -> dict[str, Job]:
     here = folder / strategy
     batch = {"micro_batch_size": 8 if strategy == "single" else 2}
     config = {**CONFIG, **batch, "workers": 0 if strategy == "single" else 2}
-    middle = here / "whole" / "checkpoints" / "step-00000005"
+    middle = here / "whole/checkpoints/step-00000005"
     return trained(strategy, here, {"whole": config, "resumed": {**config, "resume": str(middle)}})
 
 
@@ -68,7 +68,7 @@ def test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one(
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_a_callback_of_the_config_is_called_and_resumed(strategy: str, folder: Path) -> None:
-    last = moments(strategy, folder)["resumed"].output_dir / "checkpoints" / "step-00000010"
+    last = moments(strategy, folder)["resumed"].output_dir / "checkpoints/step-00000010"
     states = json_in(last / "state.json")["callbacks"].values()
     [seen] = [state["seen"] for state in states if "seen" in state]
     assert seen == STEPS, "those before the resume included"

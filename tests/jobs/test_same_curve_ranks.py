@@ -211,7 +211,7 @@ def test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently(
     names = ("dropout", "dropout_again")
     one, other = (results(strategy, folder)[name] for name in names)
     assert one.losses == other.losses and one.evaluation == other.evaluation
-    models = [job.output_dir / "model" / "model.safetensors" for job in (one, other)]
+    models = [job.output_dir / "model/model.safetensors" for job in (one, other)]
     assert models[0].read_bytes() == models[1].read_bytes()
     first, second = told("dropout", strategy, folder)
     assert first["drawn"] != second["drawn"] and first["evaluation"] == second["evaluation"]

@@ -123,7 +123,7 @@ def tuned(how: str, world: int, folder: Path, is_quick: bool, start: str = "") -
         configs[name] = config_of(name, folder, steps)
         if start:
             before = folder / f"{start}-{is_quick}-" / name
-            configs[name]["resume"] = str(before / "checkpoints" / f"step-{steps // 2:08d}")
+            configs[name]["resume"] = str(before / f"checkpoints/step-{steps // 2:08d}")
     if world == 4:
         configs = {name: {**config, "micro_batch_size": 1} for name, config in configs.items()}
     files = dict.fromkeys(configs, GATHERS) if how == "zero3" else {}
@@ -219,7 +219,7 @@ def merged(adapter: Path) -> Any:
 
 def test_the_merged_model_has_the_evaluation_of_the_run(folder: Path) -> None:
     done = tuned(*FIRST, folder, True)["start"]
-    policy, reference = merged(done.output_dir / "model"), merged(folder / "given" / "lora")
+    policy, reference = merged(done.output_dir / "model"), merged(folder / "given/lora")
     loss, metrics = formula(policy, reference, tokenizer(), preferences(50))
     assert done.evaluation["eval/loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert done.evaluation["eval/margin"] == pytest.approx(metrics["margin"], abs=1e-6)

@@ -262,7 +262,7 @@ def config_of(name: str, strategy: str, folder: Path) -> dict[str, Any]:
         given["task"] = given["task"] if ":" in given["task"] else f"brought_tasks:{given['task']}"
         given["callbacks"] = [f"brought_tasks:{hook}" for hook in given.get("callbacks", ())]
     if name == "thawed":
-        checkpoints = folder / strategy / "frozen_body" / "checkpoints"
+        checkpoints = folder / strategy / "frozen_body/checkpoints"
         given["resume"] = str(checkpoints / "step-00000004")
     share = 8 // (1 if strategy == "single" else 2) // given.pop("micro_batches", 1)
     return {**CONFIG, "micro_batch_size": share, **given}
@@ -374,8 +374,8 @@ def test_fsdp_ranks_that_call_different_blocks_end_with_the_key_that_helps(folde
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
 def test_buffers_and_names_are_exported_as_the_model_has_them(strategy: str, folder: Path) -> None:
     results(strategy, folder)
-    load_export(Scalar().build_model(), folder / strategy / "scalar" / "model")
-    buffers = load_file(folder / strategy / "buffers" / "model" / "model.safetensors")
+    load_export(Scalar().build_model(), folder / strategy / "scalar/model")
+    buffers = load_file(folder / strategy / "buffers/model/model.safetensors")
     assert buffers["replaced"] == buffers["changed"] and buffers["large"][0] == 2**60 + 1
     assert buffers["short"].tolist() == [[-300, 2], [7, 3]]
 
@@ -424,7 +424,7 @@ def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(
     strategy: str, folder: Path
 ) -> None:
     results(strategy, folder)
-    exported = folder / strategy / "pretrained" / "model"
+    exported = folder / strategy / "pretrained/model"
     assert json_in(exported / "config.json")["dtype"] == "float32"
     assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {
         torch.float32

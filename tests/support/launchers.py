@@ -177,7 +177,7 @@ def deepspeed_launcher(world: int = 2) -> list[str]:
 
 def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:
     """Write a committed YAML, for another number of processes or in another precision, to ``path``."""
-    text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
+    text = (ROOT / f"accel_configs/{how}.yaml").read_text()
     assert "mixed_precision:" not in text
     text, count = re.subn(r"num_processes: \d", f"num_processes: {world}", text)
     assert count == 1
@@ -370,7 +370,7 @@ def start_ranks(*kind: str) -> tuple[str, int]:
     """
     folder = tempfile.TemporaryDirectory()
     path = str(Path(folder.name) / "ranks")
-    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py"), path, *kind]
+    words = [sys.executable, str(ROOT / "tests/workers/rank_starter.py"), path, *kind]
     shown = {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cuda", "PYTHONPATH": str(ROOT)}
     environment = clean_environment(shown if kind else {})
     starter = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.PIPE)

@@ -21,7 +21,7 @@ from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.data.indexed import IndexedData
 from trainer.optim.learning_rate import lr_factor
 
-PAGE = (ROOT / "docs" / "coming_from.md").read_text()
+PAGE = (ROOT / "docs/coming_from.md").read_text()
 
 
 @pytest.fixture

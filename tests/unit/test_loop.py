@@ -51,7 +51,7 @@ def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step
     with pytest.raises(Stopped):
         trainer.fit()
     assert trainer.run.step > 3
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [
         f"step-{trainer.run.step:08}"
     ]
 

@@ -134,7 +134,7 @@ def main() -> None:
     # Frozen and thawed.
     first = ("embedding", "middle")
     built(launched, Case(learns=first), folder / "first", max_steps=2).fit()
-    path = folder / "first" / "checkpoints" / store.name_of(2)
+    path = folder / "first/checkpoints" / store.name_of(2)
     for name, learns in (
         ("thawed", (*first, "back", "scale")),
         ("frozen", ("middle",)),
@@ -166,11 +166,11 @@ def main() -> None:
 
     # A model that the main process cannot write, while the others are inside the collectives that
     # gather it.
-    blocked = seen / "config.yaml" / "model"
+    blocked = seen / "config.yaml/model"
     one = built(launched, Case(), folder / "export")
     results["export"] = said(lambda: one.run.export(blocked))
-    one.run.export(folder / "export" / "model")
-    results["exported"] = (folder / "export" / "model" / "model.safetensors").is_file()
+    one.run.export(folder / "export/model")
+    results["exported"] = (folder / "export/model/model.safetensors").is_file()
 
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
 

@@ -35,7 +35,7 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     said = "note: best/ of step 3 is in another folder: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [6]
-    assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
+    assert (tmp_path / "branch/best/model.safetensors").is_file()
     lose(tmp_path / "run", 8, 7)
     trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **BEST)
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [3]

@@ -32,4 +32,4 @@ def test_the_model_is_exported_if_the_last_save_fails(
     with pytest.raises(CheckpointError, match="was not saved: Holds"):
         fit(tmp_path, None, Holds(since))
     assert steps(tmp_path)[0] == since - 1
-    assert (tmp_path / "model" / "model.safetensors").is_file() == is_exported
+    assert (tmp_path / "model/model.safetensors").is_file() == is_exported

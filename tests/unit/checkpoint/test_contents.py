@@ -52,7 +52,7 @@ def test_rare_dtypes_are_saved_and_exported(
         cli.main(["export", str(checkpoint(tmp_path / "new", 4)), "--to", str(tmp_path / "out")])
         == 0
     )
-    typed = load_file(tmp_path / "out" / "model.safetensors")["typed"]
+    typed = load_file(tmp_path / "out/model.safetensors")["typed"]
     assert str(typed.dtype) == f"torch.{dtype}" and typed.to(torch.float32).tolist() == [1, 1, 1]
 
 

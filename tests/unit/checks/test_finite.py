@@ -22,7 +22,7 @@ from trainer.data.order import epoch_order
 
 
 def test_the_page_names_each_rule_by_file_and_function() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs/architecture.md").read_text()
     table = page.split("## A number that is not finite\n")[1].split("\n## ")[0]
     rows = re.findall(r"\| `([\w/]+)\.py` \| `([\w.]+)` \|", table)
     assert len(rows) == table.count("\n| ") - 1, "beside the head"

@@ -21,11 +21,11 @@ from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.resolve import resolve
 
-FOLDER = ROOT / "examples" / "clusters"
+FOLDER = ROOT / "examples/clusters"
 FILES = sorted(
     path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts
 )
-PAGE = (ROOT / "docs" / "clusters.md").read_text()
+PAGE = (ROOT / "docs/clusters.md").read_text()
 # What runs on another machine: names of files of this repository, with a strategy's in the place of
 # its variable.
 NAMED = re.compile(
@@ -64,15 +64,15 @@ def test_every_file_stands_on_the_page() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_files_without_a_number_of_processes_are_the_committed_ones(strategy: str) -> None:
-    committed = read_accelerate_file(ROOT / "accel_configs" / f"{strategy}.yaml")
-    anywhere = read_accelerate_file(FOLDER / "accel_configs" / f"{strategy}.yaml")
+    committed = read_accelerate_file(ROOT / f"accel_configs/{strategy}.yaml")
+    anywhere = read_accelerate_file(FOLDER / f"accel_configs/{strategy}.yaml")
     assert anywhere.world_size is None and committed.world_size is not None
     for name in ("strategy", "fsdp", "deepspeed", "settings", "notices"):
         assert getattr(anywhere, name) == getattr(committed, name)
 
 
 def experiment(strategy: str) -> dict[str, Any]:
-    return dict(yaml.safe_load((FOLDER / "determined" / f"{strategy}.yaml").read_text()))
+    return dict(yaml.safe_load((FOLDER / f"determined/{strategy}.yaml").read_text()))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -130,7 +130,7 @@ def test_a_file_starts_a_training_with_its_own_defaults(
 
 
 @pytest.mark.parametrize("world", [1, 2, 8, 16])
-@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "configs").glob("*.yaml")))
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/configs").glob("*.yaml")))
 def test_a_config_starts_on_any_number_of_processes(path: Path, world: int) -> None:
     plan = plan_of({str(path)}, world)
     keeps_its_batch = load_config(["--config", str(path)]).config.global_batch_size

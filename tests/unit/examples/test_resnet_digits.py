@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 import trainer
 from trainer.commands.evaluate import evaluate
 
-CONFIG = str(ROOT / "examples" / "configs" / "resnet_digits.yaml")
+CONFIG = str(ROOT / "examples/configs/resnet_digits.yaml")
 
 
 def test_the_resnet_trains_and_is_evaluated(tmp_path: Path) -> None:

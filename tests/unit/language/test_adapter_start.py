@@ -61,10 +61,10 @@ def test_an_adapter_goes_on_with_its_values_and_settings(
         torch.testing.assert_close(model.eval()(input_ids=ids).logits, expected)
 
     fit(tmp_path / "run", causal, max_steps=2)  # the export is compared with the trained model
-    after = json_in(tmp_path / "run" / "model" / "adapter_config.json")
+    after = json_in(tmp_path / "run/model/adapter_config.json")
     assert (after["r"], after["lora_alpha"]) == (3, 9)
     assert after["base_model_name_or_path"] == causal.model
-    trained = load_file(tmp_path / "run" / "model" / FILE)
+    trained = load_file(tmp_path / "run/model" / FILE)
     assert all(not torch.equal(trained[name], held[name]) for name in held)
 
 
@@ -76,7 +76,7 @@ def test_the_adapter_of_a_classifier_goes_on_with_its_last_layer(
     settings["cache_dir"] = str(tmp_path)
     first = SequenceClassifier(model=str(llama), adapter=Adapter(r=2), **settings)
     fit(tmp_path / "run", first, max_steps=2)
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "run/model"
     again = SequenceClassifier(model=str(folder), **settings)
     model: Any = build_whole(again)
     held = load_file(folder / FILE)
@@ -133,7 +133,7 @@ def test_the_reference_of_fused_experts(given: Path, tmp_path: Path) -> None:
     base = str(save_model(tmp_path / "mixtral", "mixtral"))
     first = DPO(**{**settings, "model": base}, adapter={"r": 2})
     trainer(first, tmp_path / "first", lr=0.1).fit()
-    model: Any = build_whole(DPO(**{**settings, "model": str(tmp_path / "first" / "model")})).eval()
+    model: Any = build_whole(DPO(**{**settings, "model": str(tmp_path / "first/model")})).eval()
     assert any("experts" in name for name, _ in model.named_parameters() if "lora_" in name)
     batch = {"input_ids": torch.arange(12)[None]}
     begun = model(**batch).logits

@@ -41,13 +41,13 @@ def test_trained_layers_begin_with_the_files_and_are_exported(
     }
 
     fit(tmp_path / "run", causal, max_steps=2)
-    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run/model")
     merged = loaded.merge_and_unload()
     for name in ("get_input_embeddings", "get_output_embeddings"):
         ours, before = (getattr(part, name)().weight for part in (merged, plain))
         assert ours.shape == before.shape and not torch.allclose(ours, before)
 
-    again: Any = build_whole(task(model=str(tmp_path / "run" / "model")))
+    again: Any = build_whole(task(model=str(tmp_path / "run/model")))
     torch.testing.assert_close(again.eval()(input_ids=ids).logits, merged.eval()(ids).logits)
 
 
@@ -69,8 +69,8 @@ def test_new_rows_are_the_mean_of_the_others_and_are_exported(
     assert is_same == tied
 
     fit(tmp_path / "run", causal, max_steps=2)
-    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
     assert exported.config.vocab_size == len(tokenizer) == VOCABULARY + 2
     assert tokenizer("<|done|>")["input_ids"] == [VOCABULARY + 1]
     assert exported.config.tie_word_embeddings == tied
@@ -84,7 +84,7 @@ def test_an_adapter_with_new_tokens_names_the_model_of_the_files(
 
     ours = {"new_tokens": NEW, "rows": ROWS}
     fit(tmp_path / "run", task(adapter={"r": 2, "trained": ENDS}, **ours), max_steps=2)
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "run/model"
     assert json_in(folder / "adapter_config.json")["base_model_name_or_path"] == str(llama)
     loaded: Any = AutoPeftModelForCausalLM.from_pretrained(folder)
     held = load_file(folder / "adapter_model.safetensors")

@@ -126,7 +126,7 @@ def test_a_recipe_runs_in_tiny(name: str, folder: Path, tmp_path: Path) -> None:
 
 def test_forty_recipes_are_counted_as_the_page_says() -> None:
     assert (len(RECIPES), len(SAID)) == (40, 28)
-    page = (ROOT / "docs" / "fine_tuning.md").read_text()
+    page = (ROOT / "docs/fine_tuning.md").read_text()
     for name in {name.split()[0] for name in RECIPES}:
         of_source = [key for key in RECIPES if key.startswith(name)]
         counts = f"| {len(of_source)} | {sum(key in SAID for key in of_source)} |"

@@ -71,7 +71,7 @@ def test_the_export_of_an_adapter_loads_as_a_classifier_with_one_label(
     training = trainer(reward, tmp_path / "run")
     training.fit()
     loaded: Any = AutoPeftModelForSequenceClassification.from_pretrained(
-        tmp_path / "run" / "model", num_labels=1, pad_token_id=1
+        tmp_path / "run/model", num_labels=1, pad_token_id=1
     )
     data = reward.build_data()
     batch = data.collate([data.train[at] for at in range(4)])
@@ -102,7 +102,7 @@ def test_the_score_is_that_of_the_end_of_a_text(
     measured = training.fit()
     assert "not in the model" not in capsys.readouterr().out
 
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "run/model"
     loaded: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert loaded.config.num_labels == 1
     exported = AutoTokenizer.from_pretrained(folder)

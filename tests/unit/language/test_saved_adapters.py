@@ -41,7 +41,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     again.fit()
     again.run.close()
     assert "finished already at step 6; nothing to do" in capsys.readouterr().out
-    assert (tmp_path / "run" / "summary.json").read_bytes() == summary
+    assert (tmp_path / "run/summary.json").read_bytes() == summary
     state(tmp_path / "run", overwrite=True).run.close()  # an exported adapter is of a run
 
 
@@ -96,7 +96,7 @@ def test_parity_compares_adapters(
         "micro_batch_size: 4\nglobal_batch_size: 8\n"
         "lr: 0.01\neps: 1e-4\nmax_steps: 6\n"
     )
-    workers = str(ROOT / "tests" / "workers")
+    workers = str(ROOT / "tests/workers")
     imported = (
         f"import sys; sys.path.insert(0, {workers!r})\nfrom brought_language import Language\n"
     )

@@ -272,6 +272,6 @@ def test_the_iteration_is_in_bf16_on_gpus_alone() -> None:
 
 
 def test_the_optimizer_on_the_page_is_the_one_that_is_tested() -> None:
-    page = (ROOT / "docs" / "muon.md").read_text()
-    source = (ROOT / "tests" / "workers" / "row_scaled.py").read_text()
+    page = (ROOT / "docs/muon.md").read_text()
+    source = (ROOT / "tests/workers/row_scaled.py").read_text()
     assert f"```python\n# row_scaled.py\n{source}```" in page
