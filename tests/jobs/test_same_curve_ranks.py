@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 SCALED: dict[str, dict[str, Any]] = {
     "curve_fp16": {**FP16, "max_steps": 8, "lr": 0.01, "task_settings": {"norm": False}},
     "overflow": {
-        **{**FP16, "max_steps": 12, "lr": 1e-3, "schedule": "linear"},
+        **{**FP16, "max_steps": 12, "lr": 1e-3, "schedule": "linear", "optimizer": "adamw"},
         "task_settings": {"norm": False, "scale": 20.0},
     },
 }
