@@ -34,7 +34,7 @@ def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
     assert kept == [4, 2], "nothing is renamed"
     assert (
         said["wrong"] == ["", [2]]
-        and (tmp_path / "seen" / "checkpoints" / "step-00000004.damaged").is_dir()
+        and (tmp_path / "seen/checkpoints/step-00000004.damaged").is_dir()
     )
     assert (
         said["export"].startswith("CheckpointError: the model could not be written to ")

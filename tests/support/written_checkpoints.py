@@ -26,7 +26,7 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
     (temporary / "extras").mkdir()
     files.append(write_file(temporary / store.STATE, [state_text(state(step, world))]))
     files.append(
-        write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
+        write_file(temporary / "extras/config.json", [f"{step}".encode()], "extras/config.json")
     )
     facts = {
         "step": step,

@@ -55,6 +55,14 @@ if TYPE_CHECKING:
     from ..run_plan import Plan
 
 
+class Scaler(ShardedGradScaler):
+    """torch's scaler, with a flag of the shape of the count from which a fused AdamW takes it."""
+
+    def _unscale_grads_(self, optimizer: Optimizer, inv_scale: Tensor, *flag: Any) -> Any:
+        found_inf, *more = flag
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf.squeeze(), *more)
+
+
 class FSDP2(Strategy):
     """Each rank keeps rows of every parameter. Whole layers exist only while they compute."""
 
@@ -103,7 +111,7 @@ class FSDP2(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
-            self.accelerator.scaler = ShardedGradScaler(self.accelerator.device.type)
+            self.accelerator.scaler = Scaler(self.accelerator.device.type)
         super().prepare(model, optimizer)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:

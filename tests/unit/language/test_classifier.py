@@ -203,7 +203,6 @@ def test_labels_of_other_problems_and_unknown_labels_are_refused(
         task(folder, "bert", data=str(texts), text_pair_column="other").build_data()
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_new_layer_outside_of_an_adapter_is_refused_before_training(
     folder: Path, tmp_path: Path
 ) -> None:
