@@ -182,10 +182,8 @@ def add_reference(model: Any) -> None:
     """Add a frozen second adapter to a peft model, in place, for the values of the first."""
     config = copy.deepcopy(model.active_peft_config)
     config.lora_dropout = 0.0
+    # peft trains the active adapter alone, which is the first.
     model.add_adapter(REFERENCE, config, low_cpu_mem_usage=True)
-    for name, parameter in model.named_parameters():
-        if f".{REFERENCE}" in name:
-            parameter.requires_grad_(False)
 
 
 def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> list[Pretrained]:
