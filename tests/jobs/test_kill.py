@@ -92,16 +92,16 @@ class Killer(threading.Thread):
     ("task", "workers"),
     [
         ("resuming:Odd", 0),
-        ("mixing:Mixture", 1),
-        ("mixing:OnBlocks", 0),
-        ("mixing:OnBlocks", 3),
-        ("mixing:OnShards", 1),
+        ("data_tasks:Mixture", 1),
+        ("data_tasks:OnBlocks", 0),
+        ("data_tasks:OnBlocks", 3),
+        ("data_tasks:OnShards", 1),
     ],
 )
 def test_whatever_is_killed_goes_on_anywhere(task: str, workers: int, tmp_path: Path) -> None:
     commands, draw, folder = layouts(tmp_path), random.Random(KILLS), tmp_path / "run"
     config = {"task": f"tests.workers.{task}", "workers": workers}
-    if task.startswith("mixing:On"):
+    if task.startswith("data_tasks:On"):
         config["task_settings"] = {"files": f"{tmp_path}/rows*.jsonl"}
         for file in range(3):
             rows = [{"id": row, "label": row % 3} for row in range(file, 200, 3)]

@@ -85,7 +85,9 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
     """
     given = adapter.start if adapter else None
     file = Path(given or model or "").expanduser() / CONFIG
-    if not given and not file.is_file():
+    if not file.is_file():
+        if given:
+            raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
         return adapter, model
 
     config = json.loads(file.read_text(encoding="utf-8"))
