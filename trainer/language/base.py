@@ -20,7 +20,6 @@ from .adapters import (
     Adapter,
     adapter_part,
     add_adapter,
-    refuse_lost,
     set_lengths,
     started,
     with_copies,
@@ -243,7 +242,6 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        refuse_lost(adapted, self.new)
         if self.adapter.dora and not self.adapter.start:
             set_lengths(adapted, self.stored(adapted))
         return adapted
@@ -259,7 +257,7 @@ class LanguageTask(Task):
         return with_copies(model, self.stored and self.stored(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        return adapter_part(model, self.model_config) if self.adapter else None
+        return adapter_part(model, self.model_config, self.new) if self.adapter else None
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.

@@ -211,7 +211,8 @@ def test_a_new_layer_outside_of_an_adapter_is_refused_before_training(
     adapter: dict[str, Any] = {"r": 2, "targets": ["query"]}
     settings = {"model": str(tmp_path / "masked"), "cache_dir": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"pooler.dense.bias.* is new, .* adapter\.trained"):
-        task(folder, "bert", adapter=adapter, **settings).build_model()
+        given = task(folder, "bert", adapter=adapter, **settings)
+        given.saved_part(given.build_model())
 
     named = task(folder, "bert", adapter={**adapter, "trained": ["pooler"]}, **settings)
     fit(tmp_path / "run", named, max_steps=2)  # the export is compared with the trained model
