@@ -213,7 +213,8 @@ def adapter_part(
     names = _names_in_file(model)
 
     _refuse_tied(model, ".base_layer.")
-    for name in {*new} - {name.removeprefix("base_model.model.") for name in names.values()}:
+    in_file = {name.removeprefix("base_model.model.") for name in names.values()}
+    for name in sorted({*new} - in_file):
         raise setting_error(
             "adapter",
             name,
