@@ -32,7 +32,7 @@ from .packing import IGNORED
 from .pretrained import configure, from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
-from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
+from .tokens import Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
 from .varlen import NAME, Whole
 from .weighted_source import WeightedSource
 
@@ -300,7 +300,7 @@ class TokenTask(LanguageTask):
     corpus: ClassVar[type[Corpus]] = Corpus
 
     config: dict[str, Any] | None = None
-    bad_rows: BadRows = None
+    bad_rows: Literal["leave_out"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,6 @@ from .quantized import training_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reference = Literal["without_adapter", "start", "frozen", "computed_once"]
 # Objectives with log-probabilities a token. The last two have no reference.
 BY_TOKEN = ("ipo", "orpo", "simpo")
 BLOCK = 4  # pairs whose log-probabilities are computed at once
@@ -73,7 +72,7 @@ class DPO(PreferenceTask):
     rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
     has_documents: ClassVar[bool] = True
 
-    reference: Reference | None = None
+    reference: Literal["without_adapter", "start", "frozen", "computed_once"] | None = None
     reference_model: LocalPath | None = None
     beta: Annotated[float, Field(gt=0)] = 0.1
     objective: Literal["sigmoid", "robust", "ipo", "orpo", "simpo"] = "sigmoid"
@@ -102,7 +101,7 @@ class DPO(PreferenceTask):
             )
 
     @property
-    def kind(self) -> Reference | None:
+    def kind(self) -> Literal["without_adapter", "start", "frozen", "computed_once"] | None:
         """Return the kind of the reference. None for an objective without a reference."""
         if self.objective in BY_TOKEN[1:]:
             return None

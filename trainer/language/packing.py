@@ -25,8 +25,6 @@ from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
-Packing = Literal["best_fit", "none"]
-LongDocuments = Literal["split", "cut", "refuse"]
 
 
 class Rows:
@@ -76,8 +74,8 @@ def plan_rows(
     ends: Int64Array,
     *,
     length: int,
-    packing: Packing,
-    long_documents: LongDocuments,
+    packing: Literal["best_fit", "none"],
+    long_documents: Literal["split", "cut", "refuse"],
 ) -> tuple[Int64Array, Int64Array]:
     """Cut documents into pieces, and put the pieces into rows.
 
