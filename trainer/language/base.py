@@ -357,10 +357,19 @@ class TokenTask(LanguageTask):
 
     def labels(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the labels of the positions of ``inputs``."""
+        if "boundaries" in batch:
+            return self.processes.tokens(batch, "labels")
         return batch["labels"]  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return mean_loss(model, self.inputs(batch), self.labels(batch))
+        inputs, labels = self.inputs(batch), self.labels(batch)
+        if self.processes.size == 1:
+            return mean_loss(model, inputs, labels)
+        own = (labels != IGNORED).sum()
+        # A part without a target has 0 times the loss of false targets. A mean of nothing is NaN.
+        loss = mean_loss(model, inputs, labels.where(own > 0, 0))
+        # The mean over the processes is the mean over all targets.
+        return loss * (self.processes.size * own / self.weight(batch))
 
     def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
@@ -385,7 +394,12 @@ class TokenTask(LanguageTask):
 
         ``which`` are further arguments of the model.
         """
-        return token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
+        losses = token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
+        if "boundaries" not in batch:
+            return losses
+        whole = losses.new_zeros(batch["labels"].numel())
+        whole = whole.index_copy(0, self.processes.places(batch), losses[0])
+        return self.processes.sum(whole).view_as(batch["labels"])
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how
