@@ -278,8 +278,8 @@ def _names_in_file(model: Any) -> dict[str, str]:
     if lost:
         raise setting_error(
             "adapter",
-            model.active_peft_config.peft_type.value,
-            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
-            "no saved modules",
+            listed(lost),
+            "cannot be held by the file of an adapter; train the adapter alone, and tie no saved "
+            "modules",
         )
     return names

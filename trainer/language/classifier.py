@@ -105,8 +105,8 @@ class SequenceClassifier(LanguageTask):
             raise setting_error(
                 "label_column",
                 self.label_column,
-                f"is {given!r} in {origin}; a label is a text or a whole number, with problem_type "
-                f"{MULTI} a list of these, and with {REGRESSION} a number",
+                f"is {given!r} in {origin}; a label is a text or a whole number, with "
+                "multi_label_classification a list of these, and with regression a number",
             )
         return [*dict.fromkeys(map(str, whole))]
 

@@ -88,16 +88,15 @@ class DPO(PreferenceTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reference in ("without_adapter", "start") and not self.adapter:
-            raise ValueError(f"reference: {self.reference} needs an adapter")
+            raise ValueError("reference: without_adapter and start need an adapter")
         if self.reference_model and self.kind != "frozen":
-            raise ValueError(f"reference_model: has no use with reference: {self.kind}")
+            raise ValueError("reference_model: has no use without reference: frozen")
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
         has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
         if has_smoothing or self.reference != (self.reference and self.kind):
             raise ValueError(
-                f"objective: {self.objective} has no such reference, or no label_smoothing; leave "
-                "the key out"
+                "objective: has no such reference, or no label_smoothing; leave the key out"
             )
 
     @property
@@ -231,7 +230,7 @@ class DPO(PreferenceTask):
         pairs: Any = ConcatDataset(self.sets)
         device = training_device()
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
-        say(f"reference: the log-probabilities of {len(pairs)} pairs are computed")
+        say("reference: the log-probabilities of all pairs are computed")
         numbers = [*range(len(pairs))]
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:

@@ -86,12 +86,11 @@ def plan_rows(
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
     """
-    longest = int((ends - starts).max(initial=0))
-    if longest - 1 > length and long_documents == "refuse":
+    if long_documents == "refuse" and (ends - starts > length + 1).any():
         raise setting_error(
             "sequence_length",
             length,
-            f"a document has {longest} tokens; set a longer one, or long_documents",
+            "a document has more tokens; set a longer one, or long_documents",
         )
     pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
     rows = np.arange(len(pieces) + 1)

@@ -140,7 +140,7 @@ def _find(name: str, key: str) -> Source:
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
         raise setting_error(
-            key, name, f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
+            key, name, "holds texts; name the files, each of which is a row: FOLDER/**/*.txt"
         )
 
     digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
