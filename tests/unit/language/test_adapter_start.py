@@ -183,7 +183,7 @@ def test_settings_that_cannot_be(adapter: Path, given: Path, tmp_path: Path) -> 
     again = DPO(**settings, adapter={"start": str(adapter)}, tokenizer=words)
     with pytest.raises(ConfigError, match=r"it holds an adapter; give the adapter's model, and"):
         again.build_model()
-    with pytest.raises(ValueError, match="reference: start needs an adapter"):
+    with pytest.raises(ValueError, match="and start need an adapter"):
         DPO(**{**settings, "model": str(given / "llama")}, reference="start")
     assert DPO(**settings, reference="without_adapter").kind == "without_adapter"
     assert DPO(**settings, reference_model=str(given / "other")).kind == "frozen"

@@ -109,19 +109,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"model": None, "config": {"model_type": "llama"}, "tokenizer": "x"},
         "config: preferences need a trained model",
     ),
-    "no adapter": ({"reference": "without_adapter"}, "needs an adapter"),
+    "no adapter": ({"reference": "without_adapter"}, "need an adapter"),
     "no use": (
         {"reference": "computed_once", "reference_model": "x"},
-        "reference_model: has no use with reference: computed_once",
+        "reference_model: has no use without",
     ),
     "4 bits": (
         {"adapter": Adapter(quantize="nf4"), "reference": "frozen"},
         "a model in 4 bits has the reference without_adapter",
     ),
-    "ipo": ({"objective": "ipo", "label_smoothing": 0.1}, "objective: ipo has no such"),
+    "ipo": ({"objective": "ipo", "label_smoothing": 0.1}, "objective: has no such"),
     "orpo": (
         {"objective": "orpo", "reference": "frozen"},
-        "objective: orpo has no such",
+        "objective: has no such",
     ),
 }
 

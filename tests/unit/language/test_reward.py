@@ -136,7 +136,7 @@ def test_a_side_that_is_too_long_is_refused(
     task: Callable[..., RewardModel], tmp_path: Path
 ) -> None:
     """A text that is cut off has no score of its end."""
-    with pytest.raises(ConfigError, match=r"row \d+'?: a side has \d+ tokens, and sequence_length"):
+    with pytest.raises(ConfigError, match=r"row \d+'?: sequence_length allows \d+ tokens"):
         task(sequence_length=30).build_data()
     few = task(sequence_length=60, bad_rows="leave_out").build_data()
     assert 0 < len(few.train) < 8
