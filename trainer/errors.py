@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -98,7 +98,7 @@ def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainCo
     part = key
     while part:
         if part in origins:
-            return origins[part].named(key)
+            return origins[part] if part == key else origins[part].named(key)
         part = part.rpartition(".")[0]
     return Origin(otherwise, key=key)
 
@@ -156,6 +156,18 @@ class ConfigError(TrainerError, ValueError):
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         # Pickle, which sends errors to other ranks, would call the class with the text.
         return ConfigError, (self.problems,)
+
+
+def config_error(
+    broken: Mapping[str, tuple[str, Any]], origin: Callable[[str], Origin]
+) -> ConfigError:
+    """Return the error of several mistakes: the rules and the wrong values by key."""
+    return ConfigError(
+        [
+            Problem(origin=origin(key), rule=rule, value=value)
+            for key, (rule, value) in broken.items()
+        ]
+    )
 
 
 def usage_error(key: str, value: object, rule: str) -> ConfigError:

@@ -30,7 +30,7 @@ import trainer
 from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
 from trainer.commands.replay import replay
 from trainer.config.named_class import find_class
-from trainer.config.validate import Validator
+from trainer.config.validate import build
 from trainer.data.now import current
 from trainer.errors import Origin
 from trainer.launching import launch
@@ -319,8 +319,7 @@ def configured(folder: Path, case: str, **settings: Any) -> TrainConfig:
 def train(config: TrainConfig, file: str | None) -> dict[str, Any]:
     """Train as configured, and return all numbers of the run."""
     cls = find_class(config.task, Task, Origin("task"))
-    task = Validator(Origin("task_settings").named).build(cls, config.task_settings)
-    assert task is not None
+    task = build(cls, config.task_settings, Origin("task_settings").named)
     made = Trainer(task, config, launch(config, accel_config=file))
     made.fit()
     made.run.close()

@@ -12,7 +12,7 @@ from ..config.arguments import sort_files, split_command_line
 from ..config.documents import Document
 from ..config.paths import not_local
 from ..config.train_config import TrainConfig
-from ..config.validate import Validator
+from ..config.validate import build
 from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
 
@@ -45,7 +45,7 @@ def read_words(
         for key in texts.keys() - annotations_of(TrainConfig)
         if get_close_matches(key, annotations_of(cls), 1, 0.8)
     }
-    options = Validator(Origin(COMMAND_LINE).named, own).made(cls, {})
+    options = build(cls, {}, Origin(COMMAND_LINE).named, texts=own)
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

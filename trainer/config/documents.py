@@ -7,7 +7,6 @@ YAML's nodes instead.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,8 +45,7 @@ class Document:
 
     def origin(self, key: str) -> Origin:
         """Return the line of a dotted key, or that of the nearest mapping around the key."""
-        # The origin of a key from an accelerate file has the name that the key has there.
-        return self.origins.get(key) or origin_of(self.origins, key, self.path)
+        return origin_of(self.origins, key, self.path)
 
 
 def read_document(path: str | Path) -> Document:
@@ -57,7 +55,7 @@ def read_document(path: str | Path) -> Document:
         ConfigError: the file is missing, not parseable or no mapping, or a key is set twice.
     """
     name = str(path)
-    file = Path(os.path.expanduser(name))
+    file = Path(name).expanduser()
     try:
         if file.stat().st_size > _MOST_BYTES or not (file.is_file() or file.is_dir()):
             raise ValueError("is a pipe, a device, or larger than 1 MiB")
@@ -106,7 +104,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0].removeprefix(_TAG) in ("bool", "null", "merge")]
+    first: [pair for pair in pairs if pair[0].endswith(("bool", "null", "merge"))]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _name, _pattern in _OWN_NUMBERS.items():

@@ -45,31 +45,27 @@ class Reconciler:
 
     def found(self, key: str) -> Sourced[Any]:
         """Return the value of a key that counts, for messages."""
-        origin = self.origins.get(key) or origin_of(self.origins, key)
-        return Sourced(getattr(self.chosen, key), origin)
+        return Sourced(getattr(self.chosen, key, None), origin_of(self.origins, key))
 
     def _choose(self, key: str, asked: Sourced[Any]) -> None:
         """Choose the launch files' value of a key, or leave the config's."""
         origin = asked.origin
-        configured = getattr(self.chosen, key, None)
         units = [unit for unit in WARMUPS if getattr(self.chosen, unit)]
         if key == "warmup_type" and not units:
             return
+        # The config may give the warm-up in samples, or as a fraction. Then the config holds.
+        own = units[0] if key == "warmup_steps" and units else key
+        configured = self.found(own)
         if key == "max_steps" and self.chosen.epochs is not None:
-            raise self.found(key).disagrees(asked)
-        if key == "warmup_steps" and units not in ([], [key]):
-            # The config gives the warm-up in samples, or as a fraction. Then the config holds.
-            if not origin.is_default:
-                raise self.found(units[0]).disagrees(asked)
-            return
+            raise configured.disagrees(asked)
 
         if origin.is_default:
-            if key in self.origins or asked.value == configured:
+            if own in self.origins or asked.value == configured.value:
                 return
             rule = f"DeepSpeed's default holds, {asked.value}"
             self.notices.append(f"{origin.place}: {origin.key}: {rule}")
-        if not self.is_given(key):
-            self.origins[key] = origin
-        elif configured not in (None, asked.value):
-            raise self.found(key).disagrees(asked)
+        if not self.is_given(own):
+            self.origins[own] = origin
+        elif own != key or configured.value not in (None, asked.value):
+            raise configured.disagrees(asked)
         setattr(self.chosen, key, asked.value)

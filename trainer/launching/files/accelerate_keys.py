@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from ...config.documents import Document
-from ...errors import ConfigError, Origin, Problem, Sourced
+from ...errors import Origin, Sourced, config_error
 from ...private.accelerate import launch_arguments
 from ...text import did_you_mean
 
@@ -76,13 +76,7 @@ def read_model(model: type[M], values: Mapping[str, Any], origin: Callable[[str]
     except ValidationError as error:
         from ...config.pydantic_errors import broken_rules
 
-        broken = broken_rules(error, values, model.model_fields)
-        raise ConfigError(
-            [
-                Problem(origin=origin(key), rule=rule, value=value)
-                for key, (rule, value) in broken.items()
-            ]
-        ) from None
+        raise config_error(broken_rules(error, values, model.model_fields), origin) from None
 
 
 def merge(settings: dict[str, Sourced[Any]], others: Entries) -> None:

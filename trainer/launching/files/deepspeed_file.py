@@ -97,15 +97,14 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
     found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or given]
     if len(on) > 1:
         raise found[1].disagrees(found[0])
-    if on:
-        settings["mixed_precision"] = found[0]
-    elif found and all("enabled" in data[name] for name in given):  # switched off, and none is open
-        settings["mixed_precision"] = found[0].meaning("no")
+    # Switched off counts if none is open.
+    if on or (found and all("enabled" in data[name] for name in given)):
+        settings["mixed_precision"] = found[0] if on else found[0].meaning("no")
     strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
         strategy=strategy,
         strategy_origin=origin,
-        settings=settings | read_sections(doc),
+        settings=settings | read_sections(doc, data),
         deepspeed=_engine_config(data) if stage else {},
         notices=() if stage else (note,),
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},

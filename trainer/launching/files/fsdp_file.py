@@ -35,6 +35,11 @@ class _Plugin(BaseModel):
     activation_checkpointing_offload: Annotated[
         bool, Field(alias="fsdp_activation_checkpointing_offload")
     ] = False
+    state_dict_type: Annotated[
+        Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"],
+        Upper,
+        Field(alias="fsdp_state_dict_type"),
+    ] = "SHARDED_STATE_DICT"
     ignored_modules: Annotated[Off, Field(alias="fsdp_ignored_modules", exclude=True)] = None
 
 
