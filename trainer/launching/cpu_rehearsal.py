@@ -36,9 +36,9 @@ def rehearsed(request: Request, both: Reconciler) -> Request:
     zero = engine[_ZERO] = dict(engine[_ZERO])
     left_out = [key for key in _QUANTIZED if zero.get(key)]
     if zero.get("offload_param", {}).get("device") == "nvme":
-        left_out.append("offload_param")
+        left_out.append("offload_param.device")
     for key in left_out:
-        del zero[key]
+        del zero[key.removesuffix(".device")]
         place = request.origins[f"deepspeed.{_ZERO}.{key}"]
         both.notices.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
     return replace(request, deepspeed=engine)

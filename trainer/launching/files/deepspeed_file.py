@@ -52,21 +52,25 @@ def read_deepspeed_file(path: str | Path, *, use_cpu: bool = False) -> Request:
     return replace(_request(doc, use_cpu=use_cpu), files=(doc.path,))
 
 
-def read_inline(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
-    """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON."""
-    stage = entries.get("zero_stage")
-    if stage is None:
+def read_section(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
+    """Return the request of the section deepspeed_config, or of the JSON that the section names."""
+    given = {key: entries[name] for name, key in INLINE.items() if name in entries}
+    file = entries.get("deepspeed_config_file")
+    if file is not None:
+        for found in given.values():
+            raise found.error(f"is given beside {file.origin}, which must say it; remove it here")
+        return read_deepspeed_file(file.value, use_cpu=use_cpu)
+
+    if INLINE["zero_stage"] not in given:
         rule = "is required: accelerate takes 2 without a word"
         raise origin.named("deepspeed_config.zero_stage").error(rule)
-
-    data: dict[str, Any] = {}
-    origins = {}
-    for name, key in INLINE.items():
-        entry = entries.get(name)
-        if entry is not None and str(entry.value).lower() not in ("none", "false"):
-            data = with_values(data, {key: entry.value})
-            origins[key] = origins[key.rpartition(".")[0]] = entry.origin
-    doc = Document(path=stage.origin.source, data=data, origins=origins)
+    values = {
+        key: found.value
+        for key, found in given.items()
+        if str(found.value).lower() not in ("none", "false")
+    }
+    origins = {key: found.origin for key, found in given.items()}
+    doc = Document(path=origin.source, data=with_values({}, values), origins=origins)
     return _request(doc, use_cpu=use_cpu)
 
 
