@@ -19,7 +19,7 @@ _QUANTIZED = (
 
 
 def rehearsed(request: Request, chosen: Reconciler) -> Request:
-    """Return a request without settings of GPUs only. Choose a precision, and note chosen.
+    """Return a request without settings of GPUs only. Choose a precision, and note the changes.
 
     Settings that belong to fp16 or NVMe, and FSDP2's offload, are left out without a notice.
     """

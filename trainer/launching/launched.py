@@ -203,9 +203,9 @@ def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
     kind = accelerator.distributed_type.value
     expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
-    planned = (plan.strategy, plan.world_size, plan.device, plan.mixed_precision)
+    planned = (expected, plan.world_size, plan.device, plan.mixed_precision)
     made = (
-        plan.strategy if kind.startswith(expected) else kind,
+        kind[: len(expected)],
         accelerator.num_processes,
         accelerator.device.type,
         accelerator.mixed_precision,

@@ -39,17 +39,17 @@ def read_entries(doc: Document | None, flags: Entries) -> Entries:
 
     entries: dict[str, Sourced[Any]] = {}
     for name, part in doc.data.items():
-        values, known, above, prefix = {name: part}, top_level, "", ""
-        if name.endswith("_config") and name in top_level:
-            values, known, above = part or {}, arguments, f"{name}."
-            prefix = name.removesuffix("config")
+        section = name if name.endswith("_config") and name in top_level else ""
+        known = arguments if section else top_level
+        prefix = section.removesuffix("config")
+        values = (part or {}) if section else {name: part}
         if not isinstance(values, dict):
             raise doc.origin(name).error("must be a mapping", values)
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
-            found = Sourced(value, doc.origin(above + key))
+            found = Sourced(value, doc.origin(f"{section}.{key}".lstrip(".")))
             argument = key if key in known else prefix + key
             if argument not in known:
                 raise found.error(f"unknown key; {did_you_mean(key, known)}")
