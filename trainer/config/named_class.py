@@ -33,7 +33,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     if class_name in found:
         return found[class_name]
     # A folder is a module without a file. The run of a task often has the task's name.
-    place = vars(module).get("__file__") or "the folder of this name"
+    place = getattr(module, "__file__", None) or "the folder of this name"
     rule = f"{place} has no {base.__name__} {class_name!r}; {did_you_mean(class_name, found)}"
     raise origin.error(rule, named)
 
