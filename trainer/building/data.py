@@ -34,7 +34,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
         world_size=plan.world_size // plan.context_parallel,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
-        whole_micro_batches=plan.same_bits,
+        whole_micro_batches=setup.strategy.sums_exactly,
     )
     task.begin(plan)
     pin_memory = plan.device == "cuda"
@@ -88,15 +88,13 @@ def build_data(
     data = returned(task.build_data(), Data, task, "build_data")
 
     kind: type[TrainData] = IndexedData
-    own_order = getattr(data.train, "own_order", None)
-    most_workers = own_order and own_order.most_workers
     if size_of(data.train, "Data.train") is None:
         from ..data.stream import StreamData
 
-        kind, most_workers = StreamData, 1
-    if config.workers > (most_workers or config.workers):
-        rule = "this data is read in order, by one process a rank. Use 0 or 1"
-        raise origin_of(origins, "workers").error(rule, config.workers)
+        kind = StreamData
+        if config.workers > 1:
+            rule = "a stream is read in order, by one process a rank. Use 0 or 1"
+            raise origin_of(origins, "workers").error(rule, config.workers)
 
     return data, kind(
         data.train,
@@ -130,7 +128,8 @@ def _sampled(
             workers=workers,
         )
     ]
-    for batches in (evaluation_set.batches for evaluation_set in measured):
+    for evaluation_set in measured:
+        batches = evaluation_set.batches
         if batches.dataset is not data.train and not is_alone:
             sets.append(
                 SampledSet(

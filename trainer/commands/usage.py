@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar
 
 from ..config.annotations import annotations_of
 from ..config.arguments import sort_files, split_command_line
 from ..config.documents import Document
 from ..config.paths import not_local
-from ..config.train_config import TrainConfig
 from ..config.validate import build
 from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
@@ -39,12 +37,7 @@ def read_words(
         if rule:
             raise usage_error("", word, rule)
 
-    # A key that is nearly an option is no setting.
-    own = {
-        key: texts.pop(key)
-        for key in texts.keys() - annotations_of(TrainConfig)
-        if get_close_matches(key, annotations_of(cls), 1, 0.8)
-    }
+    own = {key: texts.pop(key) for key in texts.keys() & annotations_of(cls)}
     options = build(cls, {}, Origin(COMMAND_LINE).named, texts=own)
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
