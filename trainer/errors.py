@@ -140,7 +140,11 @@ class Problem:
     def __str__(self) -> str:
         key = self.origin.key
         value = hidden(self.value, key)
-        shown = "" if value is None else _shown(value)
+        shown = "" if value is None else repr(value)
+        if isinstance(value, bool):  # spelled as in YAML
+            shown = shown.lower()
+        if len(shown) > 80:
+            shown = f"{shown[:38]}...{shown[-39:]}"  # the end of a path says more than the middle
         return ": ".join(filter(None, (self.origin.place, key, shown, self.rule)))
 
 
@@ -173,13 +177,3 @@ def config_error(
 def usage_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a wrong word of the command line, under an option or ""."""
     return Origin(COMMAND_LINE, key=key).error(rule, value)
-
-
-def _shown(value: object) -> str:
-    """Return a value as text of at most 80 characters. Bools are spelled as in YAML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    if len(text) <= 80:
-        return text
-    return f"{text[:38]}...{text[-39:]}"  # the end of a path says more than the middle

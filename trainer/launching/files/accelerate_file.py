@@ -37,7 +37,7 @@ class _File(BaseModel):
 
     compute_environment: Annotated[Literal["LOCAL_MACHINE"], Upper] = "LOCAL_MACHINE"
     use_cpu: Annotated[bool, Field(strict=True)] = False
-    num_machines: _Size = 1
+    num_machines: Annotated[int, Field(ge=1)] = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
     parallelism_config_dp_replicate_size: _Size = 1

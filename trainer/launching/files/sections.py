@@ -70,9 +70,9 @@ def _read(
     if not section:
         return {}
     kind = section["type"].lower() if key == "optimizer" else section["type"]
-    name = _NAMES[key].get(kind)
-    if name is None:
-        rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
+    names = _NAMES[key]
+    if kind not in names:
+        rule = f"must be one of {', '.join(names)}; or set {key} in the training config"
         raise doc.origin(f"{key}.type").error(rule, section["type"])
 
     written = doc.data[key].get("params") or {}
@@ -82,7 +82,7 @@ def _read(
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = read_model(_model(key, kind), given, origin)
-    found = {config_key: Sourced(name, doc.origin(key))}
+    found = {config_key: Sourced(names[kind], doc.origin(key))}
     # "auto", and settings without a default of DeepSpeed's that counts
     left_out = {*written, "total_num_steps", "warmup_max_lr"} - given.keys()
     for setting, value in read.model_dump(exclude_none=True, exclude=left_out).items():
