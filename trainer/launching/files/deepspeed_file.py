@@ -14,7 +14,7 @@ from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ...private.deepspeed_engine import quiet
 from ..request import Request, visible_gpus
-from .accelerate_keys import Entries, read_model
+from .accelerate_keys import Entries, merge, read_model
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_sections
 
@@ -97,13 +97,13 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
         if data.get(key) is not None
     }
     given = [name for name in ("fp16", "bf16") if name in data]
-    on = [name for name in given if getattr(read, name).enabled]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or given]
-    if len(on) > 1:
-        raise found[1].disagrees(found[0])
-    # Switched off counts if none is open.
-    if on or (found and all("enabled" in data[name] for name in given)):
-        settings["mixed_precision"] = found[0] if on else found[0].meaning("no")
+    for name in given:
+        if getattr(read, name).enabled:
+            precision = Sourced(name, doc.origin(f"{name}.enabled"))
+            merge(settings, {"mixed_precision": precision})
+    is_open = not all("enabled" in data[name] for name in given)
+    if given and "mixed_precision" not in settings and not is_open:  # all are switched off
+        settings["mixed_precision"] = Sourced("no", doc.origin(f"{given[0]}.enabled"))
     strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
         strategy=strategy,
