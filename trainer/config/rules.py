@@ -23,9 +23,6 @@ def check_rules(c: Any) -> None:
     """Raise ConfigError if the valid values of a ``TrainConfig`` break a rule together."""
     for key, rule in _broken(c):
         raise Origin("TrainConfig", key=key).error(rule, getattr(c, key))
-    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
-        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
-        raise Origin("TrainConfig", key="same_bits").error(rule, True)
     if c.schedule is not None:
         check_schedule(c.schedule, c.schedule_settings)
 
@@ -37,11 +34,13 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
     if c.epochs is None and c.max_steps is None:
         yield "epochs", "epochs or max_steps is required"
 
-    if c.profile_steps is not None:
-        first, last = profiled_steps(c.profile_steps)
-        if not 2 <= first <= min(last, c.max_steps or last):
-            rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
-            yield "profile_steps", rule
+    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
+        yield "same_bits", "needs micro_batch_size and global_batch_size, which all layouts share"
+
+    first, last = profiled_steps(c.profile_steps or "2")
+    if c.profile_steps and not 2 <= first <= min(last, c.max_steps or last):
+        rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
+        yield "profile_steps", rule
 
     optimizer = c.optimizer or WITH_KEYS[0]
     if optimizer in WITH_KEYS and c.optimizer_settings:
