@@ -22,7 +22,7 @@ from .paths import not_local
 _MOST_BYTES = 2**20  # of a file, for which YAML's parser takes 5 to 10 s
 _MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
-_OF_KEYS = (f"{_TAG}str", f"{_TAG}merge")
+_OF_KEYS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
     "float": re.compile(
@@ -60,11 +60,10 @@ def read_document(path: str | Path) -> Document:
         if file.stat().st_size > _MOST_BYTES or not (file.is_file() or file.is_dir()):
             raise ValueError("is a pipe, a device, or larger than 1 MiB")
         text = file.read_text(encoding="utf-8")
-        if name.endswith(".json"):
+        is_json = name.endswith(".json")
+        data, origins = _parse(name, text.replace("\t", " ") if is_json else text)
+        if is_json:  # of which YAML's marks have the lines
             data = json.loads(text)
-            _, origins = _parse(name, text.replace("\t", " "))  # YAML's marks have the lines
-        else:
-            data, origins = _parse(name, text)
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

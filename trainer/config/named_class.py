@@ -11,7 +11,6 @@ from ..errors import Origin
 from ..text import did_you_mean, told
 
 T = TypeVar("T")
-CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
@@ -40,7 +39,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
 
 def check_name(text: str) -> str:
     """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
-    if re.fullmatch(CLASS, text) is None:
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is None:
         raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
     return text
 
