@@ -20,8 +20,8 @@ M = TypeVar("M", bound=BaseModel)
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
 
-Lower = BeforeValidator(lambda value: str(value).lower())
-Upper = BeforeValidator(lambda value: str(value).upper())
+Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 
 
 def read_entries(doc: Document | None, flags: Entries) -> Entries:
