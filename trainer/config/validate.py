@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -60,8 +61,9 @@ def build(
     try:
         return cls(**fitting)
     except ConfigError as error:
-        broken = {problem.origin.key: (problem.rule, problem.value) for problem in error.problems}
-        raise config_error(broken, origin) from None
+        raise ConfigError(
+            [replace(problem, origin=origin(problem.origin.key)) for problem in error.problems]
+        ) from None
     except ValueError as error:
         raise origin(prefix.removesuffix(".")).error(str(error)) from None
 

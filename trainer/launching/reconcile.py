@@ -28,8 +28,12 @@ class Reconciler(SimpleNamespace):
         self.notes: list[str] = []
         self.requested = requested
         # A config that was made in code has no origins. There a changed default counts as given.
-        changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
-        self.places = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
+        self.places = {
+            key: Origin("TrainConfig", key=key)
+            for key, value in vars(config).items()
+            if value != DEFAULTS.get(key)
+        }
+        self.places.update(origins)
 
         schedule = requested.get("schedule")
         if schedule and not self.is_given("warmup_fraction"):

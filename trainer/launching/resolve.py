@@ -128,7 +128,7 @@ def _cut(groups: int, chosen: Reconciler) -> int:
 
     ``groups`` is the number of processes, or of groups of processes, with rows of their own.
     """
-    whole = chosen.global_batch_size
+    whole = chosen.global_batch_size or 0
     micro = chosen.micro_batch_size
     steps: Any = chosen.accumulation_steps or (None if micro else 1)
     counted = "world_size" if "context_parallel" not in chosen.places else "groups"
@@ -136,8 +136,8 @@ def _cut(groups: int, chosen: Reconciler) -> int:
         f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {counted} "
         f"{groups}; micro_batch_size: null takes an equal share"
     )
-    micro = micro or max(1, (whole or 0) // (steps * groups))
-    steps = steps or max(1, (whole or 0) // (micro * groups))
+    micro = micro or max(1, whole // (steps * groups))
+    steps = steps or max(1, whole // (micro * groups))
     batch: int = micro * steps * groups
     if whole != batch and (whole or chosen.micro_batch_size is None):
         raise chosen.found("global_batch_size").error(rule)
