@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -98,7 +98,7 @@ def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainCo
     part = key
     while part:
         if part in origins:
-            return origins[part].named(key)
+            return origins[part] if part == key else origins[part].named(key)
         part = part.rpartition(".")[0]
     return Origin(otherwise, key=key)
 
@@ -140,7 +140,11 @@ class Problem:
     def __str__(self) -> str:
         key = self.origin.key
         value = hidden(self.value, key)
-        shown = "" if value is None else _shown(value)
+        shown = "" if value is None else repr(value)
+        if isinstance(value, bool):  # spelled as in YAML
+            shown = shown.lower()
+        if len(shown) > 80:
+            shown = f"{shown[:38]}...{shown[-39:]}"  # the end of a path says more than the middle
         return ": ".join(filter(None, (self.origin.place, key, shown, self.rule)))
 
 
@@ -158,16 +162,18 @@ class ConfigError(TrainerError, ValueError):
         return ConfigError, (self.problems,)
 
 
+def config_error(
+    broken: Mapping[str, tuple[str, Any]], origin: Callable[[str], Origin]
+) -> ConfigError:
+    """Return the error of several mistakes: the rules and the wrong values by key."""
+    return ConfigError(
+        [
+            Problem(origin=origin(key), rule=rule, value=value)
+            for key, (rule, value) in broken.items()
+        ]
+    )
+
+
 def usage_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a wrong word of the command line, under an option or ""."""
     return Origin(COMMAND_LINE, key=key).error(rule, value)
-
-
-def _shown(value: object) -> str:
-    """Return a value as text of at most 80 characters. Bools are spelled as in YAML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    if len(text) <= 80:
-        return text
-    return f"{text[:38]}...{text[-39:]}"  # the end of a path says more than the middle

@@ -124,11 +124,11 @@ def told(error: BaseException) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes for people: ``1.5 GiB``."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while count >= 1024 and len(units) > 1:
+    power = 0
+    while count >= 1024 and power < 4:
         count /= 1024
-        units.pop(0)
-    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
+        power += 1
+    return f"{count:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def clock(seconds: float) -> str:

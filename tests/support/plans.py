@@ -80,7 +80,8 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> dict[str, Sourced[Any]]:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
-    return read_sections(doc)
+    given = {key: value for key, value in params.items() if value != "auto"}
+    return read_sections(doc, {name: {"type": kind, "params": given}})
 
 
 def with_optimizer(kind: str = "AdamW", **params: Any) -> Request:

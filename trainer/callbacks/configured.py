@@ -16,8 +16,8 @@ from typing import Any
 
 from ..config.annotations import is_made_from_fields
 from ..config.named_class import find_class
-from ..config.validate import Validator
-from ..errors import ConfigError, Origin, origin_of
+from ..config.validate import arguments_of, build
+from ..errors import Origin, origin_of
 from ..hooks import Callback
 
 
@@ -28,19 +28,14 @@ def configured_callbacks(
 
     ``only_check`` makes dataclasses alone: the ``__init__`` of others may do work.
     """
-    check = Validator(partial(origin_of, origins))
+    place = partial(origin_of, origins)
     made: list[Any] = []
     for number, value in enumerate(values):
         for named, settings in ({value: {}} if isinstance(value, str) else value).items():
             key = f"callbacks.{number}.{named}"
-            try:
-                cls = find_class(named, Callback, check.origin(key))
-            except ConfigError as error:
-                check.problems += error.problems
-                continue
+            cls = find_class(named, Callback, place(key))
             if only_check and not is_made_from_fields(cls):
-                check.settings(cls, settings or {}, f"{key}.")
+                arguments_of(cls, settings or {}, place, f"{key}.")
             else:
-                made.append(check.build(cls, settings or {}, f"{key}."))
-    check.end()
+                made.append(build(cls, settings or {}, place, f"{key}."))
     return made

@@ -10,7 +10,7 @@ from ..config.annotations import annotations_of
 from ..config.arguments import sort_files, split_command_line
 from ..config.documents import Document
 from ..config.paths import not_local
-from ..config.validate import Validator
+from ..config.validate import build
 from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
 
@@ -38,7 +38,7 @@ def read_words(
             raise usage_error("", word, rule)
 
     own = {key: texts.pop(key) for key in texts.keys() & annotations_of(cls)}
-    options = Validator(Origin(COMMAND_LINE).named, own).made(cls, {})
+    options = build(cls, {}, Origin(COMMAND_LINE).named, texts=own)
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, Required, TypedDict
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", arbitrary_types_allowed=True)
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @functools.cache
@@ -27,7 +26,7 @@ def annotations_of(cls: Any) -> dict[str, Any]:
     return {
         name: hints.get(name, Any)
         for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.kind not in _VARIABLE
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
 
 

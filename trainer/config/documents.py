@@ -7,7 +7,6 @@ YAML's nodes instead.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from .paths import not_local
 _MOST_BYTES = 2**20  # of a file, for which YAML's parser takes 5 to 10 s
 _MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
-_OF_KEYS = (f"{_TAG}str", f"{_TAG}merge")
+_OF_KEYS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
     "float": re.compile(
@@ -46,8 +45,7 @@ class Document:
 
     def origin(self, key: str) -> Origin:
         """Return the line of a dotted key, or that of the nearest mapping around the key."""
-        # The origin of a key from an accelerate file has the name that the key has there.
-        return self.origins.get(key) or origin_of(self.origins, key, self.path)
+        return origin_of(self.origins, key, self.path)
 
 
 def read_document(path: str | Path) -> Document:
@@ -57,16 +55,15 @@ def read_document(path: str | Path) -> Document:
         ConfigError: the file is missing, not parseable or no mapping, or a key is set twice.
     """
     name = str(path)
-    file = Path(os.path.expanduser(name))
+    file = Path(name).expanduser()
     try:
         if file.stat().st_size > _MOST_BYTES or not (file.is_file() or file.is_dir()):
             raise ValueError("is a pipe, a device, or larger than 1 MiB")
         text = file.read_text(encoding="utf-8")
-        if name.endswith(".json"):
+        is_json = name.endswith(".json")
+        data, origins = _parse(name, text.replace("\t", " ") if is_json else text)
+        if is_json:  # of which YAML's marks have the lines
             data = json.loads(text)
-            _, origins = _parse(name, text.replace("\t", " "))  # YAML's marks have the lines
-        else:
-            data, origins = _parse(name, text)
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -106,7 +103,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0].removeprefix(_TAG) in ("bool", "null", "merge")]
+    first: [pair for pair in pairs if pair[0].endswith(("bool", "null", "merge"))]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _name, _pattern in _OWN_NUMBERS.items():

@@ -35,14 +35,10 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
     module, _, name = named.partition(":")
     leads_here = getattr(sys.modules.get(module), name, None) is cls
 
-    settings = {
-        field.name: getattr(task, field.name)
-        for field in (dataclasses.fields(task) if dataclasses.is_dataclass(task) else ())
-        if field.compare
-    }
+    settings = plain(task, compared=True) if dataclasses.is_dataclass(task) else {}
     return {
         "task": named if leads_here else f"{cls.__module__}:{cls.__qualname__}",
-        "task_settings": hidden(plain(settings, compared=True)),
+        "task_settings": hidden(settings),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
@@ -28,29 +27,26 @@ Every = Annotated[int | str, BeforeValidator(check_interval)]
 """The annotation of a setting that is an interval."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Fraction):
     """An interval of optimizer steps. Quarters of an epoch of 10 steps end in 3, 5, 8 and 10."""
-
-    steps: Fraction
 
     def is_due_at(self, step: int) -> bool:
         """Return whether a multiple of the interval ends with or within this step."""
         # Fractions would take 20 times as long as whole numbers, at each step.
-        numerator, denominator = self.steps.as_integer_ratio()
+        numerator, denominator = self.as_integer_ratio()
         return step * denominator % numerator < denominator
 
     @property
     def first_step(self) -> int:
         """Return the step with which, or within which, the interval ends for the first time."""
-        return math.ceil(self.steps)
+        return math.ceil(self)
 
 
 def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
     """Return the interval that a setting stands for. A stream has no steps per epoch."""
     check_interval(value)
     if not isinstance(value, str):
-        return Interval(Fraction(value))
+        return Interval(value)
     if steps_per_epoch is None:
         raise ValueError("a stream has no known length; use a number of steps")
 

@@ -16,7 +16,7 @@ from .arguments import kind_of, sort_files, split_command_line
 from .documents import Document, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
-from .validate import Validator
+from .validate import build
 
 S = TypeVar("S")
 
@@ -56,8 +56,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     elif "task" not in texts:
         raise usage_error("config", None, "is missing: name a training config, or --task")
     origins = _origins(document, texts)
-    check = Validator(partial(origin_of, origins, otherwise=document.path), texts)
-    config = check.made(TrainConfig, document.data)
+    place = partial(origin_of, origins, otherwise=document.path)
+    config = build(TrainConfig, document.data, place, texts=texts)
     for key, value in dotted(vars(config)):
         if HIDDEN in str(value):
             rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
@@ -82,7 +82,8 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return the origin of each value, by dotted key."""
     typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
-    around = {key.partition(".")[0]: origin for key, origin in typed.items()}
+    firsts = {key.partition(".")[0] for key in texts}
+    around = {key: Origin(COMMAND_LINE, key=key) for key in firsts}
     replaced = tuple(f"{key}." for key in texts)
     left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
     return around | left | typed
@@ -94,6 +95,5 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     Raises:
         ConfigError: a setting is unknown, missing or wrong, or the task itself raised a ValueError.
     """
-    otherwise = loaded.config_file or "TrainConfig"
-    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise), loaded.texts)
-    return check.made(cls, settings, "task_settings.")
+    place = partial(origin_of, loaded.origins, otherwise=loaded.config_file or "TrainConfig")
+    return build(cls, settings, place, "task_settings.", loaded.texts)

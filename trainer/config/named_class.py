@@ -11,7 +11,6 @@ from ..errors import Origin
 from ..text import did_you_mean, told
 
 T = TypeVar("T")
-CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
@@ -33,14 +32,14 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
     if class_name in found:
         return found[class_name]
     # A folder is a module without a file. The run of a task often has the task's name.
-    place = vars(module).get("__file__") or "the folder of this name"
+    place = getattr(module, "__file__", None) or "the folder of this name"
     rule = f"{place} has no {base.__name__} {class_name!r}; {did_you_mean(class_name, found)}"
     raise origin.error(rule, named)
 
 
 def check_name(text: str) -> str:
     """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
-    if re.fullmatch(CLASS, text) is None:
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is None:
         raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
     return text
 

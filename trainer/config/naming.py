@@ -93,5 +93,5 @@ def _spelled(value: Any) -> str:
     """Return a value in YAML's spelling, in a line. The items of a list are between commas."""
     if isinstance(value, list | tuple):
         return ",".join(map(_spelled, value))
-    text = "none" if value is None else str(value)
-    return text.lower() if isinstance(value, bool) else " ".join(text.split())
+    text = " ".join(str(value).split())
+    return text.lower() if isinstance(value, bool | None) else text

@@ -40,7 +40,7 @@ def plain(value: object, *, compared: bool = False) -> Any:
         return {
             field.name: nested(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if field.init or compared
+            if (field.compare if compared else field.init)
         }
     if isinstance(value, Mapping):
         return {str(key): nested(item) for key, item in value.items()}

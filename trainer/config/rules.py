@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import Origin
 from .schedule_keys import check_schedule
-from .validate import Validator
 
 # Short names of optimizers. Any other optimizer is named by its class.
 OPTIMIZERS = {
@@ -19,15 +19,12 @@ WITH_KEYS = ("adamw", "adam", "sgd")  # their settings are keys of the config
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # the same length in three units
 
 
-def check_rules(check: Validator, c: Any) -> None:
-    """Record a problem for each rule that the valid values of a ``TrainConfig`` break together."""
+def check_rules(c: Any) -> None:
+    """Raise ConfigError if the valid values of a ``TrainConfig`` break a rule together."""
     for key, rule in _broken(c):
-        check.record(key, rule, getattr(c, key))
-    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
-        rule = "needs micro_batch_size and global_batch_size, which all layouts share"
-        check.record("same_bits", rule, True)
+        raise Origin("TrainConfig", key=key).error(rule, getattr(c, key))
     if c.schedule is not None:
-        check_schedule(check, c.schedule, c.schedule_settings)
+        check_schedule(c.schedule, c.schedule_settings)
 
 
 def _broken(c: Any) -> Iterator[tuple[str, str]]:
@@ -37,11 +34,13 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
     if c.epochs is None and c.max_steps is None:
         yield "epochs", "epochs or max_steps is required"
 
-    if c.profile_steps is not None:
-        first, last = profiled_steps(c.profile_steps)
-        if not 2 <= first <= min(last, c.max_steps or last):
-            rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
-            yield "profile_steps", rule
+    if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
+        yield "same_bits", "needs micro_batch_size and global_batch_size, which all layouts share"
+
+    first, last = profiled_steps(c.profile_steps or "2")
+    if c.profile_steps and not 2 <= first <= min(last, c.max_steps or last):
+        rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
+        yield "profile_steps", rule
 
     optimizer = c.optimizer or WITH_KEYS[0]
     if optimizer in WITH_KEYS and c.optimizer_settings:

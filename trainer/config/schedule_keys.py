@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from ..errors import Origin
 from ..text import did_you_mean
-from .validate import Validator
+from .validate import build
 
 TORCH = "torch:"
 
@@ -53,10 +54,12 @@ SCHEDULES: Mapping[str, type] = {
 TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
-def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
-    """Record the mistakes of a schedule and its settings. Torch's are checked when built."""
+def check_schedule(schedule: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a wrong schedule or setting. Torch's are checked when built."""
+    origin = Origin("TrainConfig").named
     if schedule in SCHEDULES:
-        check.build(SCHEDULES[schedule], settings, "schedule_settings.")
+        build(SCHEDULES[schedule], settings, origin, "schedule_settings.")
     elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
         known = [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"]
-        check.record("schedule", f"unknown schedule; {did_you_mean(schedule, known)}", schedule)
+        rule = f"unknown schedule; {did_you_mean(schedule, known)}"
+        raise origin("schedule").error(rule, schedule)

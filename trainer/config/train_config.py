@@ -18,7 +18,7 @@ from .named_class import check_name
 from .paths import local_path
 from .rules import OPTIMIZERS, check_rules
 from .schedule_keys import SCHEDULES, TO_FINAL
-from .validate import Validator
+from .validate import arguments_of
 
 Precision = Literal["no", "bf16", "fp16"]
 _FROM_0, _FROM_1 = Field(ge=0), Field(ge=1)
@@ -276,12 +276,8 @@ class TrainConfig:
     hub_private: Annotated[bool, "create this repository as a private one"] = False
 
     def __post_init__(self) -> None:
-        check = Validator(Origin("TrainConfig").named)
-        values = check.settings(TrainConfig, vars(self))
-        if values:
-            vars(self).update(values)
-            check_rules(check, self)
-        check.end()
+        vars(self).update(arguments_of(TrainConfig, vars(self), Origin("TrainConfig").named))
+        check_rules(self)
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin, config_error
 from .annotations import annotations_of, defaults_of, form_of
 from .documents import parse_scalar
 from .plain import plain
@@ -18,74 +19,53 @@ S = TypeVar("S")
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
-class Validator:
-    """A collector of the mistakes in settings.
+def arguments_of(
+    cls: Callable[..., Any],
+    values: Mapping[str, Any],
+    origin: Callable[[str], Origin],
+    prefix: str = "",
+    texts: Mapping[str, str] = _NO_TEXTS,
+) -> dict[str, Any]:
+    """Return the values as the arguments of ``cls``.
 
     Args:
         origin: returns the origin of a dotted key.
+        prefix: the dotted key of ``values``, with a dot.
         texts: values of the command line, by dotted key, which replace other values. They are read
             as YAML, and stay text if only the text fits.
+
+    Raises:
+        ConfigError: with all wrong values.
     """
+    own = {key.removeprefix(prefix): texts[key] for key in sorted(texts) if key.startswith(prefix)}
+    typed = {key: parse_scalar(text) for key, text in own.items()}
+    fitting, broken = _checked(cls, with_values(values, typed))
+    as_text = {key: text for key, text in own.items() if key in broken}
+    if as_text:
+        fitting, left = _checked(cls, with_values(values, typed | as_text))
+        broken = {key: rule for key, rule in broken.items() if key in left}
+    if broken:
+        raise config_error(broken, lambda key: origin(prefix + key))
+    return fitting
 
-    def __init__(
-        self, origin: Callable[[str], Origin], texts: Mapping[str, str] = _NO_TEXTS
-    ) -> None:
-        self.problems: list[Problem] = []
-        self.origin = origin
-        self.texts = texts
 
-    def settings(
-        self, cls: Callable[..., Any], values: Mapping[str, Any], prefix: str = ""
-    ) -> dict[str, Any] | None:
-        """Return the values as the arguments of ``cls``. Record mistakes and return None if any.
-
-        ``prefix`` is the dotted key of ``values``, with a dot.
-        """
-        texts = {
-            key.removeprefix(prefix): self.texts[key]
-            for key in sorted(self.texts)
-            if key.startswith(prefix)
-        }
-        typed = {key: parse_scalar(text) for key, text in texts.items()}
-        fitting, problems = _checked(cls, with_values(values, typed))
-        as_text = {key: text for key, text in texts.items() if key in problems}
-        if as_text:
-            fitting, left = _checked(cls, with_values(values, typed | as_text))
-            problems = {key: broken for key, broken in problems.items() if key in left}
-
-        for key, (rule, value) in problems.items():
-            self.record(prefix + key, rule, value)
-        return None if problems else fitting
-
-    def build(self, cls: Callable[..., S], values: Mapping[str, Any], prefix: str = "") -> S | None:
-        """Return ``cls(**values)``, or None if there are problems or a ValueError of ``cls``."""
-        fitting = self.settings(cls, values, prefix)
-        if fitting is None:
-            return None
-        try:
-            return cls(**fitting)
-        except ConfigError as error:
-            for problem in error.problems:
-                self.record(problem.origin.key, problem.rule, problem.value)
-        except ValueError as error:
-            self.record(prefix.removesuffix("."), str(error))
-        return None
-
-    def made(self, cls: Callable[..., S], values: Mapping[str, Any], prefix: str = "") -> S:
-        """Return what ``build`` returns. ConfigError: there are problems."""
-        built = self.build(cls, values, prefix)
-        self.end()
-        assert built is not None
-        return built
-
-    def record(self, key: str, rule: str, value: object = None) -> None:
-        """Record a problem of a dotted key."""
-        self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
-
-    def end(self) -> None:
-        """Raise ConfigError if there are problems."""
-        if self.problems:
-            raise ConfigError(self.problems)
+def build(
+    cls: Callable[..., S],
+    values: Mapping[str, Any],
+    origin: Callable[[str], Origin],
+    prefix: str = "",
+    texts: Mapping[str, str] = _NO_TEXTS,
+) -> S:
+    """Return ``cls(**values)``. Raise as ``arguments_of``, and for a ValueError of ``cls``."""
+    fitting = arguments_of(cls, values, origin, prefix, texts)
+    try:
+        return cls(**fitting)
+    except ConfigError as error:
+        raise ConfigError(
+            [replace(problem, origin=origin(problem.origin.key)) for problem in error.problems]
+        ) from None
+    except ValueError as error:
+        raise origin(prefix.removesuffix(".")).error(str(error)) from None
 
 
 def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,27 +18,27 @@ _QUANTIZED = (
 )
 
 
-def rehearsed(request: Request, both: Reconciler) -> Request:
-    """Return a request without settings of GPUs only. Choose a precision, and note both.
+def rehearsed(request: Request, chosen: Reconciler) -> Request:
+    """Return a request without settings of GPUs only. Choose a precision, and note the changes.
 
     Settings that belong to fp16 or NVMe, and FSDP2's offload, are left out without a notice.
     """
     if request.fsdp:
         return replace(request, fsdp={**request.fsdp, "cpu_offload": False})
 
-    precision = both.found("mixed_precision")
+    precision = chosen.found("mixed_precision")
     if precision.value == "fp16":
-        both.chosen.mixed_precision = "bf16"
-        both.notices.append(
+        chosen.mixed_precision = "bf16"
+        chosen.notes.append(
             f"{precision.origin}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16"
         )
     engine = {key: value for key, value in request.deepspeed.items() if key not in ("fp16", "aio")}
     zero = engine[_ZERO] = dict(engine[_ZERO])
     left_out = [key for key in _QUANTIZED if zero.get(key)]
     if zero.get("offload_param", {}).get("device") == "nvme":
-        left_out.append("offload_param")
+        left_out.append("offload_param.device")
     for key in left_out:
-        del zero[key]
+        del zero[key.removesuffix(".device")]
         place = request.origins[f"deepspeed.{_ZERO}.{key}"]
-        both.notices.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
+        chosen.notes.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
     return replace(request, deepspeed=engine)

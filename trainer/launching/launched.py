@@ -97,9 +97,6 @@ def read_request_of(
 ) -> Request | None:
     """Read the request of the launch files, and return None if there are none."""
     file = accel_config or deepspeed
-    if not file and launcher.name not in ("accelerate", "deepspeed"):
-        return None  # such a training does not need to import the readers
-
     if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
         key = "accel_config" if accel_config else "deepspeed"
         raise usage_error(key, file, "another file describes this job already; remove this one")
@@ -110,10 +107,12 @@ def read_request_of(
         return read_accelerate_file(own_file, overrides=flags)
     if file:
         return read_launch_file(file)
-    raise LaunchError(
-        "started by the deepspeed launcher, but no configuration: add --deepspeed "
-        "ds_configs/zero2.json"
-    )
+    if launcher.name == "deepspeed":
+        raise LaunchError(
+            "started by the deepspeed launcher, but no configuration: add --deepspeed "
+            "ds_configs/zero2.json"
+        )
+    return None
 
 
 def read_launch_file(path: str, processes: int | None = None) -> Request:
@@ -203,9 +202,9 @@ def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
     kind = accelerator.distributed_type.value
     expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
-    planned = (plan.strategy, plan.world_size, plan.device, plan.mixed_precision)
+    planned = (expected, plan.world_size, plan.device, plan.mixed_precision)
     made = (
-        plan.strategy if kind.startswith(expected) else kind,
+        kind[: len(expected)],
         accelerator.num_processes,
         accelerator.device.type,
         accelerator.mixed_precision,

@@ -8,7 +8,7 @@ from typing import Any
 from ..config.rules import WITH_KEYS
 from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
-from ..errors import LaunchError, Origin
+from ..errors import LaunchError, Origin, Sourced, origin_of
 from ..run_plan import Plan
 from .reconcile import Reconciler
 from .request import Request, Strategy
@@ -37,28 +37,28 @@ def resolve(
         LaunchError: the processes that run are not those that were asked for.
     """
     world = launcher.world_size
-    if request is None:  # several processes are replicas
-        request = Request(
-            strategy="ddp" if world > 1 else "single",
-            strategy_origin=Origin("the number of processes"),
-        )
-    both = Reconciler(config, origins, request.settings)
-    chosen = both.chosen
-    strategy = _strategy(request, launcher, both)
+    request = request or Request(  # several processes are replicas
+        strategy="ddp" if world > 1 else "single",
+        strategy_origin=Origin("the number of processes"),
+    )
+    chosen = Reconciler(config, origins, request.settings)
+    strategy = _strategy(request, launcher, chosen)
     device = _device(request, launcher, gpus)
-    _choose_optimizer(both, optimizer_built_by)
-    if world % chosen.context_parallel:
-        rule = f"must divide the number of processes, {world}"
-        raise both.found("context_parallel").error(rule)
-    batch = _cut(world // chosen.context_parallel, both)
+    _choose_optimizer(chosen, optimizer_built_by)
+    copies = request.fsdp.get("dp_replicate_size", 1)
+    groups = Sourced(copies, origin_of(request.origins, "fsdp.dp_replicate_size"))
+    for found in (chosen.found("context_parallel"), groups):
+        if world % found.value:
+            raise found.error(f"must divide the number of processes, {world}")
+    batch = _cut(world // chosen.context_parallel, chosen)
     if chosen.reduce_dtype == "bf16":
-        _check_reduction(strategy, both)
+        _check_reduction(strategy, chosen)
     if chosen.compile and strategy == "zero3":
         rule = (
             "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
             "fragments; take FSDP2, or leave it out"
         )
-        raise both.found("compile").error(rule)
+        raise chosen.found("compile").error(rule)
 
     if chosen.warmup_samples is not None:
         chosen.warmup_steps = -(-chosen.warmup_samples // batch)  # rounded up
@@ -76,7 +76,7 @@ def resolve(
     if is_rehearsal and (request.fsdp or request.deepspeed):
         from .cpu_rehearsal import rehearsed
 
-        request = rehearsed(request, both)
+        request = rehearsed(request, chosen)
     plan = Plan(
         **{key: value for key, value in vars(chosen).items() if key in Plan.__dataclass_fields__},
         strategy=strategy,
@@ -89,8 +89,8 @@ def resolve(
         deepspeed=request.deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if chosen.compile else {}),
         files=request.files,
-        notices=tuple(dict.fromkeys([*request.notices, *both.notices])),
-        origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
+        notices=tuple(dict.fromkeys([*request.notices, *chosen.notes])),
+        origins={**request.origins, **chosen.places, "strategy": request.strategy_origin},
     )
 
     # max_steps ends the run at the latest. With epochs as well, only the data tell the length.
@@ -100,13 +100,12 @@ def resolve(
     return plan.with_length(config.max_steps)
 
 
-def _choose_optimizer(both: Reconciler, built_by: str | None) -> None:
+def _choose_optimizer(chosen: Reconciler, built_by: str | None) -> None:
     """Choose the optimizer and all of its settings but the learning rate."""
-    chosen = both.chosen
     chosen.optimizer = chosen.optimizer or WITH_KEYS[0]
-    if built_by and "optimizer" in both.requested:
+    if built_by and "optimizer" in chosen.requested:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
-        raise both.requested["optimizer"].error(rule)
+        raise chosen.requested["optimizer"].error(rule)
     if chosen.optimizer in WITH_KEYS:
         keys = ("momentum",) if chosen.optimizer == "sgd" else ("betas", "eps")
         settings = {key: getattr(chosen, key) for key in (*keys, "weight_decay")}
@@ -116,47 +115,46 @@ def _choose_optimizer(both: Reconciler, built_by: str | None) -> None:
         settings = check_class(
             chosen.optimizer,
             chosen.optimizer_settings,
-            both.origins,
+            chosen.places,
             lr=chosen.lr,
             decay=chosen.weight_decay,
-            decay_given=both.is_given("weight_decay"),
+            decay_given=chosen.is_given("weight_decay"),
         )
     chosen.optimizer_settings = settings
 
 
-def _cut(groups: int, both: Reconciler) -> int:
+def _cut(groups: int, chosen: Reconciler) -> int:
     """Choose the size of a micro-batch and their number in a step. Return the global batch.
 
     ``groups`` is the number of processes, or of groups of processes, with rows of their own.
     """
-    chosen = both.chosen
-    whole = chosen.global_batch_size
+    whole = chosen.global_batch_size or 0
     micro = chosen.micro_batch_size
     steps: Any = chosen.accumulation_steps or (None if micro else 1)
-    counted = "world_size" if "context_parallel" not in both.origins else "groups"
+    counted = "world_size" if "context_parallel" not in chosen.places else "groups"
     rule = (
         f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {counted} "
         f"{groups}; micro_batch_size: null takes an equal share"
     )
-    micro = micro or max(1, (whole or 0) // (steps * groups))
-    steps = steps or max(1, (whole or 0) // (micro * groups))
+    micro = micro or max(1, whole // (steps * groups))
+    steps = steps or max(1, whole // (micro * groups))
     batch: int = micro * steps * groups
     if whole != batch and (whole or chosen.micro_batch_size is None):
-        raise both.found("global_batch_size").error(rule)
+        raise chosen.found("global_batch_size").error(rule)
     chosen.micro_batch_size = micro
     chosen.accumulation_steps = steps
     chosen.global_batch_size = batch
     return batch
 
 
-def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
+def _strategy(request: Request, launcher: Launcher, chosen: Reconciler) -> Strategy:
     """Return the strategy that runs. A single process that a launcher started runs without DDP."""
     world = launcher.world_size
     requested = request.world_size
     fits = requested is None or requested.value == world
     if request.strategy == "ddp" and world == 1 and (fits or launcher.name != "python"):
         origin = request.strategy_origin
-        both.notices.append(f"{origin}: {launcher.name} runs one process, thus without DDP")
+        chosen.notes.append(f"{origin}: {launcher.name} runs one process, thus without DDP")
         return "single"
     if requested is not None and not fits:
         raise LaunchError(
@@ -164,10 +162,6 @@ def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strateg
             f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "
             "change the file"
         )
-    copies = request.fsdp.get("dp_replicate_size", 1)
-    if world % copies:
-        origin = request.origins["fsdp.dp_replicate_size"]
-        raise LaunchError(f"{origin}: {copies}: must divide the number of processes, {world}")
     return request.strategy
 
 
@@ -185,19 +179,19 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
     return "cuda"
 
 
-def _check_reduction(strategy: str, both: Reconciler) -> None:
+def _check_reduction(strategy: str, chosen: Reconciler) -> None:
     """Raise ConfigError if gradients cannot travel in bf16."""
     rule = ""
-    steps = both.chosen.accumulation_steps
-    if both.chosen.mixed_precision == "fp16":
+    steps = chosen.accumulation_steps
+    if chosen.mixed_precision == "fp16":
         rule = (
             "not supported beside mixed_precision fp16, whose loss scale looks for infinite "
             "gradients of fp16; take bf16"
         )
-    elif strategy == "fsdp" and steps > 1 and not both.chosen.sync_each_batch:
+    elif strategy == "fsdp" and steps > 1 and not chosen.sync_each_batch:
         rule = (  # FSDP2 adds up in the reduction
             f"under FSDP2 the {steps} micro-batches of a step would add up in bf16; set "
             "sync_each_batch: true, with which they add up in float32, or leave it out"
         )
     if rule:
-        raise both.found("reduce_dtype").error(rule)
+        raise chosen.found("reduce_dtype").error(rule)

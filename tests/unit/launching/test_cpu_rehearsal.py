@@ -63,7 +63,10 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "zero_hpz_partition_size": 2,
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
-    origins = {f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in zero}
+    origins = {
+        f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})")
+        for key in (*zero, "offload_param.device")
+    }
     asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
@@ -71,7 +74,7 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
     assert made.notices == (
         f"{HOME} (zero_quantized_weights): {left_out}",
         f"{HOME} (zero_quantized_gradients): {left_out}",
-        f"{HOME} (offload_param): {left_out}",
+        f"{HOME} (offload_param.device): {left_out}",
     )
     on_gpus = plan(asks, machine=FOUR_GPUS)
     assert (on_gpus.deepspeed, on_gpus.notices) == ({"zero_optimization": zero}, ())

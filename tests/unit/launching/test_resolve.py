@@ -96,7 +96,7 @@ def test_groups_that_do_not_divide_the_processes() -> None:
     origins = {"fsdp.dp_replicate_size": origin("a.yaml:5 (dp)")}
     asks = request("fsdp", fsdp={"dp_replicate_size": 2}, origins=origins)
     assert plan(asks, world=8).world_size == 8
-    said = "a.yaml:5 (dp): 2: must divide the number of processes, 3"
+    said = "a.yaml:5: dp: 2: must divide the number of processes, 3"
     assert refusal(lambda: plan(asks, world=3)) == said
 
 

@@ -37,7 +37,7 @@ class _File(BaseModel):
 
     compute_environment: Annotated[Literal["LOCAL_MACHINE"], Upper] = "LOCAL_MACHINE"
     use_cpu: Annotated[bool, Field(strict=True)] = False
-    num_machines: _Size = 1
+    num_machines: Annotated[int, Field(ge=1)] = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
     parallelism_config_dp_replicate_size: _Size = 1
@@ -78,7 +78,9 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     use_cpu = read.use_cpu or "cpu" in entries
     world = _processes(kind, read.num_processes, entries)
     if kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, kind.origin, use_cpu=use_cpu)
+        from .deepspeed_file import read_section
+
+        request = read_section(entries, kind.origin, use_cpu=use_cpu)
     else:
         request = Request(
             strategy=_TYPES[kind.value],
@@ -184,18 +186,3 @@ def _groups(
         rule = f"{copies.value} groups of {group} are not the number of processes, {world.value}"
         raise shards.error(rule)
     return copies
-
-
-def _deepspeed(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
-    """Return the request of the section deepspeed_config, or of the JSON that the section names."""
-    from .deepspeed_file import INLINE, read_deepspeed_file, read_inline
-
-    file = entries.get("deepspeed_config_file")
-    if file is None:
-        return read_inline(entries, origin, use_cpu=use_cpu)
-
-    for name in INLINE:
-        if name in entries:
-            rule = f"is given beside {file.origin}, which must say it; remove it here"
-            raise entries[name].error(rule)
-    return read_deepspeed_file(file.value, use_cpu=use_cpu)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from ...config.documents import Document
-from ...errors import ConfigError, Origin, Problem, Sourced
+from ...errors import Origin, Sourced, config_error
 from ...private.accelerate import launch_arguments
 from ...text import did_you_mean
 
@@ -39,17 +39,17 @@ def read_entries(doc: Document | None, flags: Entries) -> Entries:
 
     entries: dict[str, Sourced[Any]] = {}
     for name, part in doc.data.items():
-        values, known, above, prefix = {name: part}, top_level, "", ""
-        if name.endswith("_config") and name in top_level:
-            values, known, above = part or {}, arguments, f"{name}."
-            prefix = name.removesuffix("config")
+        section = name if name.endswith("_config") and name in top_level else ""
+        known = arguments if section else top_level
+        prefix = section.removesuffix("config")
+        values = (part or {}) if section else {name: part}
         if not isinstance(values, dict):
             raise doc.origin(name).error("must be a mapping", values)
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
-            found = Sourced(value, doc.origin(above + key))
+            found = Sourced(value, doc.origin(f"{section}.{key}".lstrip(".")))
             argument = key if key in known else prefix + key
             if argument not in known:
                 raise found.error(f"unknown key; {did_you_mean(key, known)}")
@@ -76,13 +76,7 @@ def read_model(model: type[M], values: Mapping[str, Any], origin: Callable[[str]
     except ValidationError as error:
         from ...config.pydantic_errors import broken_rules
 
-        broken = broken_rules(error, values, model.model_fields)
-        raise ConfigError(
-            [
-                Problem(origin=origin(key), rule=rule, value=value)
-                for key, (rule, value) in broken.items()
-            ]
-        ) from None
+        raise config_error(broken_rules(error, values, model.model_fields), origin) from None
 
 
 def merge(settings: dict[str, Sourced[Any]], others: Entries) -> None:

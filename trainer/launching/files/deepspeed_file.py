@@ -14,7 +14,7 @@ from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ...private.deepspeed_engine import quiet
 from ..request import Request, visible_gpus
-from .accelerate_keys import Entries, read_model
+from .accelerate_keys import Entries, merge, read_model
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_sections
 
@@ -52,21 +52,25 @@ def read_deepspeed_file(path: str | Path, *, use_cpu: bool = False) -> Request:
     return replace(_request(doc, use_cpu=use_cpu), files=(doc.path,))
 
 
-def read_inline(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
-    """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON."""
-    stage = entries.get("zero_stage")
-    if stage is None:
+def read_section(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
+    """Return the request of the section deepspeed_config, or of the JSON that the section names."""
+    given = {key: entries[name] for name, key in INLINE.items() if name in entries}
+    file = entries.get("deepspeed_config_file")
+    if file is not None:
+        for found in given.values():
+            raise found.error(f"is given beside {file.origin}, which must say it; remove it here")
+        return read_deepspeed_file(file.value, use_cpu=use_cpu)
+
+    if INLINE["zero_stage"] not in given:
         rule = "is required: accelerate takes 2 without a word"
         raise origin.named("deepspeed_config.zero_stage").error(rule)
-
-    data: dict[str, Any] = {}
-    origins = {}
-    for name, key in INLINE.items():
-        entry = entries.get(name)
-        if entry is not None and str(entry.value).lower() not in ("none", "false"):
-            data = with_values(data, {key: entry.value})
-            origins[key] = origins[key.rpartition(".")[0]] = entry.origin
-    doc = Document(path=stage.origin.source, data=data, origins=origins)
+    values = {
+        key: found.value
+        for key, found in given.items()
+        if str(found.value).lower() not in ("none", "false")
+    }
+    origins = {key: found.origin for key, found in given.items()}
+    doc = Document(path=origin.source, data=with_values({}, values), origins=origins)
     return _request(doc, use_cpu=use_cpu)
 
 
@@ -93,19 +97,18 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
         if data.get(key) is not None
     }
     given = [name for name in ("fp16", "bf16") if name in data]
-    on = [name for name in given if getattr(read, name).enabled]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or given]
-    if len(on) > 1:
-        raise found[1].disagrees(found[0])
-    if on:
-        settings["mixed_precision"] = found[0]
-    elif found and all("enabled" in data[name] for name in given):  # switched off, and none is open
-        settings["mixed_precision"] = found[0].meaning("no")
+    for name in given:
+        if getattr(read, name).enabled:
+            precision = Sourced(name, doc.origin(f"{name}.enabled"))
+            merge(settings, {"mixed_precision": precision})
+    is_open = not all("enabled" in data[name] for name in given)
+    if given and "mixed_precision" not in settings and not is_open:  # all are switched off
+        settings["mixed_precision"] = Sourced("no", doc.origin(f"{given[0]}.enabled"))
     strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
         strategy=strategy,
         strategy_origin=origin,
-        settings=settings | read_sections(doc),
+        settings=settings | read_sections(doc, data),
         deepspeed=_engine_config(data) if stage else {},
         notices=() if stage else (note,),
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},

@@ -20,7 +20,7 @@ from .switched_off import Off
 class _Plugin(BaseModel):
     """Arguments of the plugin, under the keys of a file."""
 
-    fsdp_version: Literal[1, 2, "1", "2"] = 1  # Accelerate's default
+    fsdp_version: Annotated[int, Field(ge=1, le=2)] = 1  # Accelerate's default
     cpu_offload: Annotated[bool, Field(alias="fsdp_offload_params")] = False
     auto_wrap_policy: Annotated[
         Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"],
@@ -35,6 +35,11 @@ class _Plugin(BaseModel):
     activation_checkpointing_offload: Annotated[
         bool, Field(alias="fsdp_activation_checkpointing_offload")
     ] = False
+    state_dict_type: Annotated[
+        Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"],
+        Upper,
+        Field(alias="fsdp_state_dict_type"),
+    ] = "SHARDED_STATE_DICT"
     ignored_modules: Annotated[Off, Field(alias="fsdp_ignored_modules", exclude=True)] = None
 
 
@@ -53,7 +58,7 @@ def read_fsdp(request: Request, entries: Entries, copies: Sourced[int]) -> Reque
     Each of the ``copies``, if there are several (HSDP), is the whole model on a group of processes.
     """
     plugin = read_values(_Plugin, entries)
-    is_old = plugin.fsdp_version in (1, "1")
+    is_old = plugin.fsdp_version == 1
     notices: tuple[str, ...] = ()
     if is_old:
         place = entries.get("fsdp_version", Sourced(1, request.strategy_origin)).origin.place

@@ -6,6 +6,7 @@ The signature of DeepSpeed's class has the settings and defaults, which DeepSpee
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -31,11 +32,9 @@ _CONFIG_KEYS = {
 }
 _TYPES = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
 # Settings that choose the kernel, or AdamW.
-_CHOICES: dict[str, Any] = {
-    "adam_w_mode": (bool, True),
-    "torch_adam": (bool, False),
-    **dict.fromkeys(("foreach", "fused", "set_grad_none", "fp32_optimizer_states"), (Any, None)),
-}
+_CHOICES = (
+    "adam_w_mode", "torch_adam", "foreach", "fused", "set_grad_none", "fp32_optimizer_states",
+)  # fmt: skip
 
 
 def _model(key: str, kind: str) -> type[BaseModel]:
@@ -50,46 +49,43 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for parameter in parameters:
         name, default = parameter.name, parameter.default
-        if name in ("total_num_steps", "warmup_max_lr"):
-            default = None  # the training config decides
         fields[name] = (_TYPES.get(_CONFIG_KEYS.get(name, name), Literal[default]), default)
     if key == "optimizer":
-        fields |= _CHOICES
+        fields |= dict.fromkeys(_CHOICES, (bool | None, None))
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_sections(doc: Document) -> dict[str, Sourced[Any]]:
-    """Return the settings of both sections by keys of the config."""
-    settings = _read(doc, "scheduler", "schedule")
-    merge(settings, _read(doc, "optimizer", "optimizer"))
+def read_sections(doc: Document, data: Mapping[str, Any]) -> dict[str, Sourced[Any]]:
+    """Return the settings of both sections by keys of the config. ``data`` are those that count."""
+    settings = _read(doc, data, "scheduler", "schedule")
+    merge(settings, _read(doc, data, "optimizer", "optimizer"))
     return settings
 
 
-def _read(doc: Document, key: str, config_key: str) -> dict[str, Sourced[Any]]:
+def _read(
+    doc: Document, data: Mapping[str, Any], key: str, config_key: str
+) -> dict[str, Sourced[Any]]:
     """Return the settings of a section by keys of the config, with the name of the type."""
-    section = doc.data.get(key)
+    section = data.get(key)
     if not section:
         return {}
     kind = section["type"].lower() if key == "optimizer" else section["type"]
-    name = _NAMES[key].get(kind)
-    if name is None:
-        rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
+    names = _NAMES[key]
+    if kind not in names:
+        rule = f"must be one of {', '.join(names)}; or set {key} in the training config"
         raise doc.origin(f"{key}.type").error(rule, section["type"])
 
-    written = section.get("params") or {}
-    given = {
-        setting: value
-        for setting, value in written.items()
-        if value != "auto" and not setting.startswith("_")
-    }
+    written = doc.data[key].get("params") or {}
+    given = section.get("params") or {}
 
     def origin(setting: str) -> Origin:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
     read = read_model(_model(key, kind), given, origin)
-    found = {config_key: Sourced(name, doc.origin(key))}
-    is_auto = written.keys() - given.keys()
-    for setting, value in read.model_dump(exclude_none=True, exclude=is_auto).items():
+    found = {config_key: Sourced(names[kind], doc.origin(key))}
+    # "auto", and settings without a default of DeepSpeed's that counts
+    left_out = {*written, "total_num_steps", "warmup_max_lr"} - given.keys()
+    for setting, value in read.model_dump(exclude_none=True, exclude=left_out).items():
         own_key = _CONFIG_KEYS.get(setting, setting)
         if own_key in _TYPES:
             found[own_key] = Sourced(value, origin(setting))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 def _refuse_if_on(value: Any) -> Any:
     """Return a setting that asks for nothing. ``enabled`` may switch a section off."""
     enabled = value.get("enabled", True) if isinstance(value, dict) else value
-    if enabled is True or enabled not in (None, False, -1, 0, 1, "none", []):
+    if str(enabled).lower() not in ("none", "false", "-1", "0", "1", "[]"):
         raise ValueError("not supported by samecurve; remove it")
     return value
 

@@ -150,6 +150,7 @@ MISTAKES = [
         "a.yaml:3: mixed_precision: false: must be 'no', 'bf16' or 'fp16'",
     ),
     (f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2", f"{SIZES}tp_size: 2: must be 1"),
+    (f"{DDP}dynamo_backend: no", "a.yaml:3: dynamo_backend: false: must be a valid string"),
     (f"{DDP}dynamo_config:\n  dynamo_mode: fastest", "dynamo_mode: 'fastest': must be 'default', "),
     (
         f"{ZERO}  deepspeed_config_file: missing.json",

@@ -102,7 +102,7 @@ STRATEGY = (
 MISTAKES = [
     (
         FSDP.replace(": 2\n", ": 3\n"),
-        "a.yaml:4: fsdp_config.fsdp_version: 3: must be 1, 2, '1' or '2'",
+        "a.yaml:4: fsdp_config.fsdp_version: 3: must be less than or equal to 2",
     ),
     (f"{FSDP}  fsdp_versoin: 2", f"{SECTION}fsdp_versoin: 2: unknown key; did you mean 'fsdp_v"),
     (
