@@ -198,10 +198,10 @@ def _weights_gap(run: Run, reference: Run) -> float:
 
     expected = load_file(Path(reference.path, LAST))
 
-    def distance(path: str, file: str) -> Any:
-        weights = load_file(Path(path, file))
+    def distance(ended: Run, file: str) -> Any:
+        weights = load_file(Path(ended.path, file))
         norms = [(weights[name].double() - end).norm() for name, end in expected.items()]
         return torch.stack(norms).norm()
 
     # NaN if nothing moved.
-    return float(distance(run.path, LAST) / distance(reference.path, FIRST))
+    return float(distance(run, LAST) / distance(reference, FIRST))

@@ -51,8 +51,8 @@ def train(
         print(shlex.join(words), file=log, flush=True)
         done = subprocess.run(words, stdout=log, stderr=log, check=False)
     if done.returncode:
-        printed = log_file.read_text(errors="replace")
-        return Run(name=name, path=str(output), error=last_error(printed))
+        error = last_error(log_file.read_text(errors="replace"))
+        return Run(name=name, path=str(output), error=error)
     return replace(read_run(output), name=name)
 
 
