@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| After SIGKILL to all processes or one, a whole checkpoint is there and the end is the same, where another layout resumes each time | one process, all on 2 and 3 (nightly) | test_whatever_is_killed_goes_on_anywhere |
+| After SIGKILL to all processes or one, a whole checkpoint is there and the end is the same, where another layout resumes each time, with mixtures, blocks and shards too | one process, all on 2 and 3 (nightly) | test_whatever_is_killed_goes_on_anywhere |
 | A job that its launcher starts again resumes by itself | all on 2 under torchrun, DDP under accelerate launch (nightly) | test_a_job_that_is_started_again_ends_as_one_that_nobody_broke |
 | On another number of processes it keeps its global batch | DDP from 2 to one process; to 3 (nightly) | test_a_job_that_is_started_again_on_other_processes_keeps_its_batch |
 
@@ -13,6 +13,7 @@ says what was seen.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ import psutil
 import pytest
 from launchers import Job, command, connection, json_in, layouts, run
 from small_examples import digits
+from tiny_language import save_rows
 
 from trainer.checkpoint import discover
 
@@ -32,7 +34,7 @@ from trainer.checkpoint import discover
 
 STEPS, KILLS = 60, int(os.environ.get("KILLS", "12"))
 JOB = [
-    "--task", "tests.workers.resuming:Odd", "--max_steps", str(STEPS), "--log_every", "1", "--lr", "0.01",
+    "--max_steps", str(STEPS), "--log_every", "1", "--lr", "0.01",
     "--global_batch_size", "24", "--schedule", "linear", "--resume", "auto", "--eps", "1e-4",
     "--save_every", "2", "--keep_last", "1", "--keep_every", "20",
 ]  # fmt: skip
@@ -86,11 +88,29 @@ class Killer(threading.Thread):
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
-def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "workers"),
+    [
+        ("resuming:Odd", 0),
+        ("data_tasks:Mixture", 1),
+        ("data_tasks:OnBlocks", 0),
+        ("data_tasks:OnBlocks", 3),
+        ("data_tasks:OnShards", 1),
+    ],
+)
+def test_whatever_is_killed_goes_on_anywhere(task: str, workers: int, tmp_path: Path) -> None:
     commands, draw, folder = layouts(tmp_path), random.Random(KILLS), tmp_path / "run"
+    config = {"task": f"tests.workers.{task}", "workers": workers}
+    if task.startswith("data_tasks:On"):
+        config["task_settings"] = {"files": f"{tmp_path}/rows*.jsonl"}
+        for file in range(3):
+            rows = [{"id": row, "label": row % 3} for row in range(file, 200, 3)]
+            save_rows(tmp_path / f"rows{file}.jsonl", rows)
+    (tmp_path / "task.json").write_text(json.dumps(config))
 
     def train(strategy: str, world: int, output_dir: Path) -> Job:
-        words = [*commands[strategy, world], *JOB, "--micro_batch_size", str(24 // world)]
+        words = [*commands[strategy, world], "--config", str(tmp_path / "task.json"), *JOB]
+        words += ["--micro_batch_size", str(24 // world)]
         return run(words, output_dir, timeout=3600)  # whatever else the machine does
 
     expected = losses_of(train("single", 1, tmp_path / "whole").ok())

@@ -91,7 +91,7 @@ class InFourBits(Words):
 
         folder = f"{JOB['folder']}/unquantized"
         save(super().build_model(), folder)
-        model, _ = build_on_meta(folder, None, folder, quantize="nf4")
+        model, *_ = build_on_meta(folder, None, folder, quantize="nf4")
         return add_adapter(model, Adapter(r=4, quantize="nf4"), "CAUSAL_LM")
 
 

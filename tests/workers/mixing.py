@@ -9,79 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
+from data_tasks import Mixture, OnBlocks
 from of_all_ranks import leave
-from torch import Generator, Tensor, nn
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer
+from trainer import Task, TrainConfig, Trainer
 from trainer.launching import launch
 
 GLOBAL_BATCH, STEPS, SAVED_AT = 24, 12, 6
-SIZES = {"code": 90, "web": 20, "maths": 400}
-
-
-class Values:
-    """Random numbers and their classes."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.label = torch.full((size,), seed)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.label[index]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mixture(Task):
-    """Tells sources apart, with noise that belongs to the sample and the pass."""
-
-    def build_data(self) -> Data:
-        code, web, maths = (Values(size, seed) for seed, size in enumerate(SIZES.values()))
-        train = trainer.mixed({"code": (code, 0.5), "web": (web, 0.25, 2), "maths": (maths, 0.25)})
-
-        def augment(item: tuple[Tensor, Tensor], generator: Generator) -> tuple[Tensor, Tensor]:
-            return item[0] + 0.1 * torch.randn(6, generator=generator), item[1]
-
-        return Data(train=train, evaluation=maths, augment=augment)
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnBlocks(Task):
-    """Rows of files that are read in blocks."""
-
-    files: str
-
-    def build_data(self) -> Data:
-        cache = str(Path(self.files).parent / "cache")
-        rows, evaluated = (trainer.blocks(self.files, lines=10, cache_dir=cache) for _ in range(2))
-
-        def collate(rows: list[dict[str, float]]) -> tuple[Tensor, Tensor]:
-            x = torch.tensor([[row["id"] % 7 - 3.0, row["id"] / 300] for row in rows])
-            return x, torch.tensor([row["label"] for row in rows])
-
-        return Data(train=rows, evaluation=evaluated, collate=collate)
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def task_of(name: str, given: Path) -> Task:

@@ -88,15 +88,13 @@ def build_data(
     data = returned(task.build_data(), Data, task, "build_data")
 
     kind: type[TrainData] = IndexedData
-    own_order = getattr(data.train, "own_order", None)
-    most_workers = own_order and own_order.most_workers
     if size_of(data.train, "Data.train") is None:
         from ..data.stream import StreamData
 
-        kind, most_workers = StreamData, 1
-    if config.workers > (most_workers or config.workers):
-        rule = "this data is read in order, by one process a rank. Use 0 or 1"
-        raise origin_of(origins, "workers").error(rule, config.workers)
+        kind = StreamData
+        if config.workers > 1:
+            rule = "a stream is read in order, by one process a rank. Use 0 or 1"
+            raise origin_of(origins, "workers").error(rule, config.workers)
 
     return data, kind(
         data.train,

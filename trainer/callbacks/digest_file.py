@@ -49,6 +49,9 @@ class Digests(Callback):
         if isinstance(run.strategy, Exact):
             self._watch(run.strategy)
         self.facts = facts_of(run)
+        others = [differences(self.facts, of_rank) for of_rank in run.agreement.gather(self.facts)]
+        for line in dict.fromkeys(line for lines in others for line in lines):
+            run.say(f"same_bits: ranks differ, and bits may follow: {line}")
         for line in differences(self.before or self.facts, self.facts):
             run.say(f"same_bits: changed since the checkpoint, and bits may follow: {line}")
         run.directory.row({"tensors": names, "begins": run.step, "facts": self.facts}, FILE)

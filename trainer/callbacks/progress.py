@@ -44,4 +44,5 @@ def _line(metrics: Mapping[str, float]) -> str:
         left = clock(round(metrics["eta_seconds"], -1))
     form = "loss {loss:.4f}  lr {lr:.2e}  norm {grad_norm:.3f}"
     memory = size(metrics["peak_memory_bytes"])
-    return f"{form.format_map(metrics)}  {speed:.2f} {unit}/s  eta {left}  {memory}"
+    digits = 0 if speed >= 10 else 2
+    return f"{form.format_map(metrics)}  {speed:.{digits}f} {unit}/s  eta {left}  {memory}"

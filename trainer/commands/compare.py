@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from ..checkpoint.compatibility import differences
@@ -102,4 +103,6 @@ def as_table(report: Mapping[str, Any]) -> str:
         rows.append(["" if run[key] is None else formats.get(key, str)(run[key]) for key in head])
         if run["evaluation"]:
             lines.append(f"{run['run']}: {metrics_text(run['evaluation'])}")
-    return printable("\n".join([columns(rows), *lines, *report["notes"]]))
+    lines += report["notes"]
+    narrow = [fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines]
+    return printable("\n".join([columns(rows), *narrow]))

@@ -92,7 +92,8 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str,
         bound = bounds.weights if key == "weights" else bounds.step
         beyond += [(step, gap, key) for step, gap in by_step.items() if not gap <= bound]
     if beyond:
-        text = "{2} {1:.1e} apart at step {0}, {3}".format(*min(beyond), text)
+        step, gap, key = min(beyond)
+        text = f"{key} {gap:.1e} apart at step {step}, {text}"
 
     if not losses[min(losses)] <= bounds.first:  # NaN as well
         return "differs", text

@@ -87,9 +87,15 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
         hovermode="x unified",
         legend_orientation="h",
         legend_yanchor="bottom",
+        legend_y=1 + 30 / height,
+        margin_l=0,
+        margin_r=30,
+        margin_t=60,
+        modebar_orientation="v",
     )
+    figure.update_annotations(x=0, xanchor="left", font_size=14)
     figure.update_xaxes(showticklabels=True)
-    figure.update_yaxes(row=2, type="log", range=[-9, 0])
+    figure.update_yaxes(row=2, type="log", range=[-9, 0], exponentformat="power")
     # Otherwise plotly has a button that sends the curves to its makers.
     drawn = figure.to_html({"showSendToCloud": False}, full_html=False)
     file.write_text(_PAGE.substitute(text=escape(text), figure=drawn))

@@ -106,10 +106,10 @@ def table_of(report: Mapping[str, Any]) -> str:
     lines = [table(facts, report["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 
-    form = "{kind}|{ranks}|{count}|{size}|{seconds:.3f}"
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
-        rows.append(form.format(**made, size=size(made["bytes"])).split("|"))
+        cells = [made["kind"], str(made["ranks"]), str(made["count"]), size(made["bytes"])]
+        rows.append([*cells, f"{made['seconds']:.3f}"])
     lines.append(columns(rows))
 
     for kind, line, _, is_guessed, times in report["reads"]:

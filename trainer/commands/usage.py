@@ -57,8 +57,9 @@ def read_folders(
 ) -> tuple[T, list[str]]:
     """Return the options of a command without settings, and the folders, one at least."""
     options, settings, words = read_words(about, cls, argv)
-    for other in [*settings, *words[most:]]:
-        raise usage_error("", other, "unknown word; --help shows the command")
+    others = [*settings, *words[most:]]
+    if others:
+        raise usage_error("", others[0], "unknown word; --help shows the command")
     if not words:
         raise usage_error("", None, "name a folder; --help shows the command")
     return options, words

@@ -38,7 +38,7 @@ class Items:
     total_steps: int = 1
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        moment = keys[0][2]
+        moment = keys[0][2] if keys else None  # a loading process without a part of the batch
         if moment is not None:
             set_now(moment)  # for collate as well, which follows
 

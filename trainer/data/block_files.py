@@ -59,7 +59,7 @@ def blocks(
     """Return the rows of files, as ``Data.train``: ``trainer.blocks("s3://bucket/rows/*.parquet")``.
 
     A row is a mapping of columns to values. The rows of an epoch are shuffled, in the same order on
-    any layout, and each rank reads about its part of the blocks. Set ``workers: 1`` to read ahead.
+    any layout, and each rank reads about its part of the blocks. ``workers`` divide that part.
 
     A stream of the library ``datasets`` is read by its shards. Nobody knows the number of its rows,
     so its first epoch never ends, and ``max_steps`` ends the run.
@@ -201,8 +201,9 @@ class Blocks(InLanes):
             DataError: they would take too much of the free memory.
         """
         super().plan(lanes, layout)
-        kept = min(self.shards, HELD * -(-lanes // layout.world_size) + 1)
-        self._block = lru_cache(kept)(self._load)
+        of_process = HELD * -(-lanes // (layout.world_size * self.readers)) + 1
+        self._block = lru_cache(of_process)(self._load)
+        kept = min(self.shards, of_process) * self.readers
         held = kept * max(block.bytes for block in self.index)
         self._told = (
             f"blocks: {self.shards} in {len(self.files)} files, a rank holds up to {kept} of them "

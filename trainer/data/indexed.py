@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +25,14 @@ class Step(NamedTuple):
 
     Args:
         epoch: of the samples.
-        micro_batches: the indices of this rank's samples. A micro-batch may be empty.
+        micro_batches: the indices of this rank's samples, cut by the process that reads them. A
+            micro-batch may be empty.
         samples: of all ranks.
         now: the moment of the step.
     """
 
     epoch: int
-    micro_batches: list[list[int]]
+    micro_batches: list[list[list[int]]]
     samples: int
     now: Now
 
@@ -50,7 +51,7 @@ class IndexedData(TrainData):
         self.size = len(dataset)
         self.position = 0
         self.order: OwnOrder = getattr(dataset, "own_order", None) or Permuted(self.size)
-        self.order.lay_out(layout)
+        self.order.lay_out(layout, self.workers)
         self.places = self.order.places  # of an epoch
         self._steps_of_epoch = self._steps_over(self.places)
         if self.places < ENDLESS:
@@ -77,8 +78,13 @@ class IndexedData(TrainData):
                 taken = range(start, min(start + batch, self.places))
                 if len(taken) < batch and self.drop_last:
                     break
-                parts = self.order.parts(taken, self.layout)
-                indices = [order[np.array(part, np.int64)].tolist() for part in parts]
+                indices = [
+                    [
+                        order[np.array(share, np.int64)].tolist()
+                        for share in self.order.shares(part, self.layout)
+                    ]
+                    for part in self.order.parts(taken, self.layout)
+                ]
                 done += 1
                 begin = epoch * self.places + start
                 now = Now(done, begin / self.places, begin, self.items.total_steps, None, self.seed)
@@ -92,27 +98,33 @@ class IndexedData(TrainData):
         for step in current:
             set_now(step.now)  # for Task.weight and padding batches, also if another process loads
             micros = []
-            for indices in step.micro_batches:
-                batch = next(batches) if indices else None
+            for micro_batch in step.micro_batches:
+                batch = next(batches) if any(micro_batch) else None
                 items = (self.items.__getitems__([(0, i, None)])[0] for i in range(self.size))
-                micros.append(self.micro_batch(len(indices), batch, items))
+                micros.append(self.micro_batch(sum(map(len, micro_batch)), batch, items))
 
             self.position = step.now.samples + step.samples
             yield Window(micros, step.samples, self.position, step.now)
 
     def _batches(self, position: int, steps: Iterable[Step]) -> Iterator[Any]:
         """Yield the batches of all micro-batches that are not empty."""
-        keys = (
-            [(step.epoch, index, step.now) for index in indices]
+        shares = (
+            [(step.epoch, index, step.now) for index in share]
             for step in steps
-            for indices in step.micro_batches
-            if indices
+            for micro_batch in step.micro_batches
+            if any(micro_batch)
+            for share in micro_batch
         )
+        readers = self.order.readers
+        if readers > 1:
+            read = self.loaded(_Collated(self.items, list), position, batch_sampler=shares)
+            return map(self.collate, iter(lambda: [*chain(*islice(read, readers))], []))
+
         collated = _Collated(self.items, self.collate)
         if self.workers or self.pin_memory:
-            return self.loaded(collated, position, batch_sampler=keys)
+            return self.loaded(collated, position, batch_sampler=shares)
         # Without workers the loader would do no more, and cost 30 microseconds a batch.
-        return map(collated.read, keys)
+        return map(collated.read, shares)
 
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
@@ -129,7 +141,7 @@ class IndexedData(TrainData):
         return position / self.places
 
     def parts(self, begin: int, end: int) -> list[list[int]]:
-        return next(self.steps(begin)).micro_batches
+        return [[*chain(*shares)] for shares in next(self.steps(begin)).micro_batches]
 
     def notices(self, steps: int) -> list[str]:
         return self.order.notices(steps * self.layout.global_batch_size)

@@ -34,7 +34,6 @@ class InLanes(OwnOrder):
         lanes: of the first global batch of the run, in all its resumptions.
     """
 
-    most_workers = 1
     lanes = 1
 
     def __init__(self, files: dict[str, int], shards: int) -> None:
@@ -42,7 +41,7 @@ class InLanes(OwnOrder):
         self.shards = shards
         self.text = f"{len(files)} files, {sum(files.values())} bytes"
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: Layout, workers: int) -> None:
         """Take as many lanes as the largest divisor of a global batch up to their limits.
 
         Raises:
@@ -50,6 +49,7 @@ class InLanes(OwnOrder):
         """
         if layout.whole_micro_batches:
             raise DataError("blocks: ranks take other micro-batches of a step: drop same_bits")
+        self.readers = max(1, workers)
         batch = layout.global_batch_size
         most = min(batch, MOST_LANES, self.shards)
         self.plan(max(count for count in range(1, most + 1) if batch % count == 0), layout)
@@ -61,6 +61,16 @@ class InLanes(OwnOrder):
         own, most = by_lane[begin:end], -(-len(taken) // layout.world_size)
         starts = range(0, most, layout.micro_batch_size)
         return [own[at : at + layout.micro_batch_size] for at in starts]
+
+    def shares(self, part: Sequence[int], layout: Layout) -> Sequence[Sequence[int]]:
+        """Cut a micro-batch by lane: each loading process reads the blocks of its lanes alone."""
+        cuts: list[list[int]] = [[] for _ in range(self.readers)]
+        of_all_ranks, first = layout.world_size * self.readers, layout.rank * self.readers
+        for place in part:
+            process = place % self.lanes * of_all_ranks // self.lanes - first
+            # A lane on a border of two ranks belongs to a process of each.
+            cuts[min(max(process, 0), self.readers - 1)].append(place)
+        return cuts
 
     def plan(self, lanes: int, layout: Layout) -> None:
         """Keep the number of lanes, and what the layout needs for them."""

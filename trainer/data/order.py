@@ -37,15 +37,15 @@ class OwnOrder:
 
     Attributes:
         places: samples of an epoch.
-        most_workers: loading processes of a rank at most. None: any number.
+        readers: loading processes that share each micro-batch.
         text: facts that decide the order, which ranks and a resumed run must share.
     """
 
     places: int
-    most_workers: int | None = None
+    readers: int = 1
     text: str = ""
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: Layout, workers: int) -> None:
         """Prepare for the layout of a run, which must not decide the order of a resumed run."""
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
@@ -55,6 +55,10 @@ class OwnOrder:
     def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
         """Return the places of a rank's micro-batches in a step over the places ``taken``."""
         return [*parts_of_rank(taken, layout)]
+
+    def shares(self, part: Sequence[int], layout: Layout) -> Sequence[Sequence[int]]:
+        """Cut the places of a micro-batch by the loading process that reads their samples."""
+        return [part]
 
     def logged(self, begin: int, end: int) -> dict[str, float]:
         """Return values for the log about the samples between two positions."""

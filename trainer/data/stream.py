@@ -60,7 +60,7 @@ class StreamData(TrainData):
         super().__init__(dataset, layout, **settings)
         self._state = State()
         self._order = getattr(dataset, "own_order", None) or OwnOrder()
-        self._order.lay_out(layout)
+        self._order.lay_out(layout, self.workers)
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state.samples, "restore() moves a stream, not a position"

@@ -141,6 +141,22 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     return adapted
 
 
+def refuse_lost(model: Any, new: Collection[str]) -> None:
+    """Raise ``ConfigError`` if a new tensor of the model below is not in an adapter's file.
+
+    The base of the adapter would be published without the tensor, and begin with other numbers.
+    """
+    in_file = {name.removeprefix("base_model.model.") for name in _names_in_file(model).values()}
+    lost = sorted({*new} - in_file)
+    if lost:
+        raise setting_error(
+            "adapter",
+            lost[0],
+            "is new, and the file of an adapter does not hold it; name its layer in "
+            "adapter.trained (such as pooler)",
+        )
+
+
 def set_lengths(model: Any, stored: Pretrained) -> None:
     """Give the lengths of DoRA the values of the weights below, which lie in files, in place."""
     ranges, _ = of_pretrained([stored])

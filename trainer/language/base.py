@@ -15,7 +15,15 @@ from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part, add_adapter, set_lengths, started, with_copies
+from .adapters import (
+    Adapter,
+    adapter_part,
+    add_adapter,
+    refuse_lost,
+    set_lengths,
+    started,
+    with_copies,
+)
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
@@ -211,7 +219,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
         longer = self.new_tokens or (self.adapter and self.adapter.start)
-        model, self.memory["stored"] = build_on_meta(
+        model, self.memory["new"], self.memory["stored"] = build_on_meta(
             str(self.model),
             self.built_attention,
             self.cache_dir,
@@ -232,6 +240,7 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
+        refuse_lost(adapted, self.memory.get("new", ()))
         if self.adapter.dora and not self.adapter.start:
             set_lengths(adapted, self.memory["stored"](adapted))
         return adapted

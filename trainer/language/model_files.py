@@ -67,10 +67,11 @@ def build_on_meta(
     changes: Mapping[str, Any] | None = None,
     vocabulary: int = 0,
     **options: Any,
-) -> tuple[Any, Callable[[Any], Pretrained] | None]:
+) -> tuple[Any, set[str], Callable[[Any], Pretrained] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
 
-    The files are returned as a function of the model, to which adapters may be added first.
+    Returned are the model, the names of the tensors that the files lack, and the files as a
+    function of the model, to which adapters may be added first.
 
     Args:
         attention: transformers' name, or None for the choice of the model's class.
@@ -116,17 +117,17 @@ def build_on_meta(
 
         if model.get_input_embeddings().num_embeddings < vocabulary:
             longer = _saved_again(folder, load, model, missing, cache_dir, vocabulary)
-            model, stored = build_on_meta(
+            model, _, stored = build_on_meta(
                 str(longer), attention, cache_dir, auto_class, (), quantize, changes, **options
             )
             # The configuration of an adapter names the model that people have.
             model.name_or_path = source
-            return model, stored and _stored_in(longer, model, missing)
+            return model, missing, stored and _stored_in(longer, model, missing)
 
         if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
             follow_autocast(model)
-            return model.train(), None
+            return model.train(), missing, None
 
         # from_pretrained does not tie tensors without values, and returns the model in evaluation
         # mode.
@@ -136,7 +137,7 @@ def build_on_meta(
         if converts_files(model) or set(stored(model).new) - missing:
             folder = _saved_again(folder, load, model, missing, cache_dir)
             stored = _stored_in(folder, model, missing)
-        return model, stored
+        return model, missing, stored
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries

@@ -26,7 +26,7 @@ def _build(
     changes: Any = None,
     vocabulary: int = 0,
     **options: Any,
-) -> tuple[Any, None]:
+) -> tuple[Any, set[str], None]:
     """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""
     import transformers
 
@@ -47,7 +47,7 @@ def _build(
             is_stored = key not in module._non_persistent_buffers_set
             if buffer is not None and (is_stored or quantize):
                 module._buffers[key] = torch.zeros_like(buffer, device=device)
-    return model.train(), None
+    return model.train(), set(), None
 
 
 def _quantize(model: Any, quantize: str) -> None:

@@ -90,13 +90,29 @@ def test_a_step_has_the_same_rows_on_any_layout_and_a_rank_reads_a_part(
     assert steps(files, 3, position=200 * BATCH, count=100, kind=kind)[0] == alone[200:]
 
 
-def test_a_loading_process_reads_ahead_and_the_same(files: Path) -> None:
-    found = []
-    for workers in (0, 1):
-        windows = data_of(rows_of(files), 0, 2, workers=workers).windows(0, 20)
-        found.append([[row["id"] for row in micro.batch] for w in windows for micro in w.micros])
-    assert found[0] == found[1]
-    assert rows_of(files).own_order.most_workers == 1
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3:UserWarning")
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2), (2, 3), (4, 5)])
+def test_loading_processes_share_the_blocks_and_read_the_same(
+    rank: int, world_size: int, files: Path, tmp_path: Path
+) -> None:
+    batches, loads = [], []
+    for workers in (0, 1, 3):
+        rows, loaded = rows_of(files), tmp_path / str(workers)
+        load = rows._load
+
+        def told(number: int, load: Any = load, loaded: Path = loaded) -> Any:
+            with loaded.open("a") as file:
+                file.write("block\n")
+            return load(number)
+
+        rows._load = told
+        layout = Layout(rank=rank, world_size=world_size, micro_batch_size=7, accumulation_steps=3)
+        data = IndexedData(rows, layout, seed=1, collate=list, workers=workers)
+        windows = data.windows(0, 1 + ROWS // layout.global_batch_size)
+        batches.append([micro.batch for w in windows for micro in w.micros if micro.weight])
+        loads.append(len(loaded.read_text().splitlines()))
+    assert batches[0] == batches[1] == batches[2]
+    assert loads[0] == loads[1] and loads[2] < 1.2 * loads[0] + 10
 
 
 def test_a_store_has_the_rows_of_the_files(files: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def steps_of(mixed: Any, world_size: int, batch: int, position: int, count: int)
         data = IndexedData(mixed, layout, seed=SEED)
         steps = data.steps(position)
         for step in found:
-            indices = [i for part in next(steps).micro_batches for i in part]
+            indices = [i for part in next(steps).micro_batches for i in chain(*part)]
             step += [mixed[index] for index in indices]
     return [sorted(step) for step in found]
 
