@@ -61,8 +61,9 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
     titles = [escape(key, quote=False) for key in keys]
     titles[1] += ": relative difference to the first run"
 
+    height = 240 * len(keys)
     figure = make_subplots(
-        len(keys), shared_xaxes="all", subplot_titles=titles, vertical_spacing=0.25 / len(keys)
+        len(keys), shared_xaxes="all", subplot_titles=titles, vertical_spacing=60 / height
     )
     for number, run in enumerate(runs):
         for row, key in enumerate(keys, 1):
@@ -83,7 +84,7 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
 
     figure.update_layout(
         template="simple_white",
-        height=240 * len(keys),
+        height=height,
         hovermode="x unified",
         legend_orientation="h",
         legend_yanchor="bottom",
@@ -98,4 +99,4 @@ def write_page(file: Path, text: str, runs: Sequence[Run]) -> None:
     figure.update_yaxes(row=2, type="log", range=[-9, 0], exponentformat="power")
     # Otherwise plotly has a button that sends the curves to its makers.
     drawn = figure.to_html({"showSendToCloud": False}, full_html=False)
-    file.write_text(_PAGE.substitute(text=escape(text), figure=drawn))
+    file.write_text(_PAGE.substitute(text=escape(text), figure=drawn), encoding="utf-8")
