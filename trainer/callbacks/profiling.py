@@ -44,7 +44,7 @@ class Profile(Callback):
 
         folder = run.directory.path / "profile"
         folder.mkdir(exist_ok=True)
-        profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+        profiler.export_chrome_trace(f"{folder}/trace.json.gz")
 
         sort_by = "self_device_time_total" if profiler.use_device else "self_cpu_time_total"
         (folder / "operations.txt").write_text(profiler.key_averages().table(sort_by, row_limit=25))

@@ -18,6 +18,7 @@ and tensor whose bits differ. The exit code is 1 if bits differ with the mode.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,8 +79,12 @@ def run(argv: Sequence[str]) -> int:
         folder = Path(options.to or temporary)
 
         def start(name: str, file: str | None, seed: int = 0) -> Run:
+            callbacks = [*config.callbacks, {"trainer.commands.nudged:Weights": {"seed": seed}}]
+            if "--same_bits=false" in training:
+                callbacks.append("trainer.callbacks.digest_file:Digests")
             own = [] if file else alone or []
-            return train(name, file, seed, [*training, *own], folder)
+            own = [*training, *own, f"--callbacks={json.dumps(callbacks)}"]
+            return train(name, file, own, folder)
 
         if options.bits:
             return _compare_bits(names, files, start, training)
@@ -112,6 +117,7 @@ def _compare_bits(
 ) -> int:
     """Train under each file with the mode and without, and print the first bits that differ."""
     rows = [["run", "same_bits", "first difference"]]
+    is_wrong = False
     for mode in ("true", "false"):
         training.append(f"--same_bits={mode}")
         reference = None
@@ -120,11 +126,13 @@ def _compare_bits(
             text = run.error
             if not text:
                 attempt, steps = read_digests(Path(run.path, FILE))
+                text = "no bit differs" if reference else "reference"
                 reference = reference or steps
-                text = first_difference(attempt["tensors"], steps, reference) or "no bit differs"
+                text = first_difference(attempt["tensors"], steps, reference) or text
+            is_wrong |= mode == "true" and text not in ("reference", "no bit differs")
             rows.append([run.name, mode, text])
     print(columns(rows))
-    return int(any(mode == "true" and text != "no bit differs" for _, mode, text in rows))
+    return int(is_wrong)
 
 
 def _request(path: str | None) -> Request:

@@ -26,9 +26,7 @@ _ERROR = re.compile(
 )
 
 
-def train(
-    name: str, launch_file: str | None, seed: int, arguments: Sequence[str], folder: Path
-) -> Run:
+def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: Path) -> Run:
     """Train, wait for the end, and read the run back. A run that failed has a name and an error.
 
     Without a launch file a single process trains. logs/NAME.txt has the command and the output.
@@ -43,8 +41,7 @@ def train(
         words += ["--nproc_per_node", str(visible_gpus() or 2)]
         arguments = [launch_file, *arguments]
     output = folder / "runs" / name
-    words += ["-m", "trainer.commands.nudged", str(seed), *arguments]
-    words += [f"--output_dir={as_literal(str(output))}"]
+    words += ["-m", "trainer", "train", *arguments, f"--output_dir={as_literal(str(output))}"]
     log_file = folder / "logs" / f"{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("w") as log:

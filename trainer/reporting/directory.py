@@ -118,12 +118,12 @@ class RunDirectory:
 
 def json_text(value: object) -> str:
     """Return a value as JSON for a file, as ``RunDirectory.write_json`` writes it."""
-    return json.dumps(_plain(value, default=_as_json), indent=2) + "\n"
+    return json.dumps(_plain(value), indent=2) + "\n"
 
 
-def _plain(value: object, **settings: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a value as JSON has it, with null for the numbers that are not finite."""
-    return json.loads(json.dumps(value, **settings), parse_constant=lambda name: None)
+    return json.loads(json.dumps(value, default=_as_json), parse_constant=lambda name: None)
 
 
 def _as_json(value: object) -> object:

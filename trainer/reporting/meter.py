@@ -142,11 +142,12 @@ class Meter:
             count = total - self._read_totals[unit]
             if count or unit == "samples":
                 values[f"{unit}_per_second"] = round(count / busy, 3)
-        values["seconds"] = round(self.seconds - self.spent["start-up"], 3)
         seconds_per_step = (self.training - self._counted_from) / max(1, self._steps)
-        values["eta_seconds"] = round(seconds_per_step * steps_left, 1)
-        values["peak_memory_bytes"] = self.memory.read()
-
+        values |= {
+            "seconds": round(self.seconds - self.spent["start-up"], 3),
+            "eta_seconds": round(seconds_per_step * steps_left, 1),
+            "peak_memory_bytes": self.memory.read(),
+        }
         self.rows.append(values)
         self._start_reading()
         return values
@@ -161,7 +162,7 @@ class Meter:
             precision: of the layers' computations: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         """
         training = max(self.training, 1e-9)
-        seconds = {**self.spent, "data": self._waited, "training": training, "wall": self.seconds}
+        seconds = self.spent | {"data": self._waited, "training": training, "wall": self.seconds}
         facts: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "peak_memory_bytes": gather(self.memory.read()),
