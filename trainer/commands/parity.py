@@ -29,11 +29,11 @@ from pydantic import Field
 
 from ..callbacks.digest_file import FILE
 from ..config.paths import LocalPath
-from ..config.steps_alone import STEPS_ALONE
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
 from ..launching.launched import read_launch_file
 from ..launching.request import Request
+from ..rehearsal.steps_alone import STEPS_ALONE
 from ..script import load_config
 from ..text import columns
 from .bits import first_difference, read_digests

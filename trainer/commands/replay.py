@@ -26,9 +26,9 @@ from pydantic import Field
 from ..callbacks.digest_file import FILE
 from ..checkpoint.compatibility import differences
 from ..checkpoint.discover import listing
-from ..config.steps_alone import STEPS_ALONE
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
+from ..rehearsal.steps_alone import STEPS_ALONE
 from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
 from ..strategies.exact import Exact
