@@ -42,10 +42,10 @@ checks/model: if has_accumulation_hooks(parameter): => if False:
 checks/model: if data and not data.drop_last and => if data and
 checks/optimizer: if problem: => if False:
 checks/optimizer: and group["lr"] != planned: => and False:
-checks/parameters: if count != before.get(name, 0) => if False
-checks/parameters: if not is_same: => if False:
+checks/edited: if count != before.get(name, 0) => if False
+checks/edited: if not is_same: => if False:
 checks/parameters: raise LaunchError(changed_trainable(names)) => return
-checks/parameters: if before is not None and local(before) => if False and local(before)
+checks/edited: if before is not None and local(before) => if False and local(before)
 checks/parameters: if hasattr(parameter, "placements") and => if False and
 checks/same_data: check_same_beginning(window.digest, => bool(
 checks/same_data: if difference: => if False: @ DIFFERENCE
@@ -57,7 +57,7 @@ checks/same_settings: "notices", "launcher") => "notices")
 checks/task_state: and parameter.grad is not None => and False
 checks/task_state: if now.get(name) != trace] => if False]
 checks/training_mode: run.train_mode() => pass
-checkpoint/finite_values: next(filter(None, gather(mine)), "") => "" @ EXPORT
+checkpoint/saver: if any(begun): => if False: @ EXPORT
 checkpoint/finite_values: else values.isfinite() => else values.isnan()
 checkpoint/finite_values: key.kind in ("buffer", "frozen") => False
 strategies/finite_step: or math.isfinite(norm.item()): => or True:
@@ -75,17 +75,15 @@ strategies/deepspeed: if runs != asked: => if False:
 strategies/deepspeed: plugin.dschf = None => pass
 strategies/deepspeed: config["gradient_clipping"] = plan => config["gradient_clipping"] = 2.0 or plan @ GRADIENTS[zero3-2-4]
 strategies/deepspeed: values = flat[: parameter.ds_numel - start] => values = flat
-strategies/tensors: parameter.data = parameter.data.reshape(1) => pass
+strategies/scalars: parameter.data = parameter.data.reshape(1) => pass
 strategies/deepspeed: boundary(boundary or delays) => boundary(True) @ GRADIENTS[zero1-2-4]
 strategies/deepspeed: backward(loss, scale_wrt_gas=False) => backward(loss) @ GRADIENTS[zero3-2-4]
 strategies/fsdp: if all(here[parameter] == everywhere[parameter] for parameter in own): => if True:
 strategies/fsdp: reduce = torch.float32 if compute else None => reduce = None @ DTYPES[fsdp-16-bf16]
-strategies/local_step: row.grad = None => pass
 strategies/gathered: model.get_parameter(name).register_hook(hook) => pass
 strategies/gradient_order: if differing: => if False:
 strategies/gradient_order: self.fingerprint * 31 + number => self.fingerprint + number
 strategies/initial_values: if not is_stored and => if False and @ META
-strategies/local_step: group["params"] = parameters => pass
 strategies/optimizer_probe: if not difference <= _BOUND * largest: => if False:
 strategies/whole_parameters: own[key] = engines => pass
 strategies/whole_parameters: strategy.fill((name, whole.data) => bool((name, whole.data)

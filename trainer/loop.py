@@ -20,7 +20,7 @@ from .distributed.same import same_on_all_ranks
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .losses import StepLosses, explained, refuse_independent
+from .losses import StepLosses, explained, refuse_independent, without_backward
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
@@ -54,7 +54,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        row = row_of(config, callbacks, origins or {})
+        divided = launched is None or bool(launched.strategy.held)
+        row = row_of(config, callbacks, origins or {}, divided=divided)
         self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)
         self._first_step = self.run.step
@@ -104,7 +105,8 @@ class Trainer:
                 is_last = micro is window.micros[-1]
                 with padding, strategy.micro_step(boundary=is_last):  # averages at the last
                     batch = strategy.to_device(micro.batch)
-                    result = run.task.training_step(run.model, batch)
+                    with without_backward():
+                        result = run.task.training_step(run.model, batch)
                     loss = losses.add(result, micro.weights)
                     if run.step == self._first_step:
                         refuse_independent(loss)

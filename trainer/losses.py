@@ -13,7 +13,9 @@ from torch.autograd.function import BackwardCFunction
 
 from .errors import DataError
 from .metrics import WeightedSums
+from .private.torch import leaves_of
 from .strategies import Strategy
+from .strategies.tensors import graph_of
 
 
 class StepLosses:
@@ -101,32 +103,44 @@ def split_loss(
     return numbers, values
 
 
-def refuse_independent(loss: Tensor) -> None:
-    """Raise ``DataError`` if a loss has a gradient, but depends on no parameter.
+@contextmanager
+def without_backward() -> Iterator[None]:
+    """Surround ``training_step``, which must not give parameters gradients.
 
-    The graph is walked until the first parameter is met, or a custom function, which may hide a
-    parameter.
+    Raises:
+        DataError: code in the block calls ``backward``.
     """
-    if isinstance(loss, nn.Parameter):
-        return
 
-    to_visit: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while to_visit:
-        node = to_visit.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        is_parameter = isinstance(getattr(node, "variable", None), nn.Parameter)
-        if is_parameter or isinstance(node, BackwardCFunction):
-            return
-        to_visit += [behind for behind, _ in node.next_functions]
+    def backward(tensors: Any, *args: Any, **named: Any) -> None:
+        if any(map(_depends, leaves_of(tensors))):
+            raise DataError(
+                "training_step must not call backward, which the trainer does: gradients that are "
+                "there before have another weight on each layout. Return the sum of all losses"
+            )
+        own(tensors, *args, **named)
 
-    raise DataError(
-        "training_step returned a loss that no parameter has a part in. Compute the loss from the "
-        "model's outputs, with operations of tensors (not .item(), .detach(), argmax or "
-        "torch.tensor). requires_grad=True does not help"
-    )
+    own, torch.autograd.backward = torch.autograd.backward, backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = own
+
+
+def refuse_independent(loss: Tensor) -> None:
+    """Raise ``DataError`` if a loss has a gradient, but depends on no parameter."""
+    if not _depends(loss):
+        raise DataError(
+            "training_step returned a loss that no parameter has a part in. Compute the loss from "
+            "the model's outputs, with operations of tensors (not .item(), .detach(), argmax or "
+            "torch.tensor). requires_grad=True does not help"
+        )
+
+
+def _depends(loss: Tensor) -> bool:
+    """Return whether a parameter has a part in a loss, or a function that may hide a parameter."""
+    known = nn.Parameter | BackwardCFunction
+    found = (getattr(node, "variable", node) for node in graph_of(loss))
+    return isinstance(loss, known) or any(isinstance(each, known) for each in found)
 
 
 @contextmanager

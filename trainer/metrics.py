@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Key = tuple[str, bool]
 # The shape of each sum.
 Layout = dict[Key, tuple[int, ...]]
-Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
 class Metric(Protocol):
@@ -95,7 +94,12 @@ class WeightedSums:
             else:
                 update(value)
 
-    def _add(self, name: str, value: Value, counts: bool) -> None:
+    def _add(
+        self,
+        name: str,
+        value: Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any],
+        counts: bool,
+    ) -> None:
         weight: Any
         if isinstance(value, tuple):
             total, weight = value

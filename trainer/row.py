@@ -19,7 +19,7 @@ from .checks.gradients import ExchangedGradients
 from .checks.mean_loss import MeanLoss
 from .checks.model import SupportedModel
 from .checks.optimizer import DivisibleOptimizer, KeptRates
-from .checks.parameters import EditedParameters, TrainableSet
+from .checks.parameters import TrainableSet
 from .checks.same_data import SameData
 from .checks.same_model import SameModel
 from .checks.same_settings import SameSettings
@@ -31,10 +31,18 @@ from .errors import Origin, origin_of
 from .hooks import Callback
 
 
-def checks_of(config: TrainConfig) -> list[Callback]:
-    """Return the checks of the code of a task: all of them, or none."""
+def checks_of(config: TrainConfig, *, divided: bool = True) -> list[Callback]:
+    """Return the checks of the code of a task: all of them, or none.
+
+    ``divided`` is False if each process is known to hold all parameters.
+    """
     if config.checks == "none":
         return []
+    edited: list[Callback] = []
+    if divided:
+        from .checks.edited import EditedParameters
+
+        edited.append(EditedParameters())
     # The trial comes before the check of edits in place, which reads anew what the trial gathers.
     return [
         *([MeanLoss()] if config.sanity_evaluation else []),
@@ -45,7 +53,7 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         DivisibleOptimizer(),
         KeptRates(),
         ExchangedGradients(),
-        EditedParameters(),
+        *edited,
         TrainableSet(),
         TrainingMode(),
         TaskState(),
@@ -53,7 +61,11 @@ def checks_of(config: TrainConfig) -> list[Callback]:
 
 
 def row_of(
-    config: TrainConfig, added: Sequence[Callback], origins: Mapping[str, Origin]
+    config: TrainConfig,
+    added: Sequence[Callback],
+    origins: Mapping[str, Origin],
+    *,
+    divided: bool = True,
 ) -> list[Callback]:
     """Return the hooks of a run. ``added`` are the user's, before those that the config names."""
     # The step: undo the changes of a step that is left out, count, agree on the end.
@@ -68,7 +80,7 @@ def row_of(
     row += [log, Evaluation(log)]
 
     # Checks come before anything of the step is written.
-    row += checks_of(config)
+    row += checks_of(config, divided=divided)
 
     # The files of a run. metrics.jsonl shows a NaN before FiniteNumbers ends the run.
     row += [MetricsFile(), Progress(), FiniteNumbers(config.on_nan)]

@@ -38,8 +38,8 @@ class Plan:
             known.
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and the arguments of ``torch.compile``.
-        find_unused_parameters, sync_each_batch, bucket_cap_mb, float32, same_bits: as in the
-            training config.
+        find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training
+            config.
         reduce_dtype: ``float32`` or ``bf16``, as in the training config.
         fsdp, deepspeed: settings of the engine. Empty for the others.
         files: the launch files that were read.
@@ -77,7 +77,6 @@ class Plan:
     bucket_cap_mb: int | None
     reduce_dtype: str
     float32: str
-    same_bits: bool
     fsdp: Mapping[str, Any]
     deepspeed: Mapping[str, Any]
     dynamo: Mapping[str, Any]

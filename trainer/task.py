@@ -153,7 +153,7 @@ class Task:
 
     def build_data(self) -> Data:
         """Build the data sets."""
-        raise NotImplementedError(f"{type(self).__name__}.build_data")
+        raise NotImplementedError("Task.build_data")
 
     def build_model(self) -> nn.Module:
         """Build the model on the CPU, with initial or pretrained weights.
@@ -162,7 +162,7 @@ class Task:
         without values, under ``with torch.device("meta")``. Such a model is divided over the ranks
         first, and then filled by ``pretrained`` or ``initialize``.
         """
-        raise NotImplementedError(f"{type(self).__name__}.build_model")
+        raise NotImplementedError("Task.build_model")
 
     def pretrained(self, model: nn.Module) -> Pretrained | Sequence[Pretrained] | None:
         """Return the files of the values of a model on the meta device, or those of each part.
@@ -228,7 +228,7 @@ class Task:
         tensors and ``(sum, weight)`` have the meaning of ``evaluation_step``. Logged steps show the
         means over the global batch.
         """
-        raise NotImplementedError(f"{type(self).__name__}.training_step")
+        raise NotImplementedError("Task.training_step")
 
     def weight(self, batch: Any) -> Tensor | float | Mapping[str, Tensor | float]:
         """Count the items of a batch that the mean of ``training_step`` is over.
@@ -279,7 +279,7 @@ class Task:
                 logits = model(batch["image"])
                 return {"label": batch["label"], "predicted": logits.argmax(-1)}
         """
-        raise NotImplementedError(f"{type(self).__name__}.prediction_step")
+        raise NotImplementedError("Task.prediction_step")
 
     def build_metrics(self) -> Mapping[str, Metric]:
         """Make torchmetrics by name, anew for each evaluation.

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
-from trainer.losses import StepLosses, explained, refuse_independent, split_loss
+from trainer.losses import (
+    StepLosses,
+    explained,
+    refuse_independent,
+    split_loss,
+    without_backward,
+)
 from trainer.strategies import strategy_class
 
 TAKEN = (
@@ -93,3 +99,16 @@ def test_the_mean_over_no_items_adds_nothing_to_the_loss() -> None:
     losses.add(torch.tensor(3.0, requires_grad=True), {"": 4.0})
     losses.add(torch.tensor(torch.nan, requires_grad=True), {"": 0.0})
     assert losses.total.item() == 3.0
+
+
+def test_a_backward_pass_to_a_parameter_is_refused_and_another_is_not() -> None:
+    own, weight = torch.autograd.backward, nn.Parameter(torch.ones(2))
+    leaf = torch.ones(2, requires_grad=True)
+    with without_backward():
+        (2 * leaf).sum().backward()  # of the task's own tensors
+        with pytest.raises(DataError, match="training_step must not call backward"):
+            (leaf * weight).sum().backward()
+        with pytest.raises(DataError, match="training_step must not call backward"):
+            torch.autograd.backward([(leaf * weight).sum()])
+    assert leaf.grad is not None and leaf.grad.tolist() == [2.0, 2.0] and weight.grad is None
+    assert torch.autograd.backward is own

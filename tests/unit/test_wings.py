@@ -58,6 +58,23 @@ WINGS: dict[str, tuple[str, set[str], dict[str, str]]] = {
         set(),
         {"optim/muon.py": "the wing", "private/torch.py": "the rate of torch's own"},
     ),
+    "the same bits": (
+        r"same_bits",
+        {
+            "callbacks/digest_file.py",
+            "strategies/exact.py",
+            "strategies/exact_ddp.py",
+            "strategies/exact_deepspeed.py",
+            "strategies/exact_fsdp.py",
+            "strategies/same_bits.py",
+        },
+        {
+            "strategies/__init__.py": "the table of classes by strategy",
+            "config/fingerprint.py": "the table of keys that decide numbers",
+            "building/build.py": "refused in a loop of one's own, which has no row",
+            "data/lanes.py": "the key to drop",
+        },
+    ),
     # These have left. A task draws its own pictures, and sets a group's rate to 0 until a step.
     "pictures": (r"gallery|show_confusion|run\.show\b", set(), {}),
     "thawing": (r"unfreeze:|set_trainable|FrozenLayers", set(), {}),

@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from local_steps import SETTINGS, Small
 from of_all_ranks import leave
+from uneven_task import SETTINGS, Small
 
 import trainer
 from trainer import TrainConfig, Trainer

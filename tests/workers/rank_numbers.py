@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer
 from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
-from trainer.distributed import votes
+from trainer.distributed import agreement
 from trainer.distributed.exit import Stopped
 from trainer.launching import launch
 
@@ -400,13 +400,13 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
         counted.extend([made.run.step] if named.get("group") is made.run.agreement.group else [])
         return real(*args, **named)
 
-    dist.all_reduce, votes.time = all_reduce, clock  # type: ignore[assignment]
+    dist.all_reduce, agreement.time = all_reduce, clock  # type: ignore[assignment]
     try:
         made.fit()
     except Stopped as stopped:
         number = stopped.signal
     finally:
-        dist.all_reduce, votes.time = real, time
+        dist.all_reduce, agreement.time = real, time
     return {
         "counted": counted,
         "step": made.run.step,

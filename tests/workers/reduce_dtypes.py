@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from local_steps import Small
 from of_all_ranks import leave
 from precision import REDUCED, note_reductions
+from uneven_task import Small
 
 import trainer
 from trainer import TrainConfig, Trainer
@@ -25,7 +25,7 @@ STEPS = 10
 
 def one(file: str, folder: Path, precision: str, dtype: str) -> dict[str, Any]:
     config = TrainConfig(
-        task="local_steps:Small",
+        task="uneven_task:Small",
         output_dir=str(folder),
         max_steps=STEPS,
         log_every=1,

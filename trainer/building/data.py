@@ -34,7 +34,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
         world_size=plan.world_size // plan.context_parallel,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
-        whole_micro_batches=plan.same_bits,
+        whole_micro_batches=setup.strategy.sums_exactly,
     )
     task.begin(plan)
     pin_memory = plan.device == "cuda"
@@ -128,7 +128,8 @@ def _sampled(
             workers=workers,
         )
     ]
-    for batches in (evaluation_set.batches for evaluation_set in measured):
+    for evaluation_set in measured:
+        batches = evaluation_set.batches
         if batches.dataset is not data.train and not is_alone:
             sets.append(
                 SampledSet(

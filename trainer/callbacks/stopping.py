@@ -10,7 +10,7 @@ class Stopping(Callback):
     """Has the ranks agree, at each step, whether training ends. Sets ``info.is_last``."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        """Set ``info.is_last``. Collective, but no step waits (``distributed/votes.py``)."""
+        """Set ``info.is_last``. Collective, but no step waits (``distributed/agreement.py``)."""
         signal = run.agreement.poll(run.strategy.fingerprint)
         if signal is not None:
             run.position.stopping = True

@@ -33,11 +33,11 @@ class FiniteNumbers(Callback):
     """
 
     patience = 32  # steps in a row: the scaler of fp16 halves the scale from 65,536 until it fits
+    in_a_row = 0
+    _on_its_way: tuple[StepInfo, int, _Norm] | None = None
 
     def __init__(self, on_nan: str) -> None:
         self.on_nan = on_nan
-        self.in_a_row = 0
-        self._on_its_way: tuple[StepInfo, int, _Norm] | None = None
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if 0 < run.position.skipped_in_a_row < self.patience:

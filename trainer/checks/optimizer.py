@@ -21,7 +21,13 @@ class DivisibleOptimizer(Callback):
 
     def on_optimizer(self, run: Built, optimizer: Optimizer) -> None:
         """Raise ``ConfigError`` if ranks would step otherwise than one process. Collective."""
-        problem = run.strategy.optimizer_problem(optimizer)
+        held = run.strategy.held
+        if not held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
+            return
+
+        from ..strategies.optimizer_probe import divided_step_problem
+
+        problem = divided_step_problem(optimizer, run.strategy.step_device)
         if problem:
             built_by = own_optimizer(run.task)
             origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
@@ -29,7 +35,11 @@ class DivisibleOptimizer(Callback):
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
             name = type(optimizer).__name__.lower()
             other = f"optimizer: {name}" if name in OPTIMIZERS else "another one"
-            raise origin.error(f"{problem}, or take {other}", kind)
+            raise origin.error(
+                f"each process holds {held} here, and {problem}; run it on replicas (DDP) or in "
+                f"one process, or take {other}",
+                kind,
+            )
 
 
 class KeptRates(Callback):
@@ -39,8 +49,7 @@ class KeptRates(Callback):
     holds for a single step, unless a callback sets the rate after every step.
     """
 
-    def __init__(self) -> None:
-        self._is_told = False
+    _is_told = False
 
     def before_update(self, run: Run) -> None:
         schedule = run.schedule

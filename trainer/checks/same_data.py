@@ -13,8 +13,7 @@ from ..run import Read, Run
 class SameData(Callback):
     """Compares samples of data sets, and the beginning of streams, between ranks."""
 
-    def __init__(self) -> None:
-        self._compared = False
+    _compared = False
 
     def on_data(self, run: Read) -> None:
         """Raise ``DataError`` if a rank has another data set. Collective."""

@@ -21,9 +21,8 @@ class TaskState(Callback):
     which may fill caches. Refuses parameters that only the task holds, and that have gradients.
     """
 
-    def __init__(self) -> None:
-        self._before: dict[str, Any] | None = None
-        self._looks = True
+    _before: dict[str, Any] | None = None
+    _looks = True
 
     def before_update(self, run: Run) -> None:
         """Raise ``LaunchError`` in the first step if a parameter of the task gets a gradient."""

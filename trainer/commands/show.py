@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(task, SequenceClassifier):
             label = row.pop("labels")
             is_number = task.problem_type == REGRESSION
-            print("label:", *(label if is_number else compress(task.memory["labels"], label)))
+            print("label:", *(label if is_number else compress(task.classes, label)))
         for tokens in _documents(row):
             print("--", _text(task.load_tokenizer(), tokens))
     return 0

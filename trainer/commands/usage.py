@@ -38,7 +38,7 @@ def read_words(
             raise usage_error("", word, rule)
 
     own = {key: texts.pop(key) for key in texts.keys() & annotations_of(cls)}
-    options = Validator(Origin(COMMAND_LINE).named).made(cls, {}, texts=own)
+    options = Validator(Origin(COMMAND_LINE).named, own).made(cls, {})
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

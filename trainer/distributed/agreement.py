@@ -1,6 +1,8 @@
 """Agreement between ranks: decisions are made once and known to all at the same step.
 
-The channel is a separate gloo group on the CPU, so no decision waits for the device.
+The channel is a separate gloo group on the CPU, so no decision waits for the device. A fact that a
+single rank knows becomes known to all by votes beside the work: a vote begins at a boundary (the
+end of a step, or of a batch in an evaluation), and is read when the next vote begins.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import TrainerError
+from ..errors import LaunchError, TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
 from .started_by import launcher_processes
-from .votes import Votes, check_same
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
 # the signal that asked, 0 if the code asked.
 STOP = 1 << 8
+# Between two votes. A request waits for the next vote to begin, and is read at the vote after that.
+_MICROSECONDS = 250_000
 
 
 class Agreement:
@@ -34,6 +37,13 @@ class Agreement:
     Collective: make an agreement, and call each method, on every rank, unless the docstring says
     that a rank may call a method alone. Without a timeout ranks wait for torch's default.
     """
+
+    _request = 0  # of this rank. The largest of all ranks is the answer
+    _answer = 0
+    _vote: Callable[[], list[int]] | None = None  # that is in flight
+    _boundary = ""  # the kind of boundary that is passed now
+    _every = _left = 1  # boundaries between two votes, and up to the next vote
+    _seconds = 0.0  # from a boundary to the next
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         is_connected = dist.is_initialized()
@@ -47,12 +57,9 @@ class Agreement:
         self.group: Any = None
         if self.distributed:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
-        self._votes = Votes(self.begin_max)
         self._in_flight: list[Any] = []
         self._launcher = os.getppid() if launcher_processes() else None
-
-        self._polled = time.monotonic()
-        self._step_seconds = 0.0
+        self._voted_at = time.monotonic()
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -63,50 +70,77 @@ class Agreement:
         (``agreed``), the next step is the last.
         """
         if agreed:  # no vote is needed
-            self._votes.answer = max(self._votes.answer, STOP)
+            self._answer = max(self._answer, STOP)
         else:
-            self._votes.request = max(self._votes.request, STOP | number)
+            self._request = max(self._request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
         """Return the signal of an agreed stop, 0 if the code asked, None to go on. Collective."""
-        now = time.monotonic()
-        self._step_seconds = now - self._polled
-        self._polled = now
-
-        answer = self._pass_boundary("step", fingerprint)
+        answer = self.pass_boundary("step", fingerprint)
         return answer & 0xFF if answer else None
 
     def poll_evaluation(self) -> int:
         """Return the signal of an agreed stop after a batch. 0 to go on. Collective."""
-        return self._pass_boundary("batch", 0) & 0xFF
+        return self.pass_boundary("batch", 0) & 0xFF
 
-    def _pass_boundary(self, name: str, fingerprint: int) -> int:
+    def pass_boundary(self, name: str, fingerprint: int) -> int:
+        """Return the answer at a boundary. Those of a name take about the same time. Collective.
+
+        Between two votes are as many boundaries as the slowest rank passes in a quarter of a
+        second. Their time travels with each vote, so all ranks know the same. The number at most
+        doubles from vote to vote, for a fast beginning promises nothing, and falls at once.
+
+        Raises as ``check_same``, for the work since the vote before the last.
+        """
         # Another process is the parent of a process whose launcher was killed.
-        if self._launcher and self._launcher != os.getppid() and not self._votes.request:
+        if self._launcher and self._launcher != os.getppid() and not self._request:
             self.stop(signal.SIGTERM)  # nobody would end this process any more
 
-        return self._votes.pass_boundary(name, fingerprint)
+        now = time.monotonic()
+        if name != self._boundary:
+            self._boundary, self._every, self._left, self._voted_at = name, 1, 1, now
+        self._left -= 1
+        if self._left == 0:
+            self._seconds = (now - self._voted_at) / self._every
+            self._voted_at = now
+            self._read_vote()
+            # The maximum of -fingerprint is the minimum: both are equal if all ranks are.
+            self._vote = self.begin_max(
+                self._request, fingerprint, -fingerprint, int(self._seconds * 1e6)
+            )
+            self._left = self._every
+        return self._answer
+
+    def _read_vote(self) -> None:
+        """Read the vote that is in flight. Raises as ``check_same``."""
+        vote, self._vote = self._vote, None
+        if vote is not None:
+            request, largest, negative_smallest, microseconds = vote()
+            self._answer = max(self._answer, request)
+            every = _MICROSECONDS // max(1, microseconds)
+            self._every = max(1, min(2 * self._every, every))
+            _check_same([largest, -negative_smallest])
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop: see ``signals.py``."""
 
         def ask(number: int) -> None:
-            if self._votes.request and number == signal.SIGINT:
+            if self._request and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop(number)
 
         def allowed_seconds() -> float:
             # To evaluate and to save after an agreed stop, and for a long step.
-            return math.inf if self._votes.answer else 2 * self._step_seconds
+            return math.inf if self._answer else 2 * self._seconds
 
-        self._polled = time.monotonic()
+        self._voted_at = time.monotonic()
         return signals_watched(ask, allowed_seconds, waits_in=__file__)
 
     # -- numbers and objects of all ranks ---------------------------------------------------------
 
     def check_same(self, fingerprint: int) -> None:
-        """Compare a fingerprint with the others' now. Collective. Raises as ``poll`` does."""
-        check_same(self.gather(fingerprint))
+        """Compare a fingerprint with the others' now. Collective. Raises ``LaunchError``."""
+        _check_same(self.gather(fingerprint))
 
     def settle(self) -> None:
         """Wait for all work in flight. A rank may call this alone, since all began the same."""
@@ -178,6 +212,17 @@ class Agreement:
 
     def close(self) -> None:
         """Finish the vote in flight, and wait for all ranks on the CPU. Collective."""
-        self._votes.finish()
+        self._read_vote()
         if self.distributed:
             dist.barrier(self.group)
+
+
+def _check_same(fingerprints: list[int]) -> None:
+    """Raise ``LaunchError`` if ranks got the gradients of different parameters."""
+    if len(set(fingerprints)) > 1:
+        raise LaunchError(
+            "ranks used different parameters in one of the last steps, or the same ones in another "
+            "order (compiled code), and gradients were added to those of others; set "
+            "find_unused_parameters: true, and resume from the newest checkpoint, which is from "
+            "before"
+        )

@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -139,33 +140,36 @@ class _Job(NamedTuple):
 _NO_JOB = _Job(lambda: (0, "", 0), lambda: "", first_step=0)
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """The watch of one rank over the others, by a connection of its own to the shared store.
 
     A job that stands still ends after ``timeout`` seconds (``timeout_minutes``).
     """
 
-    def __init__(self, rank: int, world_size: int, store: Any, timeout: float) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.timeout = timeout
+    rank: int
+    world_size: int
+    store: Any
+    timeout: float
+    job = _NO_JOB
+    _answered = 0.0  # when the store answered last
+    _store_is_gone = False
+    _cpu = 0.0
+
+    def __post_init__(self) -> None:
         # Otherwise the launcher holds the store.
-        self.holds_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        self.job = _NO_JOB
+        is_alone = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        self.holds_store = self.rank == 0 and is_alone
         pid = os.getpid()
-        name = f"rank {rank} (process {pid} on {socket.gethostname()})"
-        self.process = (rank, name, _machine(), pid, _stat(pid)[19])
+        name = f"rank {self.rank} (process {pid} on {socket.gethostname()})"
+        self.process = (self.rank, name, _machine(), pid, _stat(pid)[19])
         self.rows: dict[int, Row] = {}
 
-        self._store = store
-        behind = range(rank + 1, rank + world_size)
-        self._neighbours = [number % world_size for number in behind[:_NEIGHBOURS]]
+        behind = range(self.rank + 1, self.rank + self.world_size)
+        self._neighbours = [number % self.world_size for number in behind[:_NEIGHBOURS]]
         self._seen: dict[object, tuple[object, float]] = {}  # values, and since when they are so
         self._silent: dict[int, int] = {}  # seconds from the last heartbeat to the last answer
         self._told: set[object] = set()
-        self._answered = 0.0  # when the store answered last
-        self._store_is_gone = False
-        self._cpu = 0.0
         self._exchange = threading.Thread()
         self._has_left = threading.Event()
         self._ending = threading.Lock()  # who holds this lock ends the process
@@ -174,7 +178,7 @@ class Heartbeat:
         """Begin to watch once all ranks have sent a heartbeat. Collective."""
         self._send()
         self._read(self._neighbours)
-        self._store.set_timeout(timedelta(seconds=BEAT_SECONDS))
+        self.store.set_timeout(timedelta(seconds=BEAT_SECONDS))
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self, has_failed: bool = False) -> None:
@@ -203,7 +207,7 @@ class Heartbeat:
     def _meet_others(self) -> None:
         """Send a heartbeat and read those of the others."""
         self._send()
-        if self._store.check(["heartbeat/end"]):
+        if self.store.check(["heartbeat/end"]):
             self._end("")
         self._read(self._neighbours)
         self._answered = time.monotonic()
@@ -223,11 +227,11 @@ class Heartbeat:
             left=self._has_left.is_set(),
         )
         self.rows[self.rank] = row
-        self._store.set(f"heartbeat/{self.rank}", json.dumps(row))
+        self.store.set(f"heartbeat/{self.rank}", json.dumps(row))
 
     def _read(self, ranks: Sequence[int]) -> None:
         """Read the heartbeats of ranks with a single question. Wait until all have sent theirs."""
-        for text in self._store.multi_get([f"heartbeat/{rank}" for rank in ranks]):
+        for text in self.store.multi_get([f"heartbeat/{rank}" for rank in ranks]):
             row = Row(*json.loads(text))
             self.rows[row.rank] = row
             self._silent[row.rank] = self._seconds(row.rank, row)
@@ -336,7 +340,7 @@ class Heartbeat:
         """End this process, and the job with it. No finding: another rank prints the reason."""
         if not self._ending.acquire(blocking=False):
             return  # the main thread ends this process
-        is_first = finding and claim_first_error(self._store)
+        is_first = finding and claim_first_error(self.store)
         if is_first or (is_first is None and self._speaks):
             print_error(self._message(f"{finding}. The job ends."))
         if self._still():
@@ -353,7 +357,7 @@ class Heartbeat:
 
     def _tell_the_end(self) -> None:
         """Tell the other ranks to end, and keep the store until they have read so."""
-        self._ask_briefly(lambda: self._store.set("heartbeat/end", ""))
+        self._ask_briefly(lambda: self.store.set("heartbeat/end", ""))
         if not self._store_is_gone:
             time.sleep(GONE_SECONDS)
 

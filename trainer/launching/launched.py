@@ -83,7 +83,7 @@ def launch(
         optimizer_built_by=optimizer_built_by,
     )
     timeout = timedelta(minutes=config.timeout_minutes)
-    cls = strategy_class(plan.strategy, same_bits=plan.same_bits)
+    cls = strategy_class(plan.strategy, config)
     _connect(plan, launcher, cls, timeout)
     heartbeat.start(timeout)
     with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):

@@ -112,7 +112,7 @@ class Muon(WholeOptimizer, AdamW):
                 "lr": rates[rule],
                 "weight_decay": settings["weight_decay"] if own.dim() > 1 else 0.0,
                 "stacked": own.dim() > 2 and own not in filters,
-                "fused": not plan.same_bits,  # for AdamW, whose fused kernel rounds by place
+                "fused": True,  # for AdamW
             }
             groups.setdefault(str(group), {**group, "params": []})["params"].append(own)
         return sorted(groups.values(), key=itemgetter("rule"), reverse=True)

@@ -20,8 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..strategies.tensors import local
-
 if TYPE_CHECKING:
     from ..strategies import Strategy
 
@@ -164,7 +162,7 @@ class WholeOptimizer(Optimizer):
                 if not state:
                     state |= {key: torch.zeros_like(own) for key in self.kept}
                 weights, direction, *kept = (
-                    local(tensor).reshape(-1)
+                    tensor.reshape(-1)
                     for tensor in (own.data, own.grad, *map(state.__getitem__, self.kept))
                 )
                 self.direct(group, direction, *kept)

@@ -116,6 +116,12 @@ def forget_released(zero: Any) -> None:
 # -- full-precision values ------------------------------------------------------------------------
 
 
+def stepped_groups(zero: Any) -> list[Tensor]:
+    """Return this rank's slices of the groups, which torch's optimizer steps."""
+    in_stage_3: list[Tensor] = getattr(zero, "fp32_partitioned_groups_flat", [])
+    return in_stage_3 or list(zero.single_partition_of_fp32_groups)
+
+
 def flat_groups(zero: Any) -> dict[Tensor, tuple[Tensor, int]]:
     """Return, by trainable parameter, the tensor that torch's optimizer steps in stage 1 or 2.
 
@@ -178,12 +184,10 @@ def clear_gradients(zero: Any, stage: int) -> None:
     next step leaves out would be stepped with a gradient of this step: in stage 3, and of an
     offloaded optimizer in each stage.
     """
+    kept = list(getattr(zero, "accumulated_grads_in_cpu", {}).values())
     if stage == 3:
-        kept, groups = [zero.grad_partitions_flat_buffer], zero.fp32_partitioned_groups_flat
-    else:
-        kept = list(getattr(zero, "accumulated_grads_in_cpu", {}).values())
-        groups = zero.single_partition_of_fp32_groups
-    kept += [group.grad for group in groups if group.grad is not None]
+        kept = [zero.grad_partitions_flat_buffer]
+    kept += [group.grad for group in stepped_groups(zero) if group.grad is not None]
     for gradient in kept:
         gradient.zero_()
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .deepspeed_engine import REDUCE_METHODS
+from .deepspeed_engine import REDUCE_METHODS, stepped_groups
 
 
 def exchange_nothing(zero: Any, stage: int) -> None:
@@ -20,15 +20,12 @@ def exchange_nothing(zero: Any, stage: int) -> None:
     zero.clip_grad = 0.0
 
 
-def new_gradients(zero: Any, stage: int) -> dict[Tensor, Tensor]:
+def new_gradients(zero: Any) -> dict[Tensor, Tensor]:
     """Give the engine's next step gradients of zero, which are returned by flat group.
 
     ``averaged_gradients`` has a list of tensors for each group, which the engine joins.
     """
-    groups = (
-        zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
-    )
-    flat = {group: torch.zeros_like(group) for group in groups}
-    for number, group in enumerate(groups):
-        zero.averaged_gradients[number] = [flat[group]]
+    flat = {group: torch.zeros_like(group) for group in stepped_groups(zero)}
+    for number, gradient in enumerate(flat.values()):
+        zero.averaged_gradients[number] = [gradient]
     return flat

@@ -189,6 +189,14 @@ def reads_found_inf(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def switch_off_fused(optimizer: Any) -> None:
+    """Let an optimizer step without a fused kernel, and so without a look at ``found_inf``."""
+    optimizer._step_supports_amp_scaling = False
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = False
+
+
 def mark_stepped(optimizer: Any) -> None:
     """Note that a step was left out on purpose. Otherwise torch warns that the schedule moves."""
     optimizer._opt_called = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 
@@ -75,11 +75,6 @@ def _parameter_groups(unit: Any) -> list[Any]:
         return list(state._fsdp_param_groups)
     group = state._fsdp_param_group
     return [group] if group else []
-
-
-def set_local(tensor: Any, part: Tensor) -> None:
-    """Replace this rank's part of a DTensor. ``from_local`` would move an offloaded part."""
-    tensor._local_tensor = part
 
 
 def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:

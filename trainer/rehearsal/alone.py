@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..building import meta_model
 from ..checkpoint import saver
-from ..checks import parameters
+from ..checks import edited
 from ..strategies import optimizer_probe
 from .cuda import replace_in
 
@@ -35,7 +35,7 @@ def answer_alone() -> None:
     replace_in(saver, check_shared=_do_nothing)
 
     # No copy of a parameter has a value to compare.
-    replace_in(parameters.EditedParameters, _match=_do_nothing)
+    replace_in(edited.EditedParameters, _match=_do_nothing)
 
     # The trial of an optimizer compares values, which the host has.
     of_device = optimizer_probe.divided_step_problem

@@ -80,7 +80,7 @@ class Observer(Callback):
         if self.ledger.window == STEPS and run.config.keep_last:
             self.recorder.large_is_fake = True
             self._enter("save")
-            take(run.parts, run.parts.pieces(), {}, {}, copied=True)
+            take(run.parts, run.parts.pieces(), copied=True)
             self.ledger.enter("")
 
     def _claim_optimizer(self, run: Run) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 
-from .base import Shard, StepResult, Strategy
-
-__all__ = ["STRATEGIES", "Shard", "StepResult", "Strategy", "strategy_class"]
+from ..config.train_config import TrainConfig
+from .base import Shard as Shard
+from .base import StepResult as StepResult
+from .base import Strategy as Strategy
 
 STRATEGIES = {
     "single": "ddp:DDP",
@@ -24,10 +25,10 @@ STRATEGIES = {
 }
 
 
-def strategy_class(name: str, *, same_bits: bool = False) -> type[Strategy]:
+def strategy_class(name: str, config: TrainConfig | None = None) -> type[Strategy]:
     """Import the class of a strategy. A run imports only the module of the strategy that runs."""
     module_name, _, class_name = STRATEGIES[name].partition(":")
-    if same_bits:
+    if config and config.same_bits:
         module_name, class_name = f"exact_{module_name}", f"Exact{class_name}"
     module = importlib.import_module(f".{module_name}", __name__)
     return getattr(module, class_name)  # type: ignore[no-any-return]

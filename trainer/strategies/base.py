@@ -24,11 +24,11 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
-from ..errors import DataError
-from ..private.torch import has_step_hooks, local_of, norms_of
+from ..private.torch import norms_of
 from .buffers import refuse_drift, sync
 from .finite_step import step_if_finite
 from .tensors import (
+    DTYPES,
     canonical_names,
     canonical_state,
     clip,
@@ -110,6 +110,7 @@ class Strategy(ABC):
     Attributes:
         held: the part of the parameters that a rank has and steps, in words for messages. Empty if
             each rank has all.
+        casts_inputs: whether the inputs of the model must be cast under mixed precision.
         model, optimizer, trainable: the prepared model, torch's optimizer, and the trainable
             parameters of the model. Set by ``prepare``.
         shard_group: the ranks over which all trainable parameters are divided as DTensors. None if
@@ -125,6 +126,7 @@ class Strategy(ABC):
     """
 
     held = ""
+    casts_inputs = False
     model: nn.Module
     optimizer: Optimizer
     prepared_optimizer: Any
@@ -139,7 +141,6 @@ class Strategy(ABC):
         )
     }
     notices: Sequence[str] = ()
-    _has_begun = False
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
@@ -168,20 +169,6 @@ class Strategy(ABC):
         """Return the device on which the optimizer steps, also before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
-    def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step this rank's parts. Empty if it can."""
-        if not self.held or hasattr(optimizer, "bind"):  # a WholeOptimizer of optim/whole.py
-            return ""
-
-        from .local_step import WITH_KNOWN_STATE
-        from .optimizer_probe import divided_step_problem
-
-        if type(optimizer) in WITH_KNOWN_STATE and not has_step_hooks(optimizer):
-            return ""
-        problem = divided_step_problem(optimizer, self.step_device)
-        advice = "run it on replicas (DDP) or in one process"
-        return problem and f"each process holds {self.held} here, and {problem}; {advice}"
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.
 
@@ -190,6 +177,11 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
+        is_cast = bool(self.held) and self.plan.mixed_precision != "no"
+        if is_cast:
+            from .full_buffers import keep_buffers_fp32
+
+            put_back_buffers = keep_buffers_fp32(model)
         self.wrap(model, optimizer)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.
@@ -197,6 +189,10 @@ class Strategy(ABC):
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
+        if is_cast:
+            put_back_buffers(self.accelerator.device)
+            dtype = DTYPES[self.plan.mixed_precision] if self.casts_inputs else None
+            compute_in(unwrapped(self.model), dtype)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""
@@ -272,25 +268,11 @@ class Strategy(ABC):
             loss: the micro-batch's share of the global mean, times the world size, since
                 gradients are averaged over the ranks.
         """
-        self.refuse_own_backward()
+        self.before_backward()
         scaler = self.accelerator.scaler
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def has_gradients(self) -> bool:
-        """Return whether a backward pass has left gradients behind."""
-        return any(parameter.grad is not None for parameter in self.trainable)
-
-    def refuse_own_backward(self) -> None:
-        """Raise ``DataError`` if ``training_step`` has called ``backward`` in the first pass."""
-        self.before_backward()
-        if not self._has_begun and self.has_gradients():
-            raise DataError(
-                "training_step must not call backward, which the trainer does: gradients that are "
-                "there before have another weight on each layout. Return the sum of all losses"
-            )
-        self._has_begun = True
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
         """Clip by global norm, step, and drop the gradients. Collective: call on every rank.
@@ -304,17 +286,16 @@ class Strategy(ABC):
                 finite is left out, and who calls acts on ``StepResult.grad_norm``. By default the
                 optimizer steps with any gradient.
         """
+        stepped = self.stepped()
         scaler = self.accelerator.scaler
         if scaler is not None:
             scaler.unscale_(self.optimizer)
 
         gradients = []
-        for parameter in self.trainable:
+        for parameter in stepped:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-        if self.shard_group is not None:
-            gradients = [local_of(gradient) for gradient in gradients]
         each = norms_of(gradients) if gradients[0].is_cuda else None
         norm = self._norm(gradients, each)
         limit = self.plan.max_grad_norm
@@ -333,9 +314,13 @@ class Strategy(ABC):
             skipped = scaler.get_scale() < before
 
         # zero_grad() would enter the profiler and dynamo, which costs 20 us.
-        for parameter in self.trainable:
+        for parameter in stepped:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
+
+    def stepped(self) -> Sequence[nn.Parameter]:
+        """Return the trainable parameters as the optimizer has them, with the gradients."""
+        return self.trainable
 
     def _norm(self, gradients: list[Tensor], each: Tensor | None) -> Tensor:
         """Return the norm of the gradients, of which ``each`` may be known. Collective."""

@@ -67,25 +67,17 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank: the mean of floating-point buffers, or rank 0's."""
     if accelerator.num_processes == 1:
         return
-
     # A sparse buffer (the edges of a graph) is a constant. No collective takes it.
-    averaged: list[Tensor] = []
     for buffer in model.buffers():
         if buffer.layout != torch.strided or not buffer.numel():
             continue
         if buffer.is_floating_point():
-            averaged.append(buffer)
+            share = buffer.double() / accelerator.num_processes
+            buffer.copy_(accelerator.reduce(share, "sum"))
         else:
             # As bytes: gloo and NCCL know no 16-bit integers.
             sent = broadcast(buffer.reshape(-1).view(torch.uint8))
             buffer.copy_(sent.view(buffer.dtype).view(buffer.shape))
-
-    if averaged:
-        packed = torch.cat([buffer.double().flatten() for buffer in averaged])
-        mean = accelerator.reduce(packed / accelerator.num_processes, "sum")
-        parts = mean.split([buffer.numel() for buffer in averaged])
-        for buffer, part in zip(averaged, parts, strict=True):
-            buffer.copy_(part.view(buffer.shape))
 
 
 def refuse_drift(shards: Iterable[Any], gather: Callable[[Any], list[Any]]) -> None:

@@ -23,11 +23,12 @@ class CastWeights:
             makes copies of its own, as in an evaluation.
     """
 
+    copies: dict[nn.Parameter, Tensor] | None = None
+    _called: nn.Module | None = None  # whose call has put the copies
+
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self.copies: dict[nn.Parameter, Tensor] | None = None
         self._dtype = dtype
         self._places: list[tuple[Any, str, nn.Parameter]] = []
-        self._called: nn.Module | None = None  # whose call has put the copies
         # Layers too: a backward pass calls those that are recomputed.
         for module in model.modules():
             module.register_forward_pre_hook(self._put)

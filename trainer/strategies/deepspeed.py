@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..private import deepspeed_engine as private_deepspeed
 from ..private.torch import pre_hooks
-from .base import Shard, StepResult, Strategy, compute_in
+from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
 from .meta_device import allocate, replace_in_optimizer
 from .outside_reads import NoOutsideReads
+from .scalars import hold_scalars_as_vectors
 from .tensors import (
     DTYPES,
     canonical_state,
-    hold_scalars_as_vectors,
     is_on_meta,
     keep_in_step,
 )
@@ -60,6 +60,7 @@ class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
 
     held = "flat slices of all parameters"
+    casts_inputs = True
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
@@ -100,19 +101,19 @@ class ZeRO(Strategy):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # The engine casts the model, and makes the float32 copies of the rounded weights. So
-        # buffers and weights are kept before.
-        is_mixed = self.plan.mixed_precision != "no"
+        # The engine makes the float32 copies of the rounded weights. So weights are kept before.
         weights: dict[str, Tensor] = {}
-        if is_mixed:
-            from .full_buffers import keep_buffers_fp32
+        if self.plan.mixed_precision != "no" and not is_on_meta(model):
+            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
+        # The exchange bucket is no larger than the model, unless the user gave a size.
+        settings = self._config["zero_optimization"]
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        settings.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        if self.plan.find_unused_parameters:  # ranks may leave out different layers
+            from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
-            put_back_buffers = keep_buffers_fp32(model)
-            if not is_on_meta(model):
-                weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
-        self._limit_bucket(model)
-        if self.plan.find_unused_parameters:
-            self._gather_whole_model(model)
+            settings["stage3_param_persistence_threshold"] = sys.maxsize
+            set_z3_leaf_module(model, True)
 
         super().prepare(model, optimizer)
         engine: Any = self.model
@@ -131,12 +132,8 @@ class ZeRO(Strategy):
             private_deepspeed.gather_persistent(self.zero)
         self._take_over_reduction()
 
-        # The values that the cast has rounded come back. The engine does not cast the model's
-        # inputs, so a hook casts the inputs.
-        if is_mixed:
-            put_back_buffers(self.accelerator.device)
+        if weights:  # which the cast has rounded
             self.fill(weights.items())
-            compute_in(self.engine.module, DTYPES[self.plan.mixed_precision])
 
         # In stages 1 and 2 frozen parameters are the values themselves.
         trainable = None if self._stage == 3 else True
@@ -150,19 +147,6 @@ class ZeRO(Strategy):
             method = private_deepspeed.REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
             setattr(self.zero, method, self._order.reduce)
-
-    def _limit_bucket(self, model: nn.Module) -> None:
-        """Make the exchange bucket no larger than the model, unless the user gave a size."""
-        elements = sum(parameter.numel() for parameter in model.parameters())
-        bucket = min(_LARGEST_BUCKET, elements)
-        self._config["zero_optimization"].setdefault("reduce_bucket_size", bucket)
-
-    def _gather_whole_model(self, model: nn.Module) -> None:
-        """Make stage 3 gather all parameters together: ranks may leave out different layers."""
-        from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
-
-        self._config["zero_optimization"]["stage3_param_persistence_threshold"] = sys.maxsize
-        set_z3_leaf_module(model, True)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
@@ -260,11 +244,8 @@ class ZeRO(Strategy):
             parameter.grad = torch.zeros_like(parameter)
             parameter.data = sharded
 
-    def has_gradients(self) -> bool:
-        return super().has_gradients() or bool(self._order and self._order.fingerprint)
-
     def backward(self, loss: Tensor) -> None:
-        self.refuse_own_backward()
+        self.before_backward()
         self._watch.close()
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.
@@ -381,17 +362,20 @@ class ZeRO(Strategy):
 
 def engine_config(plan: Plan) -> dict[str, Any]:
     """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
-    config = copy.deepcopy(dict(plan.deepspeed))
-
-    config["train_micro_batch_size_per_gpu"] = plan.micro_batch_size
-    config["gradient_accumulation_steps"] = plan.accumulation_steps
-    # The engine counts each process, also those that share rows.
-    config["train_batch_size"] = plan.global_batch_size * plan.context_parallel
-    # Left out, Accelerate fills in 1.0 and clips silently.
-    config["gradient_clipping"] = plan.max_grad_norm or 0.0
-    config["zero_allow_untested_optimizer"] = True
-    # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
-    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    config = {
+        # torch's fused AdamW steps offloaded state as well, with the numbers of no offload.
+        "zero_force_ds_cpu_optimizer": False,
+        **copy.deepcopy(dict(plan.deepspeed)),
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.accumulation_steps,
+        # The engine counts each process, also those that share rows.
+        "train_batch_size": plan.global_batch_size * plan.context_parallel,
+        # Left out, Accelerate fills in 1.0 and clips silently.
+        "gradient_clipping": plan.max_grad_norm or 0.0,
+        "zero_allow_untested_optimizer": True,
+        # In full precision, as under DDP, unless the config says otherwise.
+        "communication_data_type": "bf16" if plan.reduce_dtype == "bf16" else "fp32",
+    }
 
     # For float32 beside bf16 in stage 1 the engine takes another optimizer, of another layout. So
     # the configuration has the compute dtype in stage 1, and ``prepare`` sets float32.
@@ -404,6 +388,4 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
-    # Gradients are exchanged in full precision, as under DDP, unless the config says otherwise.
-    config["communication_data_type"] = "bf16" if plan.reduce_dtype == "bf16" else "fp32"
     return config

@@ -15,6 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from ..data.now import now
 from ..data.rng import seed_global_generators
 from ..data.seeds import seed_of
+from ..private.torch import switch_off_fused
 from ..text import size
 from .base import Strategy
 from .borders import add_borders
@@ -51,6 +52,8 @@ class Exact(Strategy):
     """
 
     exchanges = True
+    micro_batches = 0
+    _buffers: dict[str, Tensor] | None = None  # before the first step
     sums_exactly = True
     note: Callable[[str, Tensor], object] | None = None
     counts: Counter[str] | None = None
@@ -68,13 +71,12 @@ class Exact(Strategy):
             # Kernels cut sums by threads, of which launchers give several processes fewer.
             torch.set_num_threads(1)
         super().__init__(plan, accelerator)
-        self.micro_batches = 0
         self.note_step: Callable[[list[Tensor]], object] = lambda gradients: None
         self._sums: dict[str, Tensor] = {}
-        self._buffers: dict[str, Tensor] = {}  # before the first step
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        refuse_parts(model, optimizer)
+        refuse_parts(model)
+        switch_off_fused(optimizer)  # which rounds a tensor's last elements otherwise
         self._elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
         super().prepare(model, optimizer)
         held = size(8 * self._elements)
@@ -101,13 +103,10 @@ class Exact(Strategy):
         seed_global_generators(*entropy)  # accelerate's set_seed takes 0.25 ms
         if self.plan.device == "cuda":
             torch.cuda.manual_seed(seed_of(*entropy))
-        if not self._has_begun:
+        if self._buffers is None:
             self._buffers = {name: own.clone() for name, own in self.model.named_buffers()}
         self.micro_batches += 1
         return super().micro_step(boundary=boundary and self.exchanges)
-
-    def has_gradients(self) -> bool:
-        return bool(self._sums) or super().has_gradients()
 
     def take_gradients(self) -> None:
         """Add each gradient to this rank's sum, as soon as a backward pass has the gradient."""
@@ -164,7 +163,7 @@ class Exact(Strategy):
             DataError: forward passes of the first step have changed a buffer.
         """
         self.micro_batches = 0
-        refuse_changed_buffers(self.model, self._buffers)
+        refuse_changed_buffers(self.model, self._buffers or {})
         self._buffers = {}
         for gradient in gradients:
             gradient.add_(0.0)

@@ -29,7 +29,7 @@ class ExactZeRO(Exact, ZeRO):
         self.take_gradients()
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
-        flat = new_gradients(self.zero, self._stage)
+        flat = new_gradients(self.zero)
         parts = []
         for shard, whole in zip(self.shards(), self.reduced(), strict=True):
             assert shard.state_key is not None

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from .base import compute_in
 from .exact import Exact
 from .fsdp import FSDP2
 from .gathered import carry_hooks
-from .tensors import DTYPES, unwrapped
+from .tensors import DTYPES
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 class ExactFSDP2(Exact, FSDP2):
     """Reduces sums in float64, and casts the inputs of the model alone, as ZeRO does."""
 
+    casts_inputs = True
     known_errors: ClassVar = {**FSDP2.known_errors, **Exact.known_errors}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -30,8 +30,6 @@ class ExactFSDP2(Exact, FSDP2):
         for unit in self._sharded:  # the sum, which needs no division
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        if self.plan.mixed_precision != "no":
-            compute_in(unwrapped(self.model), DTYPES[self.plan.mixed_precision])
 
     def watch_gradients(self, note: Callable[[str, Tensor], object]) -> None:
         # A gathered parameter stays the same object.

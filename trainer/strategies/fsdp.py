@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ..errors import LaunchError
 from ..private.accelerate import register_model
@@ -37,17 +38,13 @@ from ..private.torch_fsdp import (
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean
-from .base import Shard, Strategy, compute_in
+from .base import Shard, Strategy
 from .gathered import carry_hooks, units_of
-from .local_step import WITH_KNOWN_STATE, LocalStep
-from .meta_device import allocate
+from .meta_device import allocate, replace_in_optimizer
+from .scalars import hold_scalars_as_vectors
 from .tensors import (
     DTYPES,
-    canonical_state,
-    first_names,
-    hold_scalars_as_vectors,
     keep_in_step,
-    unwrapped,
 )
 
 if TYPE_CHECKING:
@@ -68,10 +65,6 @@ class FSDP2(Strategy):
             "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
             "not x += 1, or gather the model as a whole (fsdp_auto_wrap_policy: NO_WRAP)"
         ),
-        "in-place operations that require placement changes": (
-            "the optimizer writes to parts of tensors in place, which torch forbids for the rows "
-            "that FSDP2 keeps: take another optimizer, or DDP"
-        ),
         "got mixed torch.Tensor and DTensor": (
             "a layer computed outside of a call of its unit, so its parameters were not gathered: "
             "call model(...), not model.forward(...) or a method, and the blocks of a list of "
@@ -83,9 +76,9 @@ class FSDP2(Strategy):
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
-        self._local_step: LocalStep | None = None
         self._sharded: list[Any] = []
-        self._gathered: list[tuple[str, nn.Parameter | None]] = [("", None)]  # not known yet
+        self._rows: dict[Tensor, nn.Parameter] = {}  # the optimizer's, by parameter of the model
+        self._copies = int(plan.fsdp.get("dp_replicate_size", 1))
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -105,26 +98,13 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # The plugin tells Accelerate which strategy runs. ``wrap`` shards, by the plan.
-        settings = dict(plan.fsdp)
-        settings.pop("dp_replicate_size", None)  # the plugin has no such argument
-        settings["auto_wrap_policy"] = "NO_WRAP"
-        settings["cpu_offload"] = False
-        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        is_mixed = self.plan.mixed_precision != "no"
-        if is_mixed:
-            from .full_buffers import keep_buffers_fp32
-
-            put_back_buffers = keep_buffers_fp32(model)
+        if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
+            self.accelerator.scaler = ShardedGradScaler(self.accelerator.device.type)
         super().prepare(model, optimizer)
-        # The scaler of fp16 asks all ranks whether gradients are finite only if gradients are
-        # DTensors.
-        if self.accelerator.scaler is None and type(self.optimizer) in WITH_KNOWN_STATE:
-            self._local_step = LocalStep(self.optimizer)
-        if is_mixed:
-            put_back_buffers(self.accelerator.device)
-            compute_in(unwrapped(self.model), None)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
@@ -135,8 +115,8 @@ class FSDP2(Strategy):
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
         read_whole_numbers()
 
-        # ``fully_shard`` replaces the parameters: names and hooks are read before.
-        names = first_names(model)
+        # ``fully_shard`` replaces the parameters: hooks are read before.
+        before = list(model.parameters())
         hooks = {name: gradient_hooks(own) for name, own in model.named_parameters()}
 
         # The wrapper that recomputes a unit becomes the unit, so that a single gathering serves the
@@ -147,10 +127,13 @@ class FSDP2(Strategy):
 
         self._shard_units(model, units)
 
-        # The optimizer still has the parameters that were replaced.
-        sharded = dict(canonical_state(model))
-        for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        # The optimizer steps this rank's rows as ordinary tensors. Each operation on a DTensor
+        # first finds out how the result is divided: 19.6 ms of Python instead of 2.5 for a step of
+        # fused AdamW on 288 parameters, with the same bits.
+        for own in model.parameters():
+            self._rows[own] = nn.Parameter(local_of(own), own.requires_grad)
+        replace_in_optimizer(optimizer, dict(zip(before, self._rows.values(), strict=True)))
+        optimizer.register_step_pre_hook(self._hand_over)
         carry_hooks(model, hooks)
         keep_in_step(model)
 
@@ -171,9 +154,9 @@ class FSDP2(Strategy):
         }
 
         kinds = Counter(type(unit).__name__ for unit in units)
-        parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-        notice = f"{len(units) + 1} units: {parts}, the rest of the model"
-        self.notices = [f"FSDP2 gathers {notice if units else 'the whole model at once'}"]
+        parts = [f"{number} {kind}" for kind, number in kinds.items()]
+        rest = "the rest of the model" if units else "the whole model"
+        self.notices = [f"FSDP2 gathers at a time: {', '.join([*parts, rest])}"]
 
         # In turn, so that of a model on the meta device a single unit is whole.
         device = self.accelerator.device
@@ -210,10 +193,6 @@ class FSDP2(Strategy):
         device = self.accelerator.device.type
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
-    @property
-    def _copies(self) -> int:
-        return int(self.plan.fsdp.get("dp_replicate_size", 1))
-
     def _precision(self) -> MixedPrecisionPolicy:
         # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
         # otherwise. No output_dtype, because every unit would cast outputs, and the next unit
@@ -243,16 +222,18 @@ class FSDP2(Strategy):
         if not classes and not self.plan.find_unused_parameters:
             layers = _blocks(model)
 
-        everywhere = _places(model)
+        places = Counter(
+            own for module in model.modules() for own in module.parameters(recurse=False)
+        )
         units: list[nn.Module] = []
         in_a_unit: set[nn.Parameter] = set()
         for module in reversed(list(model.modules())):
             own = [parameter for parameter in module.parameters() if parameter not in in_a_unit]
             elements = sum(parameter.numel() for parameter in own)
-            if module is model or not own or not self._is_unit(module, layers, elements):
+            is_shared = any(places[parameter] > 1 for parameter in own)
+            if module is model or is_shared or not own:
                 continue
-            here = _places(module)
-            if all(here[parameter] == everywhere[parameter] for parameter in own):
+            if self._is_unit(module, layers, elements):
                 units.append(module)
                 in_a_unit.update(own)
         return units
@@ -305,15 +286,7 @@ class FSDP2(Strategy):
             self.settle()
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        # A gathered parameter stays the same object (0.7 us each), so a list without None stays.
-        if any(parameter is None for _, parameter in self._gathered):
-            self._gathered = [own for unit in self._sharded for own in gathered_by(unit)]
-        return self._gathered
-
-    def has_gradients(self) -> bool:
-        # A task that takes the gradient of an input leaves zeros, which FSDP2 has exchanged.
-        rows = [local_of(own.grad) for own in self.trainable if own.grad is not None]
-        return any(map(Tensor.any, rows)) or any(map(holds_gradients, self._sharded))
+        return [own for unit in self._sharded for own in gathered_by(unit)]
 
     def missed_exchange(self) -> str:
         if not any(map(holds_gradients, self._sharded)):
@@ -326,11 +299,16 @@ class FSDP2(Strategy):
             "that a hook keeps, and change no output in place"
         )
 
-    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
-        if self._local_step is None:
-            return super().step_optimizer(norm, on_nan)
-        with self._local_step.on_rows():
-            return super().step_optimizer(norm, on_nan)
+    def stepped(self) -> Sequence[nn.Parameter]:
+        self._hand_over()
+        return [row for row in self._rows.values() if row.requires_grad]
+
+    def _hand_over(self, *_: object) -> None:
+        """Give the optimizer the gradients, and rows that FSDP2 has moved since."""
+        for parameter, row in self._rows.items():
+            row.data = local_of(parameter)
+            if parameter.grad is not None:
+                row.grad, parameter.grad = local_of(parameter.grad), None
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -351,7 +329,7 @@ class FSDP2(Strategy):
             name=name,
             start=self.range_of(parameter, rank).start,
             tensor=local_of(parameter).detach().view(-1),
-            state_key=parameter if parameter.requires_grad else None,
+            state_key=self._rows[parameter] if parameter.requires_grad else None,
             copy=rank * self._copies // self.plan.world_size,
             copies=self._copies,
         )
@@ -395,8 +373,3 @@ def _blocks(model: nn.Module) -> set[nn.Module]:
                 blocks.add(child)
                 inner.update(child.modules())
     return blocks
-
-
-def _places(module: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules within a module that have each parameter: several of a shared parameter."""
-    return Counter(own for inner in module.modules() for own in inner.parameters(recurse=False))

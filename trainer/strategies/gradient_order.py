@@ -13,17 +13,19 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..text import listed
+from .tensors import graph_of
 
 
 class GradientOrder:
     """Takes the fingerprint of the gradients that reach the engine, in order of arrival."""
 
+    fingerprint = 0
+    _is_first = True
+
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
-        self.fingerprint = 0
         self._parameters = parameters
         self._numbers = {own: number for number, own in enumerate(parameters.values(), 1)}
         self._reduce = reduce
-        self._is_first = True
 
     def start_backward(
         self, loss: Tensor, gather: Callable[[list[set[str]]], list[set[str]]]
@@ -36,7 +38,7 @@ class GradientOrder:
             return
         self._is_first = False
 
-        reached = _reached(loss)
+        reached = {getattr(node, "variable", None) for node in graph_of(loss)}
         used = {name for name, own in self._parameters.items() if own in reached}
         of_ranks = gather([used])
         differing = used.union(*of_ranks) - used.intersection(*of_ranks)
@@ -51,17 +53,3 @@ class GradientOrder:
         number = self._numbers[gradient[0]]
         self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
         self._reduce(*gradient)
-
-
-def _reached(loss: Tensor) -> set[Any]:
-    """Return the parameters that the backward pass of a loss leads to."""
-    reached: set[Any] = set()
-    seen: set[Any] = {None}
-    to_visit: list[Any] = [loss.grad_fn]
-    while to_visit:
-        node = to_visit.pop()
-        if node not in seen:
-            seen.add(node)
-            reached.add(getattr(node, "variable", None))
-            to_visit += [below for below, _ in node.next_functions]
-    return reached

@@ -82,7 +82,7 @@ def states_of(
         precision: ``no``, ``bf16`` or ``fp16``.
         slots: full-precision tensors of the optimizer for each parameter. Adam has 2.
         accumulates: several micro-batches make an optimizer step.
-        has_sums: ``same_bits`` adds up whole gradients.
+        has_sums: each rank adds up whole gradients (``Strategy.sums_exactly``).
         layers: number of equal layers, of which sharding gathers a few at once.
     """
     stage, is_zero = layout.stage, layout.is_zero
@@ -120,7 +120,9 @@ def states_of(
     return States(parameters, gradients, optimizer, buffers)
 
 
-def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -> States:
+def states_of_run(
+    plan: Plan, model: nn.Module, slots: int, *, offloads: bool, has_sums: bool
+) -> States:
     """Compute the bytes that a rank holds, of a model that is not prepared yet."""
     layout = LAYOUTS.get(plan.strategy, Layout())
     # DeepSpeed's engine casts frozen parameters too.
@@ -134,5 +136,5 @@ def states_of_run(plan: Plan, model: nn.Module, slots: int, *, offloads: bool) -
         precision=plan.mixed_precision,
         slots=slots,
         accumulates=plan.accumulation_steps > 1 and not plan.sync_each_batch,
-        has_sums=plan.same_bits,
+        has_sums=has_sums,
     )

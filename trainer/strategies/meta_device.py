@@ -19,14 +19,16 @@ from torch.optim import Optimizer
 
 from ..private.torch import own_parameters, share_gradient_hooks
 
-# New parameters, by the parameters that were replaced.
-Replaced = dict[nn.Parameter, nn.Parameter]
 
-
-def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Replaced) -> None:
+def allocate(
+    modules: Iterable[nn.Module],
+    device: torch.device,
+    replaced: dict[nn.Parameter, nn.Parameter],
+) -> None:
     """Replace the modules' own parameters on the meta device by parameters with memory.
 
-    ``replaced`` gets the new parameters. With those of earlier calls shared ones stay shared.
+    ``replaced`` gets the new parameters, by those that were replaced. With those of earlier calls
+    shared ones stay shared.
     """
     for module in modules:
         for parameter in module.parameters(recurse=False):
@@ -37,13 +39,13 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, replaced: Repla
         put([module], replaced)
 
 
-def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
+def replace_in_optimizer(optimizer: Optimizer, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
     """Make an optimizer step the new parameters instead of the replaced parameters."""
     for group in optimizer.param_groups:
         group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
 
-def put(modules: Iterable[nn.Module], replaced: Replaced) -> None:
+def put(modules: Iterable[nn.Module], replaced: dict[nn.Parameter, nn.Parameter]) -> None:
     """Put new parameters into modules in place of the modules' own parameters.
 
     torch forbids a swap of the data if a module has weak references to parameters (nn.LSTM).

@@ -22,8 +22,6 @@ from ..text import listed
 from .digests import at_a_time
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from ..run_plan import Plan
 
 # Values of a plan whose sums are other sums, or that no test has shown to keep bits.
@@ -97,30 +95,25 @@ def rounded_additions(sums: Tensor, more: Tensor) -> int:
 
 def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     """Raise ``ConfigError`` if the mode cannot hold with a setting."""
-    wrong = [key for key, value in _REFUSED.items() if getattr(plan, key) == value]
-    if plan.context_parallel > 1:
-        wrong.append("context_parallel")
-    if offloads:
-        wrong.append("strategy.offload")
-    if plan.fsdp.get("activation_checkpointing"):
-        wrong.append("fsdp.activation_checkpointing")
-    for key in wrong:
-        value = getattr(plan, key, True)
-        rule = "not beside same_bits: true, which does not hold with it; leave one of the two out"
-        raise plan.origin(key.partition(".")[0]).named(key).error(rule, value)
+    are_wrong = {
+        **{key: getattr(plan, key) == value for key, value in _REFUSED.items()},
+        "context_parallel": plan.context_parallel > 1,
+        "strategy.offload": offloads,
+        "fsdp.activation_checkpointing": plan.fsdp.get("activation_checkpointing"),
+    }
+    for key, is_wrong in are_wrong.items():
+        if is_wrong:
+            rule = "not beside same_bits: true, which does not hold with it; leave out one of them"
+            origin = plan.origin(key.partition(".")[0]).named(key)
+            raise origin.error(rule, getattr(plan, key, True))
 
 
-def refuse_parts(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ``LaunchError`` if the mode cannot hold with a part of a model or an optimizer."""
+def refuse_parts(model: nn.Module) -> None:
+    """Raise ``LaunchError`` if the mode cannot hold with a part of a model."""
     trainable = [(name, own) for name, own in model.named_parameters() if own.requires_grad]
     others = [name for name, own in trainable if own.dtype != torch.float32]
     if others:
         raise LaunchError(f"same_bits: {listed(others)} must be float32, whose sums float64 holds")
-    if any(group.get("fused") for group in optimizer.param_groups):
-        raise LaunchError(
-            "same_bits: a fused optimizer rounds the last elements of a tensor otherwise, and "
-            "layouts cut tensors: build it with fused=False"
-        )
     if trainable[0][1].is_cuda and not torch.are_deterministic_algorithms_enabled():
         raise LaunchError("same_bits: GPUs need deterministic: true, without which sums vary")
 

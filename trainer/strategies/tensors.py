@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -143,39 +144,23 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
     return found
 
 
-def hold_scalars_as_vectors(model: nn.Module) -> None:
-    """Keep scalar parameters as vectors, which engines can cut. The model's code sees scalars."""
-    scalars = [  # all before the first is reshaped: a shared parameter is found under every name
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-        if parameter.dim() == 0
-    ]
-    for module, name, parameter in scalars:
-        kind = type(module)
-        members = {name: _scalar(name), "__module__": kind.__module__}
-        module.__class__ = type(kind.__name__, (kind,), members)
-        parameter.data = parameter.data.reshape(1)
-
-
-def _scalar(name: str) -> property:
-    """Return a property that reads a parameter of a single element as a scalar."""
-
-    def value(module: nn.Module) -> Tensor | None:
-        parameter = own_parameters(module)[name]
-        # The engine reads the shard, the model the gathered parameter.
-        if parameter is None or hasattr(parameter, "to_local"):
-            return parameter
-        return parameter.reshape(())
-
-    return property(value)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the task's own module behind a wrapper (DDP, an engine)."""
     if type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
         return model.module  # type: ignore[return-value]
     return model
+
+
+def graph_of(loss: Tensor) -> Iterator[Any]:
+    """Yield the nodes of autograd behind a loss. Those of parameters have a ``variable``."""
+    seen: set[Any] = {None}
+    to_visit: list[Any] = [loss.grad_fn]
+    while to_visit:
+        node = to_visit.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            to_visit += [behind for behind, _ in node.next_functions]
 
 
 def changed_trainable(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from launchers import json_in
 from one_process import rows, steps
 
 from trainer import Data, Trainer
-from trainer.distributed import votes
+from trainer.distributed import agreement
 from trainer.distributed.exit import Stopped
 
 
@@ -42,7 +42,7 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A vote would wait a quarter of a second for the next one; a thousand batches take less.
-    monkeypatch.setattr(votes, "_MICROSECONDS", 0)
+    monkeypatch.setattr(agreement, "_MICROSECONDS", 0)
     task, folder = Interrupted(number=number), tmp_path / "run"
     config = replace(
         configured(folder), max_steps=6, eval_every=2, evaluation_batch_size=1, log_every=10

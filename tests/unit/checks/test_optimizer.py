@@ -14,6 +14,7 @@ from fake_run import fake_run
 from from_launcher import configured
 from one_process import log_of
 from plans import plan, request
+from torch import nn
 
 from trainer import Callback, ConfigError, Run, StepInfo, Task, Trainer
 from trainer.checks.optimizer import DivisibleOptimizer
@@ -26,26 +27,25 @@ class Own(Task):
         raise NotImplementedError
 
 
-def check(problem: str, task: Task) -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    strategy = SimpleNamespace(
-        optimizer_problem=lambda given: problem if given is optimizer else "another optimizer"
-    )
+def check(kind: type[torch.optim.Optimizer], task: Task) -> None:
+    optimizer = kind([nn.Parameter(torch.zeros(1))], lr=0.1)  # type: ignore[call-arg]
+    strategy = SimpleNamespace(held="slices", step_device=torch.device("cpu"))
     run = fake_run(strategy=strategy, plan=plan(request("zero2")), task=task)
     DivisibleOptimizer().on_optimizer(run, optimizer)
 
 
 def test_an_optimizer_that_the_strategy_can_step_passes() -> None:
-    check("", Task())
+    check(torch.optim.SGD, Task())
 
 
 @pytest.mark.parametrize(
-    ("task", "named"), [(Task(), "optimizer: 'adamw': "), (Own(), "Own.build_optimizer: 'SGD': ")]
+    ("task", "named"),
+    [(Task(), "optimizer: 'adamw': "), (Own(), "Own.build_optimizer: 'Adagrad': ")],
 )
 def test_another_one_is_refused_with_the_place_to_change(task: Task, named: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check("it sees parts of the parameters", task)
-    assert "it sees parts of the parameters" in str(error.value)
+        check(torch.optim.Adagrad, task)
+    assert "each process holds slices here, and the optimizer creates its state" in str(error.value)
     assert named in str(error.value)
 
 

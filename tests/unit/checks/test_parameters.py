@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 
 from trainer import LaunchError
 from trainer.checkpoint.exported import ModelFile
-from trainer.checks.parameters import EditedParameters, TrainableSet, refuse_replacement
+from trainer.checks.edited import EditedParameters, refuse_replacement
+from trainer.checks.parameters import TrainableSet
 from trainer.strategies import Shard
 
 WINDOW: Any = None
@@ -24,6 +25,8 @@ STEP = step_info()
 
 class Engine:
     """A strategy whose parameters are copies of what it steps, as under ZeRO."""
+
+    held = "slices"
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

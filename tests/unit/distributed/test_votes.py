@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.distributed import votes
-from trainer.distributed.votes import Votes
+from trainer.distributed import agreement
+from trainer.distributed.agreement import Agreement
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(votes, "time", made)
+    monkeypatch.setattr(agreement, "time", made)
     return made
 
 
@@ -30,7 +30,9 @@ class Ranks:
     """Several ranks in one process, which pass each boundary one after the other."""
 
     def __init__(self, count: int) -> None:
-        self.votes = [Votes(self.begin_max) for _ in range(count)]
+        self.votes = [Agreement() for _ in range(count)]
+        for one in self.votes:
+            one.begin_max = self.begin_max  # type: ignore[method-assign]
         self.begun: list[Tensor] = []
         self.count = 0
 
@@ -58,7 +60,7 @@ def test_a_request_of_one_rank_is_known_to_all_at_one_step_half_a_second_later(
     for step in range(1, 10_000):
         clock.now += seconds
         if step == at:
-            asked, ranks.votes[1].request = clock.now, 15
+            asked, ranks.votes[1]._request = clock.now, 15
         if (answers := ranks.pass_boundary()) != {0}:
             break
     assert answers == {15}
@@ -82,7 +84,7 @@ def test_an_evaluation_has_a_pace_of_its_own(clock: Clock) -> None:
     for _ in range(1000):
         clock.now += 0.001
         ranks.pass_boundary()
-    ranks.votes[0].request = 10
+    ranks.votes[0]._request = 10
     begun = clock.now
     while ranks.pass_boundary("batch") == {0}:
         clock.now += 0.2

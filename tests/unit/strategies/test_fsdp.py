@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from plans import plan, request
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import AdamW
 
 from trainer.errors import ConfigError, LaunchError
 from trainer.private.torch import RECOMPUTED
@@ -113,3 +119,42 @@ def test_checkpointed_units_take_the_place_of_the_modules() -> None:
 def test_classes_that_the_model_does_not_have_are_named() -> None:
     with pytest.raises(ConfigError, match="no module of this class; did you mean 'Block'"):
         fsdp(transformer_cls_names_to_wrap=["Blok"])._units(Model())
+
+
+def test_the_optimizer_steps_rows_with_the_bits_of_distributed_tensors() -> None:
+    """Also in a loop that steps ``run.optimizer`` itself, and with rows in other memory."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.arange(6.0).reshape(2, 3)
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+        second = copy.deepcopy(first)
+        plan_of_one = plan(request("fsdp", fsdp={"reshard_after_forward": True}), world=1)
+        made = FSDP2(plan_of_one, Accelerator(cpu=True))
+        made.prepare(first, AdamW(first.parameters(), lr=0.1))
+        fully_shard(second, mesh=init_device_mesh("cpu", (1,)))
+        divided = AdamW(second.parameters(), lr=0.1)
+        for number in range(4):
+            for model in (first, second):
+                model(x + number).square().sum().backward()
+            made.prepared_optimizer.step()
+            divided.step()
+            made.prepared_optimizer.zero_grad()
+            divided.zero_grad()
+
+        rows = made.optimizer.param_groups[0]["params"]
+        assert {type(row) for row in rows} == {nn.Parameter}
+        for row, own, other in zip(rows, first.parameters(), second.parameters(), strict=True):
+            whole, same = cast("Any", own).full_tensor(), cast("Any", other).full_tensor()
+            assert whole.equal(same) and own.grad is None
+            kept = made.optimizer.state[row]["exp_avg"]
+            assert kept.equal(cast("Any", divided.state[other]["exp_avg"]).full_tensor())
+
+        moved: Any = first[0].weight
+        moved._local_tensor = moved._local_tensor.clone()
+        moved.grad = torch.ones_like(moved)
+        before = moved._local_tensor.clone()
+        made.finish_step()
+        assert bool((moved._local_tensor != before).all())
+    finally:
+        dist.destroy_process_group()

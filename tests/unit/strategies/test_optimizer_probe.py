@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.optim import SGD
 
 from trainer import Task
 from trainer.checkpoint.optimizer_state import OptimizerForm
-from trainer.strategies import strategy_class
 from trainer.strategies.first_step import stepped_copy
 from trainer.strategies.optimizer_probe import divided_step_problem
 
@@ -81,14 +79,11 @@ def test_whether_parts_can_be_stepped_is_tried_out(
 ) -> None:
     more = {"optimizer_settings": settings} if settings else {}
     made = plan(request("zero2"), optimizer=name, lr=1e-6, **more)
-    accelerator: Any = SimpleNamespace(
-        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
-    )
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 2))
     weights = copy.deepcopy(model.state_dict())
     optimizer = Task().build_optimizer(model, made)
     before = copy.deepcopy(optimizer.state_dict())
-    problem = strategy_class("zero2")(made, accelerator).optimizer_problem(optimizer)
+    problem = divided_step_problem(optimizer, CPU)
     assert told in problem and bool(problem) == bool(told)
     assert str(optimizer.state_dict()) == str(before)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
@@ -107,11 +102,7 @@ def test_hooks_on_the_step_are_refused_and_not_called() -> None:
     optimizer = torch.optim.AdamW(parameters(), lr=0.1)
     calls: list[object] = []
     optimizer.register_step_post_hook(lambda *given: calls.append(given))
-    made = plan(request("zero2"))
-    accelerator: Any = SimpleNamespace(
-        device=CPU, state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
-    )
-    problem = strategy_class("zero2")(made, accelerator).optimizer_problem(optimizer)
+    problem = divided_step_problem(optimizer, CPU)
     assert "hooks on its step cannot be tried: override step instead" in problem
     stepped_copy(optimizer, CPU)
     assert not calls

@@ -10,7 +10,8 @@ import torch
 from plans import FOUR_GPUS, plan, request
 from torch import Tensor, nn
 
-from trainer import ConfigError, DataError, LaunchError
+from trainer import ConfigError, DataError, LaunchError, TrainConfig
+from trainer.private.torch import reads_found_inf
 from trainer.strategies import Strategy, strategy_class
 from trainer.strategies.borders import add_borders
 from trainer.strategies.same_bits import (
@@ -28,7 +29,8 @@ def strategy(name: str = "ddp", asked: dict[str, Any] | None = None, **settings:
         world=1 if name == "single" else 2,
         **{"same_bits": True, "global_batch_size": 16, **settings},
     )
-    return strategy_class(name, same_bits=True)(found, accelerator)
+    config = TrainConfig(task="m:T", max_steps=1, same_bits=True, global_batch_size=16)
+    return strategy_class(name, config)(found, accelerator)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +89,20 @@ def test_both_batches_are_needed() -> None:
 
 def test_parts_that_the_mode_cannot_hold_with_are_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    refuse_parts(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(LaunchError, match="build it with fused=False"):
-        refuse_parts(model, torch.optim.AdamW(model.parameters(), fused=True))
+    refuse_parts(model)
     model[1].double()
     with pytest.raises(LaunchError, match=r"1\.weight, 1\.bias must be float32"):
-        refuse_parts(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        refuse_parts(model)
+
+
+def test_fused_kernels_are_switched_off() -> None:
+    made: Any = strategy("single")
+    model = nn.Linear(2, 2)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), fused=True)
+    made.accelerator.prepare = lambda *prepared: (model, SimpleNamespace(optimizer=optimizer))
+    made.prepare(model, optimizer)
+    assert made.optimizer.param_groups[0]["fused"] is False
+    assert not reads_found_inf(optimizer), "a step is left out by the host"
 
 
 def test_a_buffer_that_forward_passes_change_is_refused() -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from trainer.strategies.scalars import hold_scalars_as_vectors
 from trainer.strategies.tensors import (
     canonical_names,
     canonical_state,
-    hold_scalars_as_vectors,
     keep_in_step,
 )
 
