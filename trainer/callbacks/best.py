@@ -30,17 +30,15 @@ class Best(Callback):
         patience: evaluations. None never stops.
     """
 
+    best = math.inf  # the value times the sign
+    best_step: int | None = None
+    waited = 0
+
     def __init__(self, metric: str, mode: str, patience: int | None) -> None:
         self.metric = metric
         self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
         self.patience = patience or math.inf
-        self._forget()
-
-    def _forget(self) -> None:
-        self.best = math.inf  # the value times the sign
-        self.best_step: int | None = None
-        self.waited = 0
 
     def on_start(self, run: Run) -> None:
         """Forget the best model of another folder: a run that branches off."""
@@ -48,7 +46,7 @@ class Best(Callback):
         if self.best_step is not None and not is_there:
             step = self.best_step
             run.say(f"note: best/ of step {step} is in another folder: {self.metric} starts anew")
-            self._forget()
+            self.best, self.best_step, self.waited = math.inf, None, 0
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if info.evaluation is None:

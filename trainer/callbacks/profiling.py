@@ -15,10 +15,11 @@ class Profile(Callback):
     ``profile/operations.txt``. The first step is never traced, since caches are cold.
     """
 
+    profiler: torch.profiler.profile | None = None
+
     def __init__(self, first: int, last: int) -> None:
         self.first = first
         self.last = last
-        self.profiler: torch.profiler.profile | None = None
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:

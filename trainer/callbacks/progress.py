@@ -13,9 +13,8 @@ from ..text import clock, metrics_text, size
 class Progress(Callback):
     """Prints lines of logged steps, each at least a second apart, and of evaluations."""
 
-    def __init__(self) -> None:
-        self._next_line = 0.0  # in seconds of the run
-        self._tells_graphs = True
+    _next_line = 0.0  # in seconds of the run
+    _tells_graphs = True
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:

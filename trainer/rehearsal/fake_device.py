@@ -56,13 +56,14 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         large_is_fake: whether large tensors that are made on the host of a fake device are fake.
     """
 
+    large_is_fake = False
+
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.collectives: list[Collective] = []
         self.reads: Counter[tuple[str, str, str, bool]] = Counter()
-        self.large_is_fake = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

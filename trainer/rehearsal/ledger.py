@@ -41,17 +41,16 @@ class Block:
 class Ledger:
     """Records each storage on a type of device from its first tensor to its end."""
 
+    live = most = window = 0
+    _phase = ""
+
     def __init__(self, device: str) -> None:
         self.device = device
-        self.live = 0
-        self.most = 0
-        self.window = 0
         self.line_of_node: dict[int, str] = {}
         self._blocks: dict[int, Block] = {}
         # Changes in bytes in their order: the phase, and the line if the phase has not had more.
         self._events: list[tuple[str, Block, int, str]] = []
         self._most_of_phase: Counter[str] = Counter()
-        self._phase = ""
         self._record_resizes()
 
     # -- recording --------------------------------------------------------------------------------

@@ -29,10 +29,11 @@ STEPS = 2  # the first makes the optimizer's state, the second is measured
 class Observer(Callback):
     """Tells a recorder the phases of the last step, and the kinds of the storages."""
 
+    first_collective = 0
+
     def __init__(self, recorder: FakeDevice) -> None:
         self.recorder = recorder
         self.ledger = recorder.ledger
-        self.first_collective = 0
 
     def on_launch(self, run: Setup) -> None:
         if self.ledger.device == "cuda":

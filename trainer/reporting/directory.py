@@ -36,11 +36,12 @@ class RunDirectory:
     ``row`` and ``line`` are for the main process. Every rank may call the others.
     """
 
+    _lock: FolderLock | None = None
+
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
         self.path = Path(path)
         self.main = main
         self.origin = origin.named("output_dir")
-        self._lock: FolderLock | None = None
 
     def lock(self, agreement: Agreement) -> list[str]:
         """Make and lock the folder, before any file in the folder is read or changed. Collective.

@@ -36,6 +36,10 @@ class Meter:
         rows: the last 1,000 logged rows, which give the speed of the run.
     """
 
+    _waited = 0.0
+    _activity = ""
+    _changes = 0
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.memory = PeakMemory(device)
@@ -45,9 +49,6 @@ class Meter:
         self.totals = dict.fromkeys(UNITS, 0.0)
         self.rows: deque[dict[str, float]] = deque(maxlen=1000)
 
-        self._waited = 0.0
-        self._activity = ""
-        self._changes = 0
         self._start_reading()
 
     def _start_reading(self) -> None:
