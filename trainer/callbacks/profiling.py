@@ -25,7 +25,7 @@ class Profile(Callback):
         if not run.is_main:
             return
 
-        if self.profiler is None:
+        if not self.profiler:
             if info.step == self.first - 1 and not info.is_last:
                 # Not by accelerator.profile(), which waits for all ranks at the end: only the main
                 # process profiles.

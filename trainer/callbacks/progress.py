@@ -22,10 +22,10 @@ class Progress(Callback):
 
         at = f"step {info.step}/{run.total_steps}  "
         metrics = info.metrics
-        if metrics is not None and (info.is_last or metrics["seconds"] >= self._next_line):
+        if metrics and (info.is_last or metrics["seconds"] >= self._next_line):
             self._next_line = metrics["seconds"] + min(max(1, metrics["seconds"] / 20), 10)
             run.say(at + _line(metrics))
-        if info.evaluation is not None:
+        if info.evaluation:
             run.say(at + metrics_text(info.evaluation))
 
         if run.plan.compile and self._tells_graphs:

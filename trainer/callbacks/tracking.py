@@ -43,7 +43,7 @@ class Tracking(Callback):
         self._live: list[GeneralTracker] = []
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if not run.is_main or info.metrics is info.evaluation is None:
+        if not run.is_main or not (info.metrics or info.evaluation):
             return
 
         # The other ranks wait in the next step for as long as a client tries to reach the server.

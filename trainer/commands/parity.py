@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         raise usage_error("", None, "name launch files, as in accel_configs/")
     files: list[str | None] = [file.path for file in launch_files]
     alone = _one_process(map(_request, files), config)
-    if config.global_batch_size is None:
+    if not config.global_batch_size:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
     training += [*STEPS_ALONE, "--log_every=1", "--overwrite=false", f"--max_steps={options.steps}"]
     training.append(f"--warmup_steps={min(config.warmup_steps, options.steps)}")
@@ -132,7 +132,7 @@ def _compare_bits(
             is_wrong |= mode == "true" and text not in ("reference", "no bit differs")
             rows.append([run.name, mode, text])
     print(columns(rows))
-    return int(is_wrong)
+    return is_wrong
 
 
 def _request(path: str | None) -> Request:
@@ -188,7 +188,7 @@ def _report(
             print(f"curves: {page}")
         except ConfigError as error:
             print(error)
-    return int(bool(wrong))
+    return bool(wrong)
 
 
 def _gaps(run: Run, reference: Run) -> Gaps:

@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:
         print(f"{options.gpu}: take {fitting[0]}, the first that fits")
-    return int(not fitting)
+    return not fitting
 
 
 def _name(layout: str) -> str:

@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     if not fits:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
     Path(options.to).write_text(json.dumps(report, indent=1))
-    return int(not fits or difference != "")
+    return not fits or bool(difference)
 
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:

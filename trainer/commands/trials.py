@@ -33,10 +33,10 @@ def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: 
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]
-    if launch_file is not None and kind_of(read_document(launch_file).data) == "accel_config":
+    if launch_file and kind_of(read_document(launch_file).data) == "accel_config":
         words += ["-m", "accelerate.commands.launch", "--config_file", launch_file]
         words += ["--main_process_port", "0"]  # a free port
-    elif launch_file is not None:  # does not say how many processes
+    elif launch_file:  # does not say how many processes
         words += ["-m", "torch.distributed.run", "--standalone"]
         words += ["--nproc_per_node", str(visible_gpus() or 2)]
         arguments = [launch_file, *arguments]

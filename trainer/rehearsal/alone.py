@@ -83,7 +83,7 @@ def _all_reduce(
 ) -> Any:
     """Reduce, and return a handle whose future has the tensor. That of a fake group has none."""
     work = reduce(tensor, *args, async_op=async_op, **kwargs)
-    if work is None:
+    if not work:
         return None
     future: Any = torch.futures.Future()
     future.set_result([tensor])

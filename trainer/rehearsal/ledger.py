@@ -79,7 +79,7 @@ class Ledger:
         def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             block = self._blocks.get(storage._cdata)
-            if block is not None:
+            if block:
                 self._resize(block, storage.nbytes())
             return result
 

@@ -52,7 +52,7 @@ class RunDirectory:
             ConfigError: another run has the lock, or the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
-        return [] if self._lock is None else self._lock.notices
+        return self._lock.notices if self._lock else []
 
     def _make_and_lock(self) -> None:
         try:
@@ -69,7 +69,7 @@ class RunDirectory:
         log_no_more(self)
         self._lock = None
 
-    def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
+    def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool) -> None:
         """Take the locked folder for this run, as ``used_folder.take_over`` does. Collective.
 
         Raises:

@@ -55,7 +55,7 @@ _held: WeakValueDictionary[Path, FolderLock] = WeakValueDictionary()
 def lock_folder(folder: Path) -> FolderLock:
     """Return the lock of a folder. Several trainings of one process share it."""
     lock = _held.get(folder.resolve())
-    if lock is None:
+    if not lock:
         lock = _held[folder.resolve()] = FolderLock(folder)
     return lock
 
