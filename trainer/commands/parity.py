@@ -83,8 +83,8 @@ def run(argv: Sequence[str]) -> int:
             if "--same_bits=false" in training:
                 callbacks.append("trainer.callbacks.digest_file:Digests")
             own = [] if file else alone or []
-            own = [*training, *own, f"--callbacks={json.dumps(callbacks)}"]
-            return train(name, file, own, folder)
+            more = f"--callbacks={json.dumps(callbacks)}"
+            return train(name, file, [*training, *own, more], folder)
 
         if options.bits:
             return _compare_bits(names, files, start, training)

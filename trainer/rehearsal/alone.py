@@ -39,10 +39,9 @@ def answer_alone() -> None:
 
     # The trial of an optimizer compares values, which the host has.
     of_device = optimizer_probe.divided_step_problem
-    on_host = torch.device("cpu")
     replace_in(
         optimizer_probe,
-        divided_step_problem=lambda optimizer, device: of_device(optimizer, on_host),
+        divided_step_problem=lambda optimizer, device: of_device(optimizer, torch.device("cpu")),
     )
 
 

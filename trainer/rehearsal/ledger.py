@@ -67,10 +67,10 @@ class Ledger:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._blocks:
-            kind = EXCHANGED if is_for_exchange() else ACTIVATIONS
-            self._blocks[key] = Block(kind, self.window)
+            block = Block(EXCHANGED if is_for_exchange() else ACTIVATIONS, self.window)
+            self._blocks[key] = block
             weakref.finalize(storage, self._free, key)
-            self._resize(self._blocks[key], storage.nbytes())
+            self._resize(block, storage.nbytes())
 
     def _record_resizes(self) -> None:
         """Record new sizes of storages. FSDP2 frees gathered parameters by the size 0."""

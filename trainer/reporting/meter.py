@@ -203,6 +203,9 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     if summary.get("best"):
         text += "best {best[metric]} {best[value]:.4f} at step {best[step]}; "
     text += "model: {model}"
-    values = metrics_text(summary["evaluation"])
-    peak = size(max(summary["peak_memory_bytes"]))
-    return text.format_map({**summary, "values": values, "peak": peak, "model": model})
+    more = {
+        "values": metrics_text(summary["evaluation"]),
+        "peak": size(max(summary["peak_memory_bytes"])),
+        "model": model,
+    }
+    return text.format_map({**summary, **more})
