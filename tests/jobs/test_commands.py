@@ -51,9 +51,9 @@ def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
     """Start the ranks of a training that parity starts, without the seconds of a launcher."""
     file = words[words.index("--config_file") + 1] if "--config_file" in words else None
     named = ["--accel_config", file] if file else []
-    seed, *settings = words[words.index("trainer.commands.nudged") + 1 :]
+    settings = words[words.index("trainer") + 2 :]
     world = 2 if file or "torch.distributed.run" in words else 0  # of a DeepSpeed JSON
-    done = ranks(["tests/workers/nudged_run.py", seed, *named, *settings], world)
+    done = ranks(["examples/train.py", *named, *settings], world)
     files["stdout"].write(done.stdout + done.stderr)
     return done
 

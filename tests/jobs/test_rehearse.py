@@ -368,7 +368,7 @@ def test_the_command_finds_a_change_that_fits(
     assert "DOES NOT FIT" in out
     told = json_in(report)
     assert told["change"] == "accel_configs/fsdp.yaml", out
-    assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
+    assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["plan"]["trainable_parameters"]
     assert "save" not in told["phases"]
 
 
