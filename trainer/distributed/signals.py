@@ -9,7 +9,6 @@ an answer, unless the main thread waits for other ranks in a call that comes bac
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 # In a call of C, after a signal. torchrun and DeepSpeed kill after 30.
@@ -32,7 +32,7 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _sinks: set[int] = set()
 
 
-@contextlib.contextmanager
+@contextmanager
 def signals_watched(
     ask: Callable[[int], None], allowed_seconds: Callable[[], float], *, waits_in: str
 ) -> Iterator[None]:

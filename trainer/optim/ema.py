@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +41,7 @@ class Average:
             with torch.no_grad():  # as a decorator it would cost 3 us without an average
                 interpolate_all(self.average, self.live, 1.0 - self.decay)
 
-    @contextlib.contextmanager
+    @contextmanager
     def applied(self) -> Iterator[None]:
         """Make the model compute with the average inside of the block, as for an evaluation."""
         self._swap()

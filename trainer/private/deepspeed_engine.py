@@ -10,10 +10,10 @@ stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ REDUCE_METHODS = {
 }
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet() -> Iterator[None]:
     """Silence the lines that DeepSpeed logs to standard output."""
     before = logging.root.manager.disable

@@ -10,11 +10,10 @@ engine does that work.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
 
-_NOTHING = contextlib.nullcontext()
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,7 +359,7 @@ class Strategy(ABC):
 
     def callback_context(self) -> AbstractContextManager[object]:
         """Return the context of a call of a user's callback."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def missed_exchange(self) -> str:
         """Return why the gradients of this step were not averaged over the ranks. "" normally."""

@@ -6,8 +6,8 @@ Copies of parameters must be the same at any time: ``refuse_drift`` compares the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-@contextlib.contextmanager
+@contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers back after a batch that does not count."""
     before = BuffersBefore(model)
