@@ -74,7 +74,7 @@ def by_deepspeed(clip: float, stage: int) -> Iterator[float]:
     deepspeed.init_distributed("gloo")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, x, y = rows()
-    settings = {"lr": 0.02, "muon_lr": 0.02, "adam_lr": 0.005, "momentum": 0.95, "torch_adam": True}
+    rates = {"lr": 0.02, "muon_lr": 0.02, "adam_lr": 0.005, "momentum": 0.95, "weight_decay": 0.0}
     config = {
         "train_batch_size": ROWS,
         "gradient_clipping": clip,
@@ -85,7 +85,7 @@ def by_deepspeed(clip: float, stage: int) -> Iterator[float]:
         },
         "optimizer": {
             "type": "Muon",
-            "params": {**settings, "weight_decay": 0.0, "ns_method": "standard"},
+            "params": {**rates, "torch_adam": True, "ns_method": "standard"},
         },
     }
     engine, *_ = deepspeed.initialize(

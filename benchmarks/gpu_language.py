@@ -147,17 +147,15 @@ class Packed(CausalLM):
 
     def load_tokenizer(self) -> Any:
         """Return a tokenizer of as many words as the model has."""
-        if "tokenizer" not in self.memory:
+        if self.loaded is None:
             from tokenizers import Tokenizer
             from tokenizers.models import WordLevel
             from transformers import PreTrainedTokenizerFast
 
             words = [END, *(f"w{number}" for number in range(1, self.words))]
             inner = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, END))
-            self.memory["tokenizer"] = PreTrainedTokenizerFast(
-                tokenizer_object=inner, eos_token=END
-            )
-        return self.memory["tokenizer"]
+            self.keep(loaded=PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END))
+        return self.loaded
 
     def load_model(self) -> Any:
         if self.adapter:

@@ -76,10 +76,7 @@ def travelling_bytes() -> dict[str, int]:
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     checkout = [ROOT / name for name in names.split("\0") if name]
-    return {
-        SITE.name: bytes_of(list(SITE.rglob("*"))),
-        "the checkout": bytes_of(checkout),
-    }
+    return {SITE.name: bytes_of([*SITE.rglob("*")]), "the checkout": bytes_of(checkout)}
 
 
 def bytes_of(paths: list[Path]) -> int:

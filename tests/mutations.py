@@ -57,7 +57,7 @@ checks/same_settings: "notices", "launcher") => "notices")
 checks/task_state: and parameter.grad is not None => and False
 checks/task_state: if now.get(name) != trace] => if False]
 checks/training_mode: run.train_mode() => pass
-checkpoint/finite_values: next(filter(None, gather(mine)), "") => "" @ EXPORT
+checkpoint/saver: if any(begun): => if False: @ EXPORT
 checkpoint/finite_values: else values.isfinite() => else values.isnan()
 checkpoint/finite_values: key.kind in ("buffer", "frozen") => False
 strategies/finite_step: or math.isfinite(norm.item()): => or True:

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .text import hidden
 
@@ -83,7 +83,7 @@ class Origin:
 
     def error(self, rule: str, value: object = None) -> ConfigError:
         """Return the error of a single mistake at this place, as of a ``Problem``."""
-        return ConfigError(Problem(origin=self, rule=rule, value=value))
+        return ConfigError([Problem(origin=self, rule=rule, value=value)])
 
     def __str__(self) -> str:
         return f"{self.place} ({self.key})" if self.key else self.place
@@ -114,6 +114,14 @@ class Sourced(Generic[T]):
         """Return another value at the same origin: the meaning of the user's value."""
         return Sourced(value, self.origin)
 
+    def error(self, rule: str) -> ConfigError:
+        """Return the error of a value that breaks a rule."""
+        return self.origin.error(rule, self.value)
+
+    def disagrees(self, other: Sourced[Any]) -> ConfigError:
+        """Return the error of a value that another place gives otherwise."""
+        return self.error(f"disagrees with {other.value!r} at {other.origin}; keep one of the two")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -141,9 +149,7 @@ class ConfigError(TrainerError, ValueError):
 
     exit_code = 2
 
-    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
-        if isinstance(problems, Problem):
-            problems = [problems]
+    def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 

@@ -35,7 +35,6 @@ from trainer import LaunchError
 from trainer.commands import cli
 from trainer.commands.rehearse import first_difference
 from trainer.config.documents import read_document
-from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
 from trainer.rehearsal.job import Job
 from trainer.rehearsal.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
@@ -376,19 +375,27 @@ def test_the_command_finds_a_change_that_fits(
 
 
 @pytest.mark.parametrize(
-    "section", ["fsdp_config", pytest.param("zero_optimization", marks=pytest.mark.slow)]
+    ("file", "section", "offload"),
+    [
+        ("accel_configs/fsdp.yaml", "fsdp_config", {"fsdp_offload_params": True}),
+        pytest.param(
+            "ds_configs/zero2.json",
+            "zero_optimization",
+            {"offload_optimizer": {"device": "cpu"}},
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
-def test_what_is_offloaded_takes_no_memory_of_the_gpu(section: str) -> None:
-    files = {"fsdp_config": "accel_configs/fsdp.yaml", "zero_optimization": "ds_configs/zero2.json"}
-    data = dict(read_document(str(ROOT / files[section])).data)
-    words = [f"--{key}={value}" for key, value in SETTINGS.items()]
+def test_what_is_offloaded_takes_no_memory_of_the_gpu(
+    file: str, section: str, offload: dict[str, Any]
+) -> None:
     gpus = 1 if section == "fsdp_config" else 2
-    job = Job(launch_file=data, words=words, gpus=gpus, gpu="H100")
-    (held,) = job.rehearse()
-    assert held["plan"]["strategy"] == Path(files[section]).stem
+    held_job = job(ROOT / file, options(SETTINGS), gpus)
+    (held,) = held_job.rehearse()
+    assert held["plan"]["strategy"] == Path(file).stem
     assert held["plan"]["world_size"] == gpus
-    plan = {**held["plan"], "micro_batch_size": 1}
-    [changed] = [other for name, other in changes_of(job, plan) if "offload" in name]
+    data = held_job.launch_file
+    changed = replace(held_job, launch_file={**data, section: {**data[section], **offload}})
     (offloaded,) = changed.rehearse()
     optimizer, gone = (
         found["phases"]["step"]["at_most"].get(OPTIMIZER, 0) for found in (held, offloaded)

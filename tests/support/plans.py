@@ -14,7 +14,6 @@ from trainer.config.train_config import DEFAULTS
 from trainer.distributed.started_by import Launcher
 from trainer.errors import Origin, Sourced
 from trainer.launching.files.sections import read_sections
-from trainer.launching.findings import Findings
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
 
@@ -81,11 +80,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> dict[str, Sourced[Any]]:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
-    check = Findings()
-    found = read_sections(doc, check)
-    if check.problems:
-        raise ConfigError(check.problems)
-    return found
+    return read_sections(doc)
 
 
 def with_optimizer(kind: str = "AdamW", **params: Any) -> Request:

@@ -29,12 +29,13 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
         write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
     )
     facts = {
+        "step": step,
         "world_size": world,
         "strategy": "any",
         "samples": 8 * step,
         "created": "2026-11-21T12:00:00+00:00",
     }
-    store.commit(folder, step, facts, files)
+    store.commit(folder, facts, files)
     store.prune(
         folder,
         keep_last=keep_last,

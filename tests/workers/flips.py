@@ -18,7 +18,7 @@ from same_bits import Cross, Flip, Planted, configured
 
 import trainer
 from trainer import Task, Trainer
-from trainer.commands.bits import Digests, first_difference, read_digests
+from trainer.commands.bits import Steps, first_difference, read_digests
 from trainer.launching import launch
 
 STEPS = 4
@@ -28,7 +28,7 @@ STEPS = 4
 HELD: list[list[str]] = []
 
 
-def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Digests | None:
+def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Steps | None:
     # In logged steps ZeRO's own copies are compared, which ends a run with a wrong weight.
     settings = {"max_steps": STEPS + 1, "eval_every": None, "log_every": 100}
     config = configured(folder, "cross", **settings)
@@ -39,7 +39,7 @@ def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Digests | Non
     held = [shard.name for shard in made.run.strategy.shards() if shard.tensor.numel()]
     HELD[:] = made.run.agreement.gather(held)
     made.run.close()
-    return read_digests(folder / "digests.jsonl") if made.run.is_main else None
+    return read_digests(folder / "digests.jsonl")[1] if made.run.is_main else None
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
             wrong = train(place, file, Cross(), Flip(what, name, rank, step - 1, bit))
         if right is None or wrong is None:
             continue
-        text = first_difference(wrong, right)
+        text = first_difference(names, wrong, right)
         named = [
             text.startswith(f"step {step} differs:"),
             name in text,

@@ -23,7 +23,7 @@ from ..checkpoint.parts import Parts
 from ..checkpoint.saver import Saver
 from ..checkpoint.store import Start
 from ..config.documents import to_yaml
-from ..config.fingerprint import task_facts, task_folder
+from ..config.fingerprint import fingerprint, task_facts, task_folder
 from ..config.naming import as_literal, resolve_names
 from ..config.plain import plain
 from ..config.train_config import TrainConfig
@@ -191,27 +191,27 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
         config = dataclasses.replace(config, task_settings=settings | config.task_settings)
     # Those of the main process: the environment of another machine may differ.
     names = agreement.of_main(resolve_names(config, setup.plan, origins))
-    if not setup.trains:  # nothing is written
-        directory = RunDirectory(names.output_dir, main=False)
-        return setup, Folder(name=names.run_name, directory=directory, start=Start())
-
-    # config.yaml names the same folder when the file is read again, and the run by the template.
-    config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
     directory = RunDirectory(
-        names.output_dir, main=setup.is_main, origin=origins.get("output_dir", DEFAULT)
+        names.output_dir,
+        main=setup.is_main and setup.trains,
+        origin=origins.get("output_dir", DEFAULT),
     )
-    setup.note(*directory.lock(agreement))
     start = Start()
-    if config.resume != "none" or restarts():
-        from ..checkpoint.discover import start_of_attempt
+    if setup.trains:
+        # config.yaml names the same folder when the file is read again, and the run by the
+        # template.
+        config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
+        setup.note(*directory.lock(agreement))
+        if config.resume != "none" or restarts():
+            from ..checkpoint.discover import start_of_attempt
 
-        start = start_of_attempt(
-            config.resume,
-            directory.path / "checkpoints",
-            agreement,
-            origin=origins.get("resume", DEFAULT),
-        )
-    directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
+            start = start_of_attempt(
+                config.resume,
+                directory.path / "checkpoints",
+                agreement,
+                origin=origins.get("resume", DEFAULT),
+            )
+        directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
         dataclasses.replace(setup, config=config),
         Folder(name=names.run_name, directory=directory, start=start),
@@ -256,7 +256,7 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
         model_file=built.model_file,
         config=built.config,
         plan=built.plan,
-        settings=_settings(built),
+        mathematics=_mathematics(built, form, schedule),
         facts=facts,
     )
     saver = Saver(
@@ -327,22 +327,31 @@ def _divide(built: Built, optimizer: Optimizer) -> None:
 def _schedule(read: Read) -> tuple[LRScheduler, dict[str, Any]]:
     """Return the schedule, and its description for reports. An evaluation alone moves no rate."""
     optimizer = read.strategy.optimizer
-    if not read.setup.trains:
-        return LambdaLR(optimizer, lambda step: 1.0), {}
-    return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
+    if read.setup.trains:
+        return build_schedule(read.task, read.config, read.plan, optimizer, read.total_steps)
+    return LambdaLR(optimizer, lambda step: 1.0), {}
 
 
-def _settings(read: Read) -> dict[str, Any]:
-    """Return all settings by key, of which the fingerprint takes those that decide the numbers."""
-    settings: dict[str, Any] = {
+def _mathematics(read: Read, form: OptimizerForm, schedule: LRScheduler) -> dict[str, Any]:
+    """Return the settings that decide the numbers of the run, in a form that files hold."""
+    settings = {
         **vars(read.config),
         **read.plan.as_dict(),
         **read.setup.task_facts,
         "train_samples": read.train_data.size,
         "total_steps": read.total_steps,
     }
-    shown: dict[str, Any] = hidden(settings)
-    return shown
+    found = fingerprint(
+        {
+            **hidden(settings),
+            "optimizer": form.kind,
+            "optimizer_groups": form.groups,
+            "schedule_class": type(schedule).__name__,
+        }
+    )
+    # The groups hold these settings, and a checkpoint has weights of its own.
+    del found["optimizer_settings"], found["weights"]
+    return plain(found, compared=True)  # type: ignore[no-any-return]
 
 
 def _facts(read: Read, reported: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -377,7 +386,7 @@ def _fill(built: Built, parts: Parts) -> None:
     if built.model_file.names is not None:  # no checkpoint holds the rest of the model
         from ..checkpoint.compatibility import base_weights
 
-        parts.settings["base_weights"] = base_weights(parts, built.agreement)
+        parts.mathematics["base_weights"] = base_weights(parts, built.agreement)
 
 
 def _load(run: Run) -> None:
@@ -389,24 +398,23 @@ def _load(run: Run) -> None:
     if start.found is not None:
         from ..checkpoint.restore import load
 
-        counters, changes = load(parts, start.found, allow_change=config.allow_config_change)
-        run.meter.before = counters.pop("spent", run.meter.before)
-        vars(run.position).update(counters)
+        state, changes = load(parts, start.found, allow_change=config.allow_config_change)
+        run.meter.before = state.get("spent", run.meter.before)
         run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             run.saver.last_step = run.step
-    elif start.continues:
-        run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
+    else:
+        if start.continues:
+            run.note(f"resume: auto: {run.directory.path} holds no checkpoint: starts at step 0")
+        if config.weights is not None:
+            from ..checkpoint.restore import load_weights
+
+            run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if run.setup.trains and restarts():
         run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"
         )
-
-    if start.found is None and config.weights is not None:
-        from ..checkpoint.restore import load_weights
-
-        run.note(*load_weights(parts, Path(config.weights), run.agreement))
     if start.continues and not run.finished:
         from ..reporting.used_folder import cut_rows
 

@@ -128,7 +128,8 @@ def _sampled(
             workers=workers,
         )
     ]
-    for batches in (evaluation_set.batches for evaluation_set in measured):
+    for evaluation_set in measured:
+        batches = evaluation_set.batches
         if batches.dataset is not data.train and not is_alone:
             sets.append(
                 SampledSet(

@@ -12,20 +12,21 @@ from ..run import Folder, Length, Setup
 def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
     """Return the steps of a run, which epochs or ``max_steps`` end. Collective."""
     config, start = setup.config, folder.start
-    ends = []
+    ends = {}
     if config.epochs is not None:
         if not isinstance(data, IndexedData) or data.steps_per_epoch is None:
             rule = "the training data has no known end. Use max_steps"
             raise origin_of(setup.origins, "epochs").error(rule, config.epochs)
-        ends.append((start.step + data.steps_left(start.samples, config.epochs), "epochs"))
+        ends["epochs"] = start.step + data.steps_left(start.samples, config.epochs)
     if config.max_steps is not None:
-        ends.append((config.max_steps, "max_steps"))
-    total_steps, _ = min(ends)
+        ends["max_steps"] = config.max_steps
+    total_steps = min(ends.values())
 
     until = configured_interval(setup, "stop_at", data)
     if until is not None:
-        ends.append((until.first_step, "stop_at"))
-    last_step, key = min(ends)
+        ends["stop_at"] = until.first_step
+    key = min(ends, key=ends.__getitem__)
+    last_step = ends[key]
     if start.found is not None and start.step > last_step:
         raise Origin("resume", key=key).error(
             f"ends the run at step {last_step}, and {start.found.path} is at step {start.step} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,8 +13,7 @@ from ..strategies.initial_values import InitialValues
 from ..task import Pretrained, Task, new_names, sources_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetaModel:
+class MetaModel(NamedTuple):
     """The sources of the values of a model on the meta device.
 
     Args:
@@ -42,11 +41,7 @@ class MetaModel:
 
     def fill(self, parts: Parts) -> list[str]:
         """Give the prepared model its values, and return notices. Collective."""
-        names = {
-            name
-            for name, _, _, tensor in parts.strategy.named_tensors()
-            if isinstance(tensor, nn.Parameter)
-        }
+        names = {name for name, _ in parts.strategy.parameters(trainable=None)}
         if self.sources:
             names &= new_names(self.sources)
 

@@ -30,8 +30,10 @@ def build_optimizer(
     # SAM takes two gradients a step. A schedule-free optimizer computes the weights to save.
     for method in ("first_step", "eval"):
         if hasattr(optimizer, method):
-            name = f"{type(optimizer).__name__}.{method}"
-            raise LaunchError(f"{name} must be called, and no loop here does: take another one")
+            raise LaunchError(
+                f"{type(optimizer).__name__}.{method} must be called, and no loop here does: take "
+                "another one"
+            )
 
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not held <= set(model.parameters()):  # its gradient would not be exchanged
@@ -51,16 +53,12 @@ def build_optimizer(
         if parameter.requires_grad and parameter not in held:
             parameter.requires_grad_(False)
             frozen.append(name)
-    told = "not in the optimizer, so frozen, and in no gradient norm"
-    notices = [f"{told}: {listed(frozen)}"] if frozen else []
-
     described = describe_groups(optimizer)
     reported: dict[str, Any] = {"optimizer_groups": described}
     built_by = own_optimizer(task)
     if built_by is not None:
         kind = type(optimizer).__name__
-        reported["optimizer"] = f"{kind} of {built_by}"
-        reported["optimizer_settings"] = {}
+        reported |= {"optimizer": f"{kind} of {built_by}", "optimizer_settings": {}}
         rate = described[0]["lr"]
         if rate != plan.lr:
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
@@ -69,7 +67,8 @@ def build_optimizer(
             raise origin_of(plan.origins, unused[0]).error(
                 f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
             )
-    return optimizer, reported, notices
+    notice = f"not in the optimizer, so frozen, and in no gradient norm: {listed(frozen)}"
+    return optimizer, reported, [notice] if frozen else []
 
 
 def _unused(config: TrainConfig, kind: str, groups: list[dict[str, Any]]) -> list[str]:
@@ -103,22 +102,22 @@ def build_schedule(
     task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int
 ) -> tuple[LRScheduler, dict[str, Any]]:
     """Build the task's schedule, by default the plan's, and its description for reports."""
-    schedule = task.build_schedule(optimizer, plan, total_steps)
-    built_by = own_schedule(task) if schedule is not None else None
-    if schedule is not None:
-        returned(schedule, LRScheduler, task, "build_schedule")
-    if schedule is None:
+    own = task.build_schedule(optimizer, plan, total_steps)
+    if own is None:
         schedule = schedule_of_plan(optimizer, plan, total_steps)
+        return schedule, {"schedule_class": type(schedule).__name__}
 
-    reported: dict[str, Any] = {"schedule_class": type(schedule).__name__}
-    if built_by is not None:
-        origin = plan.origin("schedule")
-        if config.schedule is not None or origin.source in plan.files:
-            raise origin.named("schedule").error(
-                f"{built_by} builds the schedule already. Remove one of the two", plan.schedule
-            )
-        reported["schedule"] = f"{type(schedule).__name__} of {built_by}"
-        reported["schedule_settings"] = {}
+    kind = type(returned(own, LRScheduler, task, "build_schedule")).__name__
+    origin = plan.origin("schedule")
+    if config.schedule is not None or origin.source in plan.files:
+        raise origin.named("schedule").error(
+            f"{own_schedule(task)} builds the schedule already. Remove one of the two",
+            plan.schedule,
+        )
+    return own, {
+        "schedule_class": kind,
+        "schedule": f"{kind} of {own_schedule(task)}",
+        "schedule_settings": {},
         # The task may have used the config's warm-up or not.
-        reported |= dict.fromkeys(("warmup_steps", "warmup_samples", "warmup_fraction"))
-    return schedule, reported
+        **dict.fromkeys(("warmup_steps", "warmup_samples", "warmup_fraction")),
+    }

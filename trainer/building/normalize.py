@@ -26,10 +26,8 @@ def refuse_shared_memory(model: nn.Module) -> None:
     spans = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.layout == torch.strided and tensor.numel():
-            begin, memory = tensor.data_ptr(), 0
-            if tensor.is_meta:  # has no address
-                memory = storage_number(tensor)
-                begin = int(tensor.storage_offset()) * tensor.itemsize
+            begin = tensor.data_ptr()  # of a tensor on the meta device, within the memory
+            memory = storage_number(tensor) if tensor.is_meta else 0
             # A buffer may be a view of a constant: of another buffer, or a frozen parameter.
             kind = isinstance(tensor, nn.Parameter) + tensor.requires_grad
             # Columns of a matrix lie between each other: only their first element counts.

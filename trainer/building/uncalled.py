@@ -31,17 +31,18 @@ def refuse_uncalled(owner: object, base: type) -> None:
 
     A method that the source text of its module calls is a helper.
     """
-    known = [name for name in dir(base) if not name.startswith("_")]
+    known = dir(base)
     found = []
     for cls in type(owner).__mro__:
         source = ""
         with contextlib.suppress(OSError, TypeError, KeyError):  # code that was typed has no file
             source = inspect.getsource(sys.modules[cls.__module__])
         for name, value in vars(cls).items():
-            is_method = callable(value) and not name.startswith("_")
-            if is_method and name not in known and not re.search(rf"\.{name}\b", source):
-                right = _right_name(name, cls, known)
-                found += [f"{name} ({right})"] if right else []
+            if name[0] == "_" or name in known or not callable(value):
+                continue
+            right = _right_name(name, cls, known)
+            if right and not re.search(rf"\.{name}\b", source):
+                found.append(f"{name} ({right})")
     if found:
         raise LaunchError(
             f"{type(owner).__qualname__} has methods that nothing calls: {', '.join(found)}; "

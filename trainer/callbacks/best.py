@@ -43,11 +43,11 @@ class Best(Callback):
         self.waited = 0
 
     def on_start(self, run: Run) -> None:
-        """Forget a best model of another mode, or of another folder: a run that branches off."""
+        """Forget the best model of another folder: a run that branches off."""
         is_there = run.agreement.of_main((run.directory.path / "best").is_dir())
-        if self.best_step is not None and (self.best == math.inf or not is_there):
-            rule = "is of another best_mode or output_dir"
-            run.say(f"note: best/, of step {self.best_step}, {rule}: {self.metric} starts anew")
+        if self.best_step is not None and not is_there:
+            step = self.best_step
+            run.say(f"note: best/ of step {step} is in another folder: {self.metric} starts anew")
             self._forget()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
@@ -55,16 +55,15 @@ class Best(Callback):
             return
         if self.metric not in info.evaluation:
             sets = run.evaluation_sets
-            measured = {set_of_metric(name, sets) for name in info.evaluation}
-            if set_of_metric(self.metric, sets) in {None, *measured}:
+            measured = [set_of_metric(name, sets) for name in info.evaluation]
+            if set_of_metric(self.metric, sets) in (None, *measured):
                 check_best_metric(self.metric, info.evaluation, Origin("best_metric"))
             return
 
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
             self.best, self.best_step, self.waited = value, info.step, 0
-            about = {
-                **self.summary()["best"],
+            about = self.summary()["best"] | {
                 "mode": self.mode,
                 "epoch": info.epoch,
                 "samples": info.samples,
@@ -84,17 +83,15 @@ class Best(Callback):
     def summary(self) -> Mapping[str, Any]:
         if self.best_step is None:
             return {}
-        value = self.sign * self.best
-        return {"best": {"metric": self.metric, "value": value, "step": self.best_step}}
+        best = {"metric": self.metric, "value": self.sign * self.best, "step": self.best_step}
+        return {"best": best}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the state. The state of another metric is left alone."""
+        """Take back the state. The state of another metric or mode is left alone."""
         with trusting_no_value("the state of best_metric"):
-            if state["metric"] != self.metric:
-                return
-            self.best_step = state["best_step"] and int(state["best_step"])
-            if state["mode"] == self.mode:
+            if (state["metric"], state["mode"]) == (self.metric, self.mode):
                 self.best, self.waited = float(state["best"]), int(state["waited"])
+                self.best_step = state["best_step"] and int(state["best_step"])

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..checkpoint.disk import part_of, read_json
 from ..hooks import Callback, StepInfo
-from ..reporting.directory import json_text
 from ..run import Run
 
 FILE = "attempts.json"
@@ -42,11 +41,11 @@ class Clock(Callback):
 
     def _write(self) -> list[dict[str, Any]]:
         """Write attempts.json on the main process, and return all attempts."""
+        run, path = self._run, self._path
         self._next_write = time.monotonic() + _WRITE_SECONDS
-        end = {"seconds": round(self._run.meter.seconds, 3), "last_step": self._run.step}
-        rows = [*self._before, self._this | end]
-        if self._run.is_main:
-            part = part_of(self._path)
-            self._run.directory.write(part.name, json_text(rows))
-            part.replace(self._path)
+        self._this |= {"seconds": round(run.meter.seconds, 3), "last_step": run.step}
+        rows = [*self._before, self._this]
+        if run.is_main:
+            run.directory.write_json(part_of(path).name, rows)
+            part_of(path).replace(path)
         return rows

@@ -39,9 +39,8 @@ def configured_callbacks(
                 check.problems += error.problems
                 continue
             if only_check and not is_made_from_fields(cls):
-                check.settings(cls, settings or {}, key)
+                check.settings(cls, settings or {}, f"{key}.")
             else:
-                made.append(check.build(cls, settings or {}, key))
-    if check.problems:
-        raise ConfigError(check.problems)
+                made.append(check.build(cls, settings or {}, f"{key}."))
+    check.end()
     return made

@@ -48,27 +48,25 @@ class Digests(Callback):
         self._odd = {name: 2 * number + 1 for number, name in enumerate(names)}
         if isinstance(run.strategy, Exact):
             self._watch(run.strategy)
-        own = facts_of(run)
-        others = [differences(own, of_rank) for of_rank in run.agreement.gather(own)]
-        self.facts = own
+        self.facts = facts_of(run)
+        others = [differences(self.facts, of_rank) for of_rank in run.agreement.gather(self.facts)]
         for line in dict.fromkeys(line for lines in others for line in lines):
             run.say(f"same_bits: ranks differ, and bits may follow: {line}")
-        for line in differences(self.before or own, own):
+        for line in differences(self.before or self.facts, self.facts):
             run.say(f"same_bits: changed since the checkpoint, and bits may follow: {line}")
-        run.directory.row({"tensors": names, "begins": run.step, "facts": own}, FILE)
+        run.directory.row({"tensors": names, "begins": run.step, "facts": self.facts}, FILE)
 
     def _watch(self, strategy: Exact) -> None:
         """Read the digests of gradients from now on. Collective: call on every rank."""
         if strategy.plan.mixed_precision != "no":
             # The model computes with them in 16 bits, and ZeRO keeps no others.
-            dtype = DTYPES[strategy.plan.mixed_precision]
             for shard in strategy.shards(trainable=False):
-                shard.tensor.copy_(shard.tensor.to(dtype))
+                shard.tensor.copy_(shard.tensor.to(DTYPES[strategy.plan.mixed_precision]))
         world, rank = strategy.plan.world_size, strategy.accelerator.process_index
 
         def note(name: str, gradient: Tensor) -> None:
-            own = digest(gradient) * self._odd[name]
-            self._found[(strategy.micro_batches - 1) * world + rank] += own
+            place = (strategy.micro_batches - 1) * world + rank
+            self._found[place] += digest(gradient) * self._odd[name]
 
         def note_step(gradients: list[Tensor]) -> None:
             tensors = len(self._odd)
@@ -80,21 +78,18 @@ class Digests(Callback):
     def on_window(self, run: Run, window: Window) -> None:
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
         places = len(window.micros) * run.plan.world_size + 2 * len(self._odd)
-        device = run.accelerator.device
-        self._found = torch.zeros(places, dtype=torch.int64, device=device)
+        self._found = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         tensors, world = len(self._odd), run.plan.world_size
         self._found[-tensors:] = parts_of_digests(run.strategy)
         texts = summed(self._found, world)
-        row = {
-            "step": info.step,
-            "world": world,
+        digests = {
             "micro_batches": texts[: self._micro_batches],
             "gradients": texts[-2 * tensors : -tensors],
             "weights": texts[-tensors:],
         }
-        run.directory.row(row, FILE)
+        run.directory.row({"step": info.step, "world": world, **digests}, FILE)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"facts": self.facts}

@@ -59,7 +59,7 @@ class HubPush(Callback):
         api = self._api
         repo: Any = run.config.push_to_hub
         folder = run.directory.path / name
-        message = f"Step {run.step}"
+        step = run.step
 
         def upload() -> None:
             refuse_secrets(folder, run.config.task_settings)
@@ -67,7 +67,7 @@ class HubPush(Callback):
             if branch != "main":
                 api.create_branch(repo, branch=branch, exist_ok=True)
             api.upload_folder(
-                repo_id=repo, folder_path=folder, revision=branch, commit_message=message
+                repo_id=repo, folder_path=folder, revision=branch, commit_message=f"Step {step}"
             )
 
         command = f"hf upload {repo} {folder} . --revision {branch}"
@@ -88,6 +88,5 @@ def refuse_secrets(folder: Path, settings: Mapping[str, Any]) -> None:
     values = {**os.environ, "PWD": "", "OLDPWD": "", "hub_token": get_token(), **settings}
     for name, value in dotted(values):
         for item in value if isinstance(value, list) else [value]:
-            is_secret = hidden(item, name) != item and len(item) >= 8
-            if is_secret and item.encode() in content:
+            if hidden(item, name) != item and len(item) >= 8 and item.encode() in content:
                 raise ValueError(f"{folder.name}/ holds the secret {name}")

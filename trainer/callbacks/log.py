@@ -47,10 +47,7 @@ class Log(Callback):
 
         more = reported.reduce(run.accelerator, self._layout)
         more.pop("loss", None)
-        taken = sorted(own.keys() & more.keys())
-        if taken:
-            raise DataError(
-                f"training_step reports {taken[0]!r}, a name of the trainer's own; "
-                "choose another name"
-            )
+        for name in own.keys() & more:
+            rule = "a name of the trainer's own; choose another name"
+            raise DataError(f"training_step reports {name!r}, {rule}")
         return own | more

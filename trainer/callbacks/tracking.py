@@ -36,16 +36,14 @@ class Tracking(Callback):
         installed = [str(name) for name in get_available_trackers()]
         for name in names:
             if name not in installed:
-                known = listed(installed, 12)
-                rule = f"no tracker of Accelerate whose package is installed; there are {known}"
-                raise origin.error(rule, name)
+                rule = "no tracker of Accelerate whose package is installed; there are "
+                raise origin.error(rule + listed(installed, 12), name)
         self.names = names
         self._undo: list[Callable[[], None]] = []  # of the calls if the job fails
         self._live: list[GeneralTracker] = []
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        has_values = info.metrics is not None or info.evaluation is not None
-        if not run.is_main or not has_values:
+        if not run.is_main or info.metrics is info.evaluation is None:
             return
 
         # The other ranks wait in the next step for as long as a client tries to reach the server.
@@ -84,8 +82,7 @@ class Tracking(Callback):
                 tracker.start()
                 tracker.store_init_configuration(configuration(run, name))
             except Exception as error:  # each client has other errors
-                rule = f"trackers: {name} does not start: {told(error)}"
-                raise TrainerError(rule) from error
+                raise TrainerError(f"trackers: {name} does not start: {told(error)}") from error
 
             self._live.append(tracker)
             run.accelerator.trackers.append(tracker)
@@ -106,17 +103,17 @@ def new_tracker(name: str, run: Run) -> GeneralTracker:
 
 def tracked_values(info: StepInfo) -> dict[str, float]:
     """Return the numbers of a step: the axes, ``train/...`` and ``eval/...``."""
-    axes = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
-    training = {f"train/{k}": v for k, v in (info.metrics or {}).items() if k not in axes}
-    return {**axes, **(info.evaluation or {}), **training}
+    found = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
+    training = {f"train/{k}": v for k, v in (info.metrics or {}).items() if k not in found}
+    return found | (info.evaluation or {}) | training
 
 
 def configuration(run: Run, tracker: str) -> dict[str, Any]:
     """Return the settings and plan.json for a tracker. Only W&B takes nested values."""
-    values = hidden({**fingerprint(vars(run.config)), **run.facts})
-    takes_all = tracker == "wandb"
+    values = hidden(fingerprint(vars(run.config)) | run.facts)
+    is_nested = tracker == "wandb"
     return {
-        key: value if takes_all or isinstance(value, str | float | int | None) else str(value)
+        key: value if is_nested or isinstance(value, str | float | int | None) else str(value)
         for key, value in values.items()
         if key not in _LEFT_OUT
     }

@@ -76,9 +76,9 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             training.say(f"wandb: offline ({reason}); upload later with: {command}")
             super().start()
 
-        if training.config.best_metric is not None:
-            summary = f"{training.config.best_mode},last"
-            self.run.define_metric(training.config.best_metric, summary=summary)
+        config = training.config
+        if config.best_metric is not None:
+            self.run.define_metric(config.best_metric, summary=f"{config.best_mode},last")
 
     def add_model(self) -> None:
         """Add the exported model if ``track_model`` asks for it."""
@@ -99,6 +99,6 @@ def run_id(directory: RunDirectory) -> str:
     """Return the run id on W&B: the id in the run's folder, else WANDB_RUN_ID, else a new id."""
     path = directory.path / FILE
     if not path.exists():
-        new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        directory.write_json(FILE, {"wandb": new})
+        name = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        directory.write_json(FILE, {"wandb": name})
     return str(read_json(path)["wandb"])

@@ -6,7 +6,6 @@ that JSON lacks ``{"$number": "inf"}``. ``contents.py`` has the way back, for a 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -25,18 +24,16 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, int | str | None):
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$number": str(float(value))}
+    if isinstance(value, str | int | float | None):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$number": str(float(value))}
 
-    if isinstance(value, list | tuple):
-        items = [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-
-    if isinstance(value, Mapping) and all(
-        isinstance(key, str) and not key.startswith("$") for key in value
-    ):
+    if isinstance(value, tuple):
+        return {"$tuple": encode([*value], tensors, path)}
+    if isinstance(value, list):
+        return [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) and key[:1] != "$" for key in value):
         return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
 
     if isinstance(value, Tensor) and value.dtype in CODES:
@@ -46,8 +43,3 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     raise CheckpointError(
         f"{path}: {value!r:.80} is neither JSON nor a tensor that safetensors holds"
     )
-
-
-def encode_plain(value: Any, path: str) -> Any:
-    """Return the JSON form of a value without tensors. Objects that JSON lacks become texts."""
-    return encode(json.loads(json.dumps(value, default=str)), {}, path)

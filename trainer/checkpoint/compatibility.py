@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,12 +13,9 @@ from ..config.plain import dotted
 from ..distributed.agreement import Agreement
 from ..strategies.digests import content_sum
 from ..strategies.tensors import DTYPES
-from ..text import hidden
 from .parts import Parts, written
 
-_SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 _GROUPS = "optimizer_groups"
-_MODULUS = 1 << 64
 _ODD = 0x9E3779B97F4A7C1
 
 
@@ -30,13 +26,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     )
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        pair: Any = old.get(key), new.get(key)
-        if pair[0] != pair[1]:
-            if all(isinstance(items, list) for items in pair):
-                pair = _without(*pair), _without(*pair[::-1])
-            lines.append(
-                ": ".join([key, " -> ".join(f"{json.dumps(value):.60}" for value in pair)])
-            )
+        was, is_now = old.get(key), new.get(key)
+        if was != is_now:
+            if isinstance(was, list) and isinstance(is_now, list):
+                was, is_now = _without(was, is_now), _without(is_now, was)
+            lines.append(f"{key}: {json.dumps(was):.60} -> {json.dumps(is_now):.60}")
     return lines
 
 
@@ -44,38 +38,12 @@ def _without(items: list[Any], others: list[Any]) -> list[Any]:
     return [item for item in items if item not in others]
 
 
-def changed_settings(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    rates_before: Sequence[float],
-    rates_now: Sequence[float],
-) -> list[str]:
-    """Return the differences between the settings of a checkpoint and those of this run.
-
-    The base learning rate of each group, which code may set, is compared as well. A change of the
-    config's rate or schedule is reported under that key alone.
-    """
-    if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
-        rates_before, rates_now = (), ()
-    old = _with_rates(hidden(before), rates_before)  # an earlier version hid fewer secrets
-    return differences(old, _with_rates(now, rates_now))
-
-
-def _with_rates(facts: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """Add the rate to each of the optimizer's groups."""
-    groups = [
-        {"names": sorted(group["names"]), "settings": {"lr": rate, **group["settings"]}}
-        for group, rate in zip_longest(facts[_GROUPS], rates)
-    ]
-    return {**facts, _GROUPS: groups}
-
-
 def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
     dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
-    own = 0
-    for shard, low, high in written(parts.frozen(stored=False)):
-        checksum = int(content_sum(shard.tensor[low:high], shard.start + low, dtype))
-        own += zlib.crc32(shard.name.encode()) * checksum * _ODD
-    sums = agreement.gather(own)
-    return f"{sum(sums) % _MODULUS:016x}"
+    own = sum(
+        zlib.crc32(shard.name.encode())
+        * int(content_sum(shard.tensor[low:high], shard.start + low, dtype))
+        for shard, low, high in written(parts.frozen(stored=False))
+    )
+    return f"{sum(agreement.gather(own)) * _ODD % (1 << 64):016x}"

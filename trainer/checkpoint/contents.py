@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
@@ -17,14 +15,14 @@ from typing_extensions import NotRequired, TypedDict
 
 from ..errors import CheckpointError
 from .disk import path_inside, read_json
-from .exported import ModelFile
+from .exported import MODEL_FILE, ModelFile
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import CODES, Entry, dtype_name
 from .store import STATE
 
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
-_RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 _DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
+_Dtype = Annotated[str, Field(pattern=f"^({'|'.join(_DTYPES)})$")]
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -68,7 +66,7 @@ class _Mathematics(TypedDict):
 
 
 class _Export(TypedDict):
-    file: str
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
     names: dict[str, str]
 
 
@@ -85,7 +83,7 @@ class _State(TypedDict):
     skipped_steps: _Count
     skipped_in_a_row: _Count
     scaler: dict[str, float]
-    model: list[tuple[str, list[_Count], str]]
+    model: list[tuple[str, list[_Count], _Dtype]]
     group_settings: list[dict[str, Any]]
     task: Any
     callbacks: dict[str, Any]
@@ -101,17 +99,19 @@ MANIFEST_FORM = TypeAdapter(_Manifest)
 STATE_FORM = TypeAdapter(_State)
 
 
-def check_form(text: bytes, form: TypeAdapter[Any], file: str) -> None:
-    """Raise ``CheckpointError`` with file and key if the text of a JSON file has another form."""
+def check_form(file: Path, form: TypeAdapter[Any]) -> None:
+    """Raise ``CheckpointError`` with file and key if a JSON file has another form."""
     try:
-        form.validate_json(text, strict=True)  # no text is a number
+        form.validate_json(file.read_bytes(), strict=True)  # no text is a number
     except ValidationError as error:
         found = error.errors()[0]
         key = ".".join(map(str, found["loc"]))
-        raise CheckpointError(f"{file}: {key}: '{found['input']!s:.60}': {found['msg']}") from None
+        raise CheckpointError(
+            f"{file.name}: {key}: '{found['input']!s:.60}': {found['msg']}"
+        ) from None
 
 
-def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
+def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     """Return a value that ``codec.encode`` encoded. ``tensor_of`` reads a tensor by name."""
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]
@@ -123,14 +123,12 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     if "$tuple" in value:
         return tuple(decode(value["$tuple"], tensor_of))
     if "$tensor" in value:
-        assert tensor_of is not None, "a value without tensors"
         name, shape = value["$tensor"]
         return tensor_of(name).reshape(shape)
     return {key: decode(item, tensor_of) for key, item in value.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contents:
+class Contents(NamedTuple):
     """A checkpoint, opened.
 
     Args:
@@ -144,19 +142,22 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str]) -> Contents:
-        """Open a checkpoint that consists of the files ``names``. Reads only headers of tensors."""
+        """Open a checkpoint that consists of the files ``names``. Reads only headers of tensors.
+
+        Raises:
+            CheckpointError: a value has another form, or the files lack an element of the model.
+        """
         file = path_inside(folder, STATE)
         state = read_json(file)
-        check_form(file.read_bytes(), STATE_FORM, STATE)
-
-        model = {}
-        for name, shape, dtype in state["model"]:
-            if dtype not in _DTYPES:
-                raise CheckpointError(f"{STATE}: {name} has the unknown dtype {dtype!r}")
-            model[name] = Entry(_DTYPES[dtype], tuple(shape))
-
-        paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
-        return cls(state=state, model=model, ranges=of_rank_files(paths))
+        check_form(file, STATE_FORM)
+        model = {name: Entry(_DTYPES[dtype], tuple(shape)) for name, shape, dtype in state["model"]}
+        paths = [path_inside(folder, name) for name in names if name.startswith("rank-")]
+        contents = cls(state=state, model=model, ranges=of_rank_files(paths))
+        for name, entry in model.items():
+            contents.ranges.check_whole(contents.kind(name) or WEIGHTS[0], name, entry.numel)
+            if contents.ranges.holds("average", name):
+                contents.ranges.check_whole("average", name, entry.numel)
+        return contents
 
     def kind(self, name: str) -> str | None:
         """Return the kind as which a tensor is stored. None for a tensor without elements."""
@@ -165,14 +166,5 @@ class Contents:
     @property
     def model_file(self) -> ModelFile:
         """Return the form of the exported file: of the saved part, or of the whole model."""
-        export = self.state.get("export")
-        if export is None:
-            return ModelFile()
-        return ModelFile(file=export["file"], names=export["names"])
-
-    def check_model(self) -> None:
-        """Raise ``CheckpointError`` if the files lack an element of a tensor of the model."""
-        for name, entry in self.model.items():
-            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, entry.numel)
-            if self.ranges.holds("average", name):
-                self.ranges.check_whole("average", name, entry.numel)
+        export = self.state.get("export", {})
+        return ModelFile(file=export.get("file", MODEL_FILE), names=export.get("names"))

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
@@ -29,11 +28,23 @@ def inspect(path: Path) -> CheckpointInfo:
     """Read the manifest of a checkpoint, and check the sizes of its files."""
     info = CheckpointInfo(path=path, step=step_of(path))
     with _noting(info):
-        manifest = _read_manifest(path)
+        file = path_inside(path, MANIFEST)
+        manifest = read_json(file)
+        if not isinstance(manifest, dict) or sealed(manifest).encode() != file.read_bytes():
+            raise CheckpointError(f"{MANIFEST} was changed after it was written")
+        version = manifest.get("version")
+        if version != VERSION:
+            raise Unreadable(
+                f"has version {version!s:.20} of the format; this program reads {VERSION}"
+            )
+        check_form(file, MANIFEST_FORM)
         if info.step not in (-1, manifest["step"]):
             raise CheckpointError(f"{MANIFEST} is that of step {manifest['step']}")
         info.step, info.manifest = manifest["step"], manifest
-        _check_sizes(info)
+        for name, fact in info.files.items():
+            size = path_inside(path, name).lstat().st_size
+            if size != fact["bytes"]:
+                raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
     return info
 
 
@@ -52,33 +63,11 @@ def _noting(info: CheckpointInfo) -> Iterator[None]:
         info.broken = not isinstance(error, Unreadable)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path_inside(path, MANIFEST)
-    manifest: dict[str, Any] = read_json(file)
-    text = file.read_bytes()
-    if not isinstance(manifest, dict) or sealed(manifest).encode() != text:
-        raise CheckpointError(f"{MANIFEST} was changed after it was written")
-    version = manifest.get("version")
-    if version != VERSION:
-        raise Unreadable(f"has version {version!s:.20} of the format; this program reads {VERSION}")
-    check_form(text, MANIFEST_FORM, MANIFEST)
-    return manifest
-
-
-def _check_sizes(info: CheckpointInfo) -> None:
-    """Check that each file of the manifest is there, with the size in the manifest."""
-    for name, fact in info.files.items():
-        size = path_inside(info.path, name).lstat().st_size
-        if size != fact["bytes"]:
-            raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
-
-
 def opened(info: CheckpointInfo) -> Contents:
     """Open a checkpoint that was verified. Raise ``CheckpointError`` if it has a problem."""
-    if not info.problem:
-        with _noting(info):
-            return Contents.of(info.path, info.files)
-    raise CheckpointError(f"{info.path}: {info.problem}")
+    if info.problem:
+        raise CheckpointError(f"{info.path}: {info.problem}")
+    return Contents.of(info.path, info.files)
 
 
 def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInfo:
@@ -86,15 +75,13 @@ def verify(info: CheckpointInfo, part: int = 0, parts: int = 1) -> CheckpointInf
     if info.problem:
         return info
     with _noting(info):
-        _check_sizes(info)  # each rank looks for all files, and reads some
         for name in sorted(info.files)[part::parts]:
             if hash_file(info.path / name) != info.files[name]["xxh3"]:
                 raise CheckpointError(f"{name} was changed after it was written")
 
-        contents = Contents.of(info.path, info.files)
-        if contents.state["step"] != info.step:
-            raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
-        contents.check_model()
+        step = Contents.of(info.path, info.files).state["step"]
+        if step != info.step:
+            raise CheckpointError(f"{STATE} is that of step {step}")
     return info
 
 
@@ -103,16 +90,14 @@ def verify_together(path: Path, agreement: Agreement) -> CheckpointInfo:
     info: CheckpointInfo = agreement.of_main(inspect(path))
     found = verify(replace(info), agreement.rank, agreement.world_size)
     problems = agreement.gather(found.problem)
-    if agreement.rank == 0 and any(problems):
+    if agreement.rank == 0 and any(problems) and not verify(info).problem:
         # A network file system may show a rank an old listing, and a node may have another disk
         # under this name: only files that the main process cannot read either are damaged.
-        verify(info)
-        if not info.problem:
-            problem = next(filter(None, problems))
-            info.problem = (
-                f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
-                "the main process"
-            )
+        problem = next(filter(None, problems))
+        info.problem = (
+            f"cannot be read on rank {problems.index(problem)}: {problem} there, and whole for "
+            "the main process"
+        )
     return agreement.of_main(info)  # type: ignore[no-any-return]
 
 
@@ -180,9 +165,8 @@ def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Sta
         damaged.append(info)
 
     if damaged:
-        damages = "; ".join(f"{info.path.name}: {info.problem}" for info in damaged)
         raise CheckpointError(
-            f"{folder}: all checkpoints are damaged ({damages}); to start anew give another "
-            "output_dir, or --overwrite without resume, which deletes this one"
+            f"{damaged[0].path}: {damaged[0].problem}; no checkpoint there is whole; to start anew "
+            "give another output_dir, or --overwrite without resume, which deletes this one"
         )
     return Start(continues=True)

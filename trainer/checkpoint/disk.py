@@ -48,10 +48,9 @@ def write_file(
                 digest.update(chunk)
                 file.write(chunk)
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        written = file.tell()
         file.flush()
         os.fsync(file.fileno())
-    return FileFact(name or path.name, written, digest.hexdigest())
+        return FileFact(name or path.name, file.tell(), digest.hexdigest())
 
 
 def hash_file(path: Path) -> str:
@@ -126,10 +125,9 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
     seen = agreement.gather(folder.is_dir() and name in os.listdir(folder))
     agreement.run_on_main(probe.unlink)
 
-    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-    if blind:
+    if not all(seen):
         raise LaunchError(
-            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there; "
+            f"{folder}: rank {seen.index(False)} does not see what the main process writes there; "
             "give an output_dir on a file system that all nodes share, or keep_last: 0"
         )
 
@@ -146,10 +144,9 @@ def path_inside(folder: Path, name: str) -> Path:
             holds control characters.
     """
     path = folder / name
-    plain = name.isprintable() and "\\" not in name
-    if plain and os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}":
-        if stat.S_ISREG(path.lstat().st_mode):
-            return path
+    is_inside = os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}"
+    if is_inside and name.isprintable() and "\\" not in name and stat.S_ISREG(path.lstat().st_mode):
+        return path
     raise CheckpointError(f"{name!r} is no plain file inside the folder")
 
 
@@ -168,7 +165,9 @@ def trusting_no_value(source: object) -> Iterator[None]:
     """Turn the error of a block that meets a forged value into a ``CheckpointError``."""
     try:
         yield
-    except TrainerError:
+    except (TrainerError, OSError):
         raise
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        raise CheckpointError(f"{source}: holds a value that no run writes: {e!r:.200}") from e
+    except Exception as error:  # whatever the value leads to
+        raise CheckpointError(
+            f"{source}: holds a value that no run writes: {error!r:.200}"
+        ) from error

@@ -10,11 +10,9 @@ import copy
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +23,7 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..private.transformers import loader_of
 from ..strategies import Strategy
-from ..strategies.tensors import canonical_names, canonical_state, unwrapped
+from ..strategies.tensors import canonical_names, canonical_state
 from ..task import Pretrained, SavedPart, Task, within
 from .disk import delete, part_of, publish, write_file
 from .safetensors_io import CODES, dtype_name, header, raw, read_header
@@ -33,8 +31,7 @@ from .safetensors_io import CODES, dtype_name, header, raw, read_header
 MODEL_FILE = "model.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFile:
+class ModelFile(NamedTuple):
     """The form of an exported model: which tensors the file holds, under which names.
 
     Args:
@@ -48,7 +45,7 @@ class ModelFile:
 
     file: str = MODEL_FILE
     names: Mapping[str, str] | None = None
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    dtypes: Mapping[str, torch.dtype] = {}
     save_config: Callable[[Path], None] | None = None
     load: Callable[[Path], Any] | None = None
 
@@ -57,16 +54,16 @@ class ModelFile:
         cls,
         task: Task,
         model: nn.Module,
-        dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+        dtypes: Mapping[str, torch.dtype],
     ) -> ModelFile:
         """Return the file of the product of a task: of a part of ``model``, or of the whole."""
         product = model.get_submodule(task.exported)
         part = task.saved_part(product)
         if part is None:
-            if not task.exported:
-                return cls(dtypes=dtypes, load=loader_of(model))
             every = {name: name for name, _ in canonical_state(product)}
             part = SavedPart(file=MODEL_FILE, names=every, load=loader_of(product))
+            if not task.exported:
+                return cls(dtypes=dtypes, load=part.load)
         names = {within(task.exported, name): in_file for name, in_file in part.names.items()}
         return cls(**{**vars(part), "names": names}, dtypes=dtypes)
 
@@ -88,7 +85,7 @@ def export_model(
     agreement: Agreement,
     form: ModelFile,
     directory: Path,
-    save_beside: Callable[[Path], None] = lambda folder: None,
+    save_beside: Callable[[Path], None],
 ) -> None:
     """Write the model to ``directory``, which replaces a folder of this name.
 
@@ -157,10 +154,11 @@ def write_model(
 def changed_buffer(strategy: Strategy) -> str:
     """Return a message about a buffer whose shape has changed. Empty without such a buffer."""
     for name, shape, _, handle in strategy.named_tensors():
-        if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
+        now = tuple(handle.shape)
+        if now != shape and not isinstance(handle, nn.Parameter):
             return (
-                f"buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now; "
-                "build the buffer in full shape, or register with persistent=False"
+                f"buffer {name} was built with shape {shape} and has {now} now; build the buffer "
+                "in full shape, or register with persistent=False"
             )
     return ""
 
@@ -201,17 +199,15 @@ def export_dtypes(
         _, entries = of_pretrained(sources)
     except CheckpointError:  # a run that resumes does not need these files
         return {}
-    halves = (torch.bfloat16, torch.float16)
     return {
         name: entry.dtype
         for name, entry in entries.items()
-        if name in own and entry.dtype in halves
+        if name in own and entry.dtype in (torch.bfloat16, torch.float16)
     }
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
     """Write the configuration of a transformers model, for a file of ``dtype`` if that is given."""
-    model = unwrapped(model)
     # A wrapper with the configuration of the wrapped model has other names for the tensors.
     if not hasattr(type(model), "config_class"):
         return
@@ -219,11 +215,9 @@ def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = N
     if dtype is not None:
         config = copy.deepcopy(config)
         set_config_dtype(config, dtype)
-    config.save_pretrained(directory)
-
-    generation_config: Any = getattr(model, "generation_config", None)
-    if generation_config is not None:
-        generation_config.save_pretrained(directory)
+    for part in (config, getattr(model, "generation_config", None)):
+        if part is not None:
+            part.save_pretrained(directory)
 
 
 def set_config_dtype(config: Any, dtype: torch.dtype) -> None:

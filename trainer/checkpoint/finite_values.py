@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from ..errors import CheckpointError
 from .parts import Parts
 from .safetensors_io import Key
-
-
-def look_at(parts: Parts, gather: Callable[[Any], list[Any]]) -> tuple[str, int]:
-    """Return the name of a value that is not finite on some rank, if any, and bytes. Collective.
-
-    The bytes are those of a checkpoint, but for buffers and small files.
-    """
-    mine = ("", 0)
-    with contextlib.suppress(CheckpointError):  # the save will raise this error, on all ranks
-        mine = not_finite(parts), sum(tensor.nbytes for _, tensor in parts.pieces())
-    names, sizes = zip(*gather(mine), strict=True)
-    return next(filter(None, names), ""), sum(sizes)
 
 
 @torch.no_grad()

@@ -8,9 +8,8 @@ State of other shapes (factored second moments) cannot be cut: such an optimizer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..config.plain import plain
-from ..data.digest import traces
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..strategies import Shard
-from ..strategies.first_step import DEPTH, refuse_counters, stepped_copy
+from ..strategies.first_step import refuse_counters, stepped_copy
 from ..strategies.tensors import first_names
 from .safetensors_io import CODES
 
@@ -30,8 +28,7 @@ PREFIX = "optimizer."
 _WAY_ROUND = "take another optimizer, or keep_last: 0 to train without checkpoints"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerForm:
+class OptimizerForm(NamedTuple):
     """The state that an optimizer keeps, found out before an engine wraps the optimizer.
 
     Args:
@@ -67,80 +64,79 @@ class OptimizerForm:
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
         together: set[frozenset[str]] = set()
-        stepped, before = _after_step(optimizer, kind, device, saved=saved)
-        if saved:
-            refuse_counters(stepped, before)
-        for parameter, state in stepped.state.items():
+        for parameter, state in _after_step(optimizer, kind, device, saved=saved).items():
             kept = {key: value for key, value in state.items() if value is not None}
             together.add(frozenset(kept))
             for key, value in kept.items():
-                is_tensor = isinstance(value, Tensor)
-                holds = is_tensor and value.dtype in CODES
-                if holds and value.shape == parameter.shape:
+                shape = tuple(value.shape) if getattr(value, "dtype", None) in CODES else None
+                if shape == parameter.shape:
                     # If parameters differ in this, the dtype that holds the values of both.
                     ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
-                elif (holds and value.dim() == 0) or isinstance(value, int | float):
-                    values[key] = is_tensor
+                elif shape == () or isinstance(value, int | float):
+                    values[key] = shape == ()
                 elif saved:
-                    found = getattr(value, "shape", type(value).__name__)
                     raise CheckpointError(
-                        f"{kind} keeps {key!r} ({found}) for a parameter of shape "
-                        f"{tuple(parameter.shape)}, which cannot be saved by ranges of the "
-                        f"parameter; {_WAY_ROUND}"
+                        f"{kind} keeps {key!r} ({shape or type(value).__name__}) for a parameter "
+                        f"of shape {tuple(parameter.shape)}, which cannot be saved by ranges of "
+                        f"the parameter; {_WAY_ROUND}"
                     )
 
-        groups = groups_of(model, optimizer)
-        return cls(kind=kind, ranges=ranges, values=values, together=together, groups=groups)
+        return cls(kind, ranges, values, together, groups_of(model, optimizer))
 
 
 def _after_step(
     optimizer: Optimizer, kind: str, device: torch.device, *, saved: bool
-) -> tuple[Optimizer, dict[str, Any]]:
-    """Return what ``stepped_copy`` does, or the optimizer if a step fails and nothing is saved."""
+) -> Mapping[Tensor, Mapping[str, Any]]:
+    """Return the state of a fresh optimizer after a step of a copy, if it can step or is saved."""
     if optimizer.state:  # some optimizers begin with a state (Adagrad of torch 2.11)
-        return optimizer, traces(optimizer, DEPTH)
+        return optimizer.state
     try:
-        return stepped_copy(optimizer, device)
+        stepped, before = stepped_copy(optimizer, device)
     except Exception as error:  # an optimizer's step may want anything
         if not saved:
-            return optimizer, {}
+            return {}
         way_round = "take another optimizer" if "closure" in str(error) else _WAY_ROUND
         raise CheckpointError(
             f"{kind}: a step on small parameters fails ({type(error).__name__}: {error}), so its "
             f"state is not known; {way_round}"
         ) from error
+    if saved:
+        refuse_counters(stepped, before)
+    return stepped.state  # type: ignore[no-any-return]
 
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return ``names`` of the parameters and ``settings`` of each group of an optimizer."""
     names = first_names(model)
-    groups = []
-    for group in optimizer.param_groups:
-        own = [names[id(p)] for p in group["params"] if id(p) in names]
-        groups.append({"names": own, "settings": settings(group)})
-    return groups
+    return [
+        {
+            "names": [names[id(p)] for p in group["params"] if id(p) in names],
+            "settings": settings(group),
+        }
+        for group in optimizer.param_groups
+    ]
 
 
-def state_of(
-    optimizer: Optimizer, shard: Shard, form: OptimizerForm
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(kind, tensor)`` of the state of a shard.
+def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> dict[str, Tensor]:
+    """Return the state of a shard by kind.
 
     A tensor is a live 1-D range of the shard's own elements, or a scalar for the whole parameter.
     """
     state_key = shard.state_key
-    assert state_key is not None
+    if state_key is None:
+        return {}
     own = slice(shard.state_offset, shard.state_offset + shard.tensor.numel())
+    found = {}
     for key, value in optimizer.state.get(state_key, {}).items():
-        has_shape = isinstance(value, Tensor) and value.shape == state_key.shape
-        if key in form.ranges and has_shape:
-            yield PREFIX + key, value.detach().reshape(-1)[own]
+        if key in form.ranges and getattr(value, "shape", None) == state_key.shape:
+            found[PREFIX + key] = value.detach().reshape(-1)[own]
         elif key in form.values:
-            yield PREFIX + key, torch.as_tensor(value).detach()
+            found[PREFIX + key] = torch.as_tensor(value).detach()
         elif value is not None:
             raise CheckpointError(
                 f"the optimizer keeps {key!r} for {shard.name}, and did not at the start"
             )
+    return found
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:

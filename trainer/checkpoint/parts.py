@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -37,8 +35,7 @@ class StatefulCallback(Protocol):
     def pinned_steps(self) -> Collection[int]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(NamedTuple):
     """A view of the live parts of a training, which a checkpoint is saved from and loaded into.
 
     Args:
@@ -47,7 +44,7 @@ class Parts:
         average: the moving average of the weights, if a decay is set.
         schedule: of the learning rate, stepped by ``Run.advance``.
         sampled: the content of some samples of the training set.
-        settings: all settings by key, of which the fingerprint takes those that decide the numbers.
+        mathematics: the settings that decide the numbers of the run, in a form that files hold.
         facts: the content of plan.json, for the model card.
     """
 
@@ -64,7 +61,7 @@ class Parts:
     model_file: ModelFile
     config: TrainConfig
     plan: Plan
-    settings: dict[str, Any]
+    mathematics: dict[str, Any]
     facts: Mapping[str, Any]
 
     @property
@@ -92,12 +89,12 @@ class Parts:
 
     def named_callbacks(self) -> dict[str, StatefulCallback]:
         """Return the callbacks by class name, with ``#2`` for the second of a class, and so on."""
-        counts = Counter[str]()
-        named: dict[str, StatefulCallback] = {}
+        names: list[str] = []
+        named = {}
         for callback in self.callbacks:
-            name = type(callback).__name__
-            counts[name] += 1
-            named[f"{name}#{counts[name]}".removesuffix("#1")] = callback
+            names.append(type(callback).__name__)
+            number = names.count(names[-1])
+            named[f"{names[-1]}#{number}".removesuffix("#1")] = callback
         return named
 
     def save_beside(self, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -108,11 +105,9 @@ class Parts:
         else:
             self.model_file.save_config(folder)
         self.task.save_extras(folder)
-        card = self.task.model_card(self.run)
-        if card:
-            (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
-        for name, text in more.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for name, text in {"README.md": self.task.model_card(self.run), **more}.items():
+            if text:
+                (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of this rank's elements of the parameters, of their state and averages.
@@ -127,16 +122,14 @@ class Parts:
         averages = {shard.name: average for shard, average in self.average.pairs}
         shards = (*self.strategy.shards(), *self.frozen(stored=True))
         for shard, low, high in written(shards):
-            tensors = [("frozen", shard.tensor)]
-            if shard.state_key is not None:
-                tensors = [
-                    ("parameter", shard.tensor),
-                    *state_of(self.strategy.optimizer, shard, self.optimizer_form),
-                ]
+            tensors = {
+                "frozen" if shard.state_key is None else "parameter": shard.tensor,
+                **state_of(self.strategy.optimizer, shard, self.optimizer_form),
+            }
             if shard.name in averages:
-                tensors.append(("average", averages[shard.name]))
+                tensors["average"] = averages[shard.name]
 
-            for kind, tensor in tensors:
+            for kind, tensor in tensors.items():
                 # A scalar is of the whole parameter: who has the first element writes the value.
                 if tensor.dim():
                     yield Key(kind, shard.name, shard.start + low), tensor[low:high]

@@ -49,8 +49,9 @@ class Ranges:
             end = 0
             for piece in same:
                 if piece.start != end:
-                    problem = "stored twice" if piece.start < end else "in no file"
-                    raise CheckpointError(f"{piece.path}: {kind} {name}: elements are {problem}")
+                    raise CheckpointError(
+                        f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
+                    )
                 end = piece.end
 
     def names(self, kind: str) -> list[str]:
@@ -81,17 +82,16 @@ class Ranges:
         if end > self.numel(kind, name):
             raise CheckpointError(f"{kind} {name}: elements up to {end} are in no file")
         for piece in self._pieces.get((kind, name), ()):
-            dtype = piece.entry.dtype
-            at_a_time = CHUNK // dtype.itemsize
-            high = min(piece.end, end)
-            for first in range(max(piece.start, start), high, at_a_time):
-                last = min(high, first + at_a_time)
-                size = (last - first) * dtype.itemsize
+            first, last = max(piece.start, start), min(piece.end, end)
+            if first < last:
+                dtype = piece.entry.dtype
                 place = piece.entry.begin + (first - piece.start) * dtype.itemsize
-                stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
-                # Sent first: torch would cast on the host, and send more bytes to the device.
-                sent = torch.from_numpy(stored).view(dtype).to(out.device)
-                out[first - start : last - start].copy_(sent)
+                for part in torch.split(out[first - start : last - start], CHUNK // dtype.itemsize):
+                    size = part.numel() * dtype.itemsize
+                    stored = np.fromfile(piece.path, np.uint8, count=size, offset=place)
+                    # Sent first: torch would cast on the host, and send more bytes to the device.
+                    part.copy_(torch.from_numpy(stored).view(dtype).to(out.device))
+                    place += size
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read a whole tensor, flat, to the CPU."""
@@ -115,8 +115,7 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
             key = _KEY.fullmatch(text)
             if key is None:
                 raise CheckpointError(f"{path}: {text!r} is no range called kind/name/start")
-            kind, name, start = key.groups()
-            pieces.append((kind, name, Piece(int(start), path, entry)))
+            pieces.append((key[1], key[2], Piece(int(key[3]), path, entry)))
     return Ranges(pieces)
 
 

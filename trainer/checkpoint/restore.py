@@ -6,7 +6,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, Origin
+from ..position import COUNTERS
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import listed
-from .compatibility import changed_settings
+from .codec import encode
+from .compatibility import differences
 from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
 from .disk import trusting_no_value
@@ -30,7 +32,6 @@ from .parts import Parts
 from .ranges import Ranges, of_pretrained
 from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
 from .safetensors_io import Entry
-from .snapshot import fingerprint
 from .store import MANIFEST, CheckpointInfo
 
 Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
@@ -38,11 +39,11 @@ Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in th
 
 def load(
     parts: Parts, info: CheckpointInfo, *, allow_change: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Mapping[str, Any], list[str]]:
     """Set a training to the state that a verified checkpoint holds. Collective: call on every rank.
 
     Returns:
-        The checkpoint's step and counters, and notices.
+        The values of state.json, and notices.
 
     Raises:
         ConfigError: the configuration changes the numbers, and ``allow_change`` is not set.
@@ -50,55 +51,57 @@ def load(
             no run writes.
     """
     contents = opened(info)
-    state, ranges = contents.state, contents.ranges
     with trusting_no_value(info.path):
-        notices = _load_parts(parts, info, contents, allow_change=allow_change)
-        of_task, of_callbacks, position = (
-            decode(state[key], partial(ranges.whole, "user"))
-            for key in ("task", "callbacks", "data")
-        )
-        counters = {name: decode(state[name]) for name in parts.counters if name in state}
-        samples = parts.data.restore(position)
+        state = decode(contents.state, partial(contents.ranges.whole, "user"))
+        notices = _load_parts(parts, info.path, contents, state, allow_change=allow_change)
+        vars(parts.position).update({name: state[name] for name in ("step", *COUNTERS)})
+        parts.position.samples = parts.data.restore(state["data"])
 
-    parts.task.load_state_dict(of_task)
+    parts.task.load_state_dict(state["task"])
     for name, callback in parts.named_callbacks().items():
-        if name in of_callbacks:
-            callback.load_state_dict(of_callbacks[name])
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
     with trusting_no_value(info.path):
-        notices += _restore_rng(parts, ranges, state["step"])
-    return {**counters, "step": state["step"], "samples": samples}, notices
+        notices += _restore_rng(parts, contents.ranges)
+    return state, notices
 
 
 def _load_parts(
-    parts: Parts, info: CheckpointInfo, contents: Contents, *, allow_change: bool
+    parts: Parts, path: Path, contents: Contents, state: Mapping[str, Any], *, allow_change: bool
 ) -> list[str]:
     """Load tensors, optimizer and schedule, if the settings allow that. Return notices."""
-    state, ranges = contents.state, contents.ranges
-    before, now = state["mathematics"], fingerprint(parts)
+    ranges = contents.ranges
+    shapes = {}
+    trained = []
+    for name, shape, _, handle in parts.strategy.named_tensors():
+        if not parts.leaves_out(name, handle):
+            shapes[name] = shape
+            if handle.requires_grad and 0 not in shape:
+                trained.append(name)
+    stored = {name: entry.shape for name, entry in contents.model.items()}
+    # Also under the same names: the state of a shared parameter stands under its first name.
+    odd = [f"{name} {shape}" for name, shape in sorted(stored.items() ^ shapes.items())]
+    if odd:
+        raise CheckpointError(
+            f"{path}: does not hold this model: only one of the two has {listed(odd)}"
+        )
 
-    tensors = list(parts.strategy.named_tensors())
-    base = [name for name, *_, handle in tensors if parts.leaves_out(name, handle)]
-    trained = [
-        name for name, shape, _, handle in tensors if handle.requires_grad and 0 not in shape
-    ]
-    entries = contents.model
-    places, _ = _find(parts, ranges, WEIGHTS, entries, info.path, without=base, strict=True)
-
-    changes = changed_settings(
-        {**before, "trained": sorted(ranges.names("parameter"))},
-        {**now, "trained": sorted(trained)},
-        state["schedule"]["own"].get("base_lrs", ()),
-        schedule_state(parts.schedule)["own"].get("base_lrs", ()),
+    before = contents.state["mathematics"]
+    now = encode(parts.mathematics, {}, "mathematics")
+    changes = differences(
+        _compared(before, ranges.names("parameter"), state["schedule"]),
+        _compared(now, trained, schedule_state(parts.schedule)),
     )
     changes += parts.sampled.changes(state["content"])
     if changes and not allow_change:
         raise Origin("resume", key="allow_config_change").error(
-            f"the checkpoint {info.path} belongs to a run with other numbers; restore these "
+            f"the checkpoint {path} belongs to a run with other numbers; restore these "
             "values, or set allow_config_change: true to continue with the new ones: "
             f"{'; '.join(changes)}"
         )
     notices = [f"changed since the checkpoint: {line}" for line in changes]
 
+    places = {name: (kind, name) for name in shapes if (kind := contents.kind(name))}
     same_optimizer = before["optimizer"] == now["optimizer"]
     notices += _load_tensors(parts, ranges, places, with_optimizer=same_optimizer)
     if not same_optimizer:
@@ -112,6 +115,21 @@ def _load_parts(
     parts.strategy.load_scaler_state(state["scaler"])
     assert state["schedule"]["steps"] <= state["step"], "a schedule moves at most once in a step"
     return notices + restore_schedule(parts.schedule, state["schedule"])
+
+
+def _compared(
+    mathematics: Mapping[str, Any], trained: Iterable[str], schedule: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return settings with those that code decides. The order of parameters makes no difference."""
+    groups = [
+        {**group, "names": sorted(group["names"])} for group in mathematics["optimizer_groups"]
+    ]
+    return {
+        **mathematics,
+        "optimizer_groups": groups,
+        "trained": sorted(trained),
+        "base_lrs": schedule["own"]["base_lrs"],
+    }
 
 
 def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
@@ -150,35 +168,13 @@ def _load_found(
     only: Collection[str] = (),
     without: Collection[str] = (),
 ) -> list[str]:
-    """Read the tensors of the model that files hold. Arguments as of ``_find``. Return notices."""
-    places, unused = _find(
-        parts, ranges, ("average", *WEIGHTS), entries, source, only=only, without=without
-    )
-    _load_tensors(parts, ranges, places)
+    """Read the tensors of the model that files hold, also under other names of a shared tensor.
 
-    notices = [f"starts with the weights of {source}: {len(places)} tensors"]
-    if unused:
-        notices.append(f"{source} holds tensors that are not in the model: {listed(unused)}")
-    return notices
-
-
-def _find(
-    parts: Parts,
-    ranges: Ranges,
-    kinds: tuple[str, ...],
-    entries: Mapping[str, Entry],
-    source: object,
-    *,
-    only: Collection[str] = (),
-    without: Collection[str] = (),
-    strict: bool = False,
-) -> tuple[Places, list[str]]:
-    """Return the place of each tensor, and the names of stored tensors that the model lacks.
+    Return notices.
 
     Args:
-        kinds: under which a tensor may be stored. The first is preferred.
-        strict: refuse stored tensors that the model lacks, and a shared tensor under another name
-            than the first, under which the optimizer's state is stored.
+        only: the names that must be there. By default all.
+        without: the names that are not looked for.
     """
     in_model = dict(canonical_state(parts.strategy.model))
     names_of: dict[int, list[str]] = {}
@@ -188,29 +184,29 @@ def _find(
     places: Places = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
-        if name in without:
-            continue
         names = names_of[id(handle)]
         stored = [
             (kind, other)
-            for kind in kinds
-            for other in ([name] if strict else names)
-            if other in entries and ranges.holds(kind, other)
+            for kind in ("average", *WEIGHTS)
+            for other in names
+            if name not in without and other in entries and ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
             found = entries[stored[0][1]].shape
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
-        elif 0 not in shape and (not only or not {*only}.isdisjoint(names)):
+        elif 0 not in shape and name not in without and not {*(only or names)}.isdisjoint(names):
             wrong.append(f"{name} is missing")  # a tensor without elements is not stored
-
-    unused = [name for name in entries if name not in in_model]
-    if strict:
-        wrong += [f"{name} is not in the model" for name in unused]
     if wrong:
         raise CheckpointError(f"{source}: does not hold this model: {listed(wrong)}")
-    return places, unused
+    _load_tensors(parts, ranges, places)
+
+    notices = [f"starts with the weights of {source}: {len(places)} tensors"]
+    unused = [name for name in entries if name not in in_model]
+    if unused:
+        notices.append(f"{source} holds tensors that are not in the model: {listed(unused)}")
+    return notices
 
 
 def _load_tensors(
@@ -248,7 +244,7 @@ def _load_tensors(
     return notices
 
 
-def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
+def _restore_rng(parts: Parts, ranges: Ranges) -> list[str]:
     """Set the random number generators of this rank. Return notices."""
     if parts.strategy.sums_exactly:  # random numbers belong to micro-batches
         return []
@@ -266,7 +262,7 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
 
     # Another number of ranks cannot take over the generators. The new generators must not repeat
     # the numbers that were drawn before.
-    set_seed(seed_of(parts.config.seed, step, parts.rank))
+    set_seed(seed_of(parts.config.seed, parts.step, parts.rank))
     return [
         f"{before} processes before, {parts.world_size} now: random numbers of the model "
         "(dropout) are drawn from new streams; the order of the data stays as it was"

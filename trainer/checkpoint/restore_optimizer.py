@@ -15,7 +15,6 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..private.torch import mark_stepped
 from ..strategies import Shard, Strategy
-from .contents import decode
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
@@ -23,9 +22,9 @@ _NUMBER = re.compile(r"-?([0-9][0-9.e+-]*|Infinity)")  # of JSON
 
 
 def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set the numbers that a parameter group and the encoded settings of a checkpoint share."""
+    """Set the numbers that a parameter group and the settings of a checkpoint share."""
     for key in settings(group).keys() & saved.keys():
-        new = decode(saved[key])
+        new = saved[key]
         before, after = (_NUMBER.sub("0", json.dumps(value)) for value in (group[key], new))
         if before not in ("null", after):
             raise CheckpointError(
@@ -44,8 +43,34 @@ def restore_optimizer(
     shard first.
     """
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
+    first = strategy.optimizer.param_groups[0]
+    on_device = first.get("fused") or first.get("capturable")
     states: dict[Tensor, dict[str, Any]] = {}
-    notices: list[str] = []
+    notices: dict[str, None] = {}
+
+    def fresh(state_key: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """Return the state of some parameters: zeros, and the values (Adam's step)."""
+        stored = {key for name in names for key in _stored(form, ranges, name)}
+        # In the order of the form: that of a set differs between processes, and so would files.
+        state: dict[str, Any] = {
+            key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
+            for key, dtype in form.ranges.items()
+            if key in stored
+        }
+        for key, is_tensor in form.values.items():
+            kind = PREFIX + key
+            found = [ranges.value(kind, name) for name in names if ranges.holds(kind, name)]
+            if found:
+                value = max(found)
+                placed = value.to(state_key.device) if on_device else value
+                state[key] = placed if is_tensor else value.item()
+                if found != [value] * len(names):
+                    notices[
+                        f"the optimizer keeps one {key} for {len(names)} parameters here: "
+                        f"{value:g} counts for all, the largest of theirs"
+                    ] = None
+        return state
+
     for shard in strategy.shards():
         read(shard)
         state_key = shard.state_key
@@ -54,22 +79,17 @@ def restore_optimizer(
             # A flat group keeps one value for all parameters, also for those on other ranks.
             is_alone = isinstance(state_key, nn.Parameter)
             names = [shard.name] if is_alone else group_of[shard.name]
-            stored = {key for name in names for key in _stored(form, ranges, name)}
-            # In the order of the form: that of a set differs between processes, and so would files.
-            states[state_key] = {
-                key: torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
-                for key, dtype in form.ranges.items()
-                if key in stored
-            }
-            states[state_key] |= _read_values(strategy, state_key, names, form, ranges, notices)
+            states[state_key] = fresh(state_key, names)
 
-        for key in _stored(form, ranges, shard.name) & form.ranges.keys():
+        for key in form.ranges:
+            if not ranges.holds(PREFIX + key, shard.name):
+                continue
             flat = states[state_key][key].view(-1)
             out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
             ranges.read(PREFIX + key, shard.name, shard.start, out)
 
     strategy.optimizer.state.update({key: state for key, state in states.items() if state})
-    return list(dict.fromkeys(notices))
+    return [*notices]
 
 
 def _stored(form: OptimizerForm, ranges: Ranges, name: str) -> frozenset[str]:
@@ -79,36 +99,6 @@ def _stored(form: OptimizerForm, ranges: Ranges, name: str) -> frozenset[str]:
     if found and found not in form.together:
         raise CheckpointError(f"{name}: of the optimizer's state only {sorted(found)} is there")
     return found
-
-
-def _read_values(
-    strategy: Strategy,
-    state_key: Tensor,
-    names: Sequence[str],
-    form: OptimizerForm,
-    ranges: Ranges,
-    notices: list[str],
-) -> dict[str, Any]:
-    """Read the values (Adam's step) of the parameters of a state key. Note values that differ."""
-    group = strategy.optimizer.param_groups[0]
-    on_device = group.get("fused") or group.get("capturable")
-    state: dict[str, Any] = {}
-    for key, is_tensor in form.values.items():
-        kind = PREFIX + key
-        found = {name: ranges.value(kind, name) for name in names if ranges.holds(kind, name)}
-        if not found:
-            continue
-        value = max(found.values())
-        placed = value.to(state_key.device) if on_device else value
-        state[key] = placed if is_tensor else value.item()
-
-        differing = next((name for name in names if found.get(name) != value), None)
-        if differing is not None:
-            notices.append(
-                f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts "
-                f"for all, also for {differing}, which had {found.get(differing, 'none')}"
-            )
-    return state
 
 
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:

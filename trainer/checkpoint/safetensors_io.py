@@ -79,9 +79,8 @@ def read_header(path: Path) -> dict[str, Entry]:
                     raise CheckpointError(
                         f"{path}: {name!r} has dtype {code}, which this program cannot read"
                     )
-                entry = Entry(DTYPES[code], tuple(tensor.get_shape()), begin)
-                entries[name] = entry
-                begin += entry.numel * entry.dtype.itemsize
+                entries[name] = Entry(DTYPES[code], tuple(tensor.get_shape()), begin)
+                begin += entries[name].numel * DTYPES[code].itemsize
 
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -73,8 +73,8 @@ def check_of(
             except Exception as error:  # transformers, safetensors and further libraries
                 raise CheckpointError(f"does not load: {' '.join(str(error).split())}") from None
 
-        is_exact = not rounded and loaded.dtype == torch.float32
-        allowed = SAME_IN_32_BITS if is_exact else SAME_IN_16_BITS
+        is_rounded = rounded or loaded.dtype != torch.float32
+        allowed = SAME_IN_16_BITS if is_rounded else SAME_IN_32_BITS
         if not gap <= allowed:
             raise CheckpointError(
                 "the written files give a model with other logits than the trained model: they "

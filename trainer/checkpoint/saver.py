@@ -11,7 +11,7 @@ so nobody waits. At most one save is in flight: the next save waits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -28,10 +28,11 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..text import told
 from . import store
-from .disk import FileFact, check_free, check_shared
-from .finite_values import look_at
+from .disk import check_free, check_shared
+from .finite_values import not_finite
 from .parts import Parts
-from .snapshot import Snapshot, describe, read_extras, take
+from .safetensors_io import Key
+from .snapshot import describe, read_extras, take, write
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:
@@ -74,55 +75,52 @@ class Saver:
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step, as ``Run.save``. ``finish`` waits for the end."""
-        name, needed = "", 0
-        if self.config.keep_last:
-            name, needed = look_at(parts, self.agreement.gather)
-        if name:
-            self.fail(
-                f"step {parts.step}: {name} holds values that are not finite: no checkpoint of "
-                "it is written, those before are kept"
-            )
         self.finish()
         if self.config.keep_last == 0 or parts.step == self.last_step:
             return
         self.last_step = parts.step
         parts.data.gather(self.agreement.gather)
 
+        pieces: list[tuple[Key, Tensor]] = []
+        files: dict[str, bytes] = {}
+
+        def begin() -> str:
+            pieces.extend(parts.pieces())  # views, so this takes no memory
+            name = not_finite(parts)
+            if parts.rank == 0 and not name:
+                files.update(self._begin(parts, pieces))
+            return name
+
         # A rank that fails here tells all others before anything is copied.
-        problem = ""
-        try:
-            pieces = list(parts.pieces())  # views, so this takes no memory
-            files, user_tensors = self._begin(parts, needed) if parts.rank == 0 else ({}, {})
-        except (TrainerError, OSError) as error:
-            problem = str(error)
-        problems = self.agreement.gather(problem)
-        if any(problems):
-            self._report(problems)
-            return
+        begun = self._done(begin, (TrainerError, OSError))
+        if any(begun):
+            self.fail(
+                f"step {parts.step}: {next(filter(None, begun))} holds values that are not finite: "
+                "no checkpoint of it is written, those before are kept"
+            )
+        if begun:
+            parts.strategy.sync_copies(self.agreement.gather)
+            taken = take(parts, pieces, copied=self.config.save_in_background)
+            self._in_flight = self._stages(parts, taken, files)
+            self.poll()
+            if not self.config.save_in_background:
+                self.finish()
 
-        parts.strategy.sync_copies(self.agreement.gather)
-        snapshot = take(parts, pieces, files, user_tensors, copied=self.config.save_in_background)
-        self._in_flight = self._stages(snapshot)
-        self.poll()
-        if not self.config.save_in_background:
-            self.finish()
-
-    def _begin(self, parts: Parts, needed: int) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-        """Make the temporary folder. Return the main process's files, and the tensors of users.
-
-        ``needed`` are the bytes of the checkpoint.
-        """
-        check_free(self.folder, needed)
+    def _begin(self, parts: Parts, pieces: list[tuple[Key, Tensor]]) -> dict[str, bytes]:
+        """Make the temporary folder. Return the small files, and add the tensors of users."""
+        of_rank = sum(tensor.nbytes for _, tensor in pieces)  # much the same on each rank
+        check_free(self.folder, of_rank * parts.world_size)
         if self._extras is None:
             self._extras = read_extras(parts)
-        text, user_tensors = describe(parts)
+        text, tensors = describe(parts)
         store.begin(self.folder, parts.step)
 
+        pieces += [(Key("user", name), tensor) for name, tensor in tensors.items()]
         files = {store.STATE: text, **self._extras}
         card = parts.task.model_card(parts.run)  # the text changes from step to step
         if card:
             files["extras/README.md"] = card.encode()
-        return files, user_tensors
+        return files
 
     def fail(self, text: str) -> NoReturn:
         """End the run because of a value that is not finite, after a save in flight."""
@@ -141,52 +139,66 @@ class Saver:
         """Move a save to the next stage if all ranks have finished. Call at a step boundary."""
         next(self._in_flight, None)
 
-    def _stages(self, snapshot: Snapshot) -> Iterator[Future[Any]]:
+    def _stages(
+        self, parts: Parts, taken: list[tuple[Key, Tensor]], files: Mapping[str, bytes]
+    ) -> Iterator[Future[Any]]:
         """Write and commit a checkpoint, from boundary to boundary."""
-        write = partial(snapshot.write, store.temporary_of(self.folder, snapshot.step))
-        written = yield from self._results(in_background(write))
-        if written:
-            snapshot.pieces.clear()  # frees the memory
-            commit = partial(self._commit, snapshot, [*chain(*written)])
-            yield from self._results(in_background(commit if snapshot.rank == 0 else bool))
+        facts = {
+            "step": parts.step,
+            "samples": parts.position.samples,
+            "strategy": parts.plan.strategy,
+            "world_size": parts.world_size,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        pinned = set().union(*(callback.pinned_steps() for callback in parts.callbacks))
+        folder = store.temporary_of(self.folder, parts.step)
+        written = yield from self._results(partial(write, folder, parts.rank, taken, files))
+        taken.clear()  # frees the memory
 
-    def _results(self, work: Future[Any]) -> Generator[Future[Any], None, Sequence[Any]]:
-        """Wait for the work of all ranks. Return the results. None if some work failed, as told."""
+        def commit() -> None:
+            store.commit(self.folder, facts, [*chain(*written)])
+            try:
+                store.prune(
+                    self.folder,
+                    keep_last=self.config.keep_last,
+                    keep_every=self.config.keep_every,
+                    pinned=pinned,
+                )
+            except (OSError, CheckpointError) as error:  # the new checkpoint is safe
+                self.say(f"note: an old checkpoint cannot be deleted: {error}")
+
+        if written:
+            yield from self._results(commit if parts.rank == 0 else bool)
+
+    def _results(self, work: Callable[[], Any]) -> Generator[Future[Any], None, Sequence[Any]]:
+        """Do work in a thread of each rank. Return the results as ``_done`` does."""
+        future = in_background(work)
         busy = 1
         while busy:
-            yield work
-            of_ranks = self.agreement.begin_max(int(not work.done()))
-            yield work
+            yield future
+            of_ranks = self.agreement.begin_max(int(not future.done()))
+            yield future
             [busy] = of_ranks()
+        return self._done(future.result, Exception)
 
-        error = work.exception()
-        text = told(error) if error else ""
-        found = self.agreement.gather((text, None if error else work.result()))
-        errors, results = zip(*found, strict=True)
-        if any(errors):
-            self._report(errors)
-            return ()
-        return results
+    def _done(self, work: Callable[[], Any], known: Any) -> Sequence[Any]:
+        """Do work on all ranks. Return the results, none if some work failed, as told. Collective.
 
-    def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:
-        """Publish the checkpoint, then delete old ones. In a thread of the main process."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        store.commit(self.folder, snapshot.step, {**snapshot.facts, "created": created}, files)
+        ``known`` are the errors that are told. Others are raised.
+        """
+        text, result = "", None
         try:
-            store.prune(
-                self.folder,
-                keep_last=self.config.keep_last,
-                keep_every=self.config.keep_every,
-                pinned=snapshot.pinned,
-            )
-        except (OSError, CheckpointError) as error:  # the new checkpoint is safe
-            self.say(f"note: an old checkpoint cannot be deleted: {error}")
+            result = work()
+        except known as error:
+            text = told(error)
+        errors, results = zip(*self.agreement.gather((text, result)), strict=True)
+        if not any(errors):
+            return results
 
-    def _report(self, errors: Iterable[str]) -> None:
-        """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(filter(None, errors))
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
         if self.config.on_save_error == "stop":
             raise CheckpointError(f"{text}; set on_save_error: continue to train without it")
         self.say(f"note: {text}; the ones before are kept")
+        return ()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config.fingerprint import fingerprint as of_settings
+from ..config.plain import plain
 from ..data import rng
 from ..distributed.exit import print_line
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..text import hidden, versions
-from .codec import encode, encode_plain
+from .codec import encode
 from .disk import LARGEST_JSON, FileFact, path_inside, write_file
 from .optimizer_state import schedule_state
 from .parts import Parts
@@ -29,45 +28,13 @@ from .store import STATE
 _tell_once = cache(print_line)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A rank's part of a checkpoint, in host memory.
-
-    Args:
-        pieces: the tensors that this rank writes, by key.
-        files: other files by name. On the main process only.
-        pinned: the steps whose checkpoints are kept when this one is complete.
-    """
-
-    step: int
-    rank: int
-    facts: Mapping[str, Any]
-    pieces: list[tuple[Key, Tensor]]
-    files: Mapping[str, bytes]
-    pinned: Collection[int]
-
-    def write(self, folder: Path) -> list[FileFact]:
-        """Write this rank's files, flushed to the disk. Return their facts for the manifest."""
-        facts = [write_pieces(folder / f"rank-{self.rank:05d}.safetensors", self.pieces)]
-        for name, content in self.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            facts.append(write_file(folder / name, [content], name))
-        return facts
-
-
 def take(
-    parts: Parts,
-    pieces: Iterable[tuple[Key, Tensor]],
-    files: Mapping[str, bytes],
-    user_tensors: Mapping[str, Tensor],
-    *,
-    copied: bool,
-) -> Snapshot:
+    parts: Parts, pieces: Iterable[tuple[Key, Tensor]], *, copied: bool
+) -> list[tuple[Key, Tensor]]:
     """Copy the tensors that this rank writes to host memory. Each rank works by itself.
 
     Args:
-        files, user_tensors: that only the main process writes.
-        copied: whether training continues while the snapshot is written. Otherwise tensors that
+        copied: whether training continues while the copies are written. Otherwise tensors that
             are in host memory already are not copied.
     """
     taken: list[tuple[Key, Tensor]] = []
@@ -78,76 +45,62 @@ def take(
                 place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             except RuntimeError:  # the system locks no more pages for GPUs
                 _tell_once("notice: no page-locked memory for a save, which takes longer without")
-                on_host = on_host.to("cpu", copy=True)
-            else:
-                on_host = place.copy_(on_host, non_blocking=True)
-        taken.append((key, on_host.contiguous()))
-    if parts.strategy.accelerator.device.type == "cuda":
+                place = torch.empty(tensor.shape, dtype=tensor.dtype)
+            on_host = place.copy_(on_host, non_blocking=True)
+        taken.append((key, on_host))
+    if parts.plan.device == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
-    taken += [(Key(f"rng.{name}", str(parts.rank)), state) for name, state in rng.read().items()]
-    taken += [(Key("user", name), tensor) for name, tensor in user_tensors.items()]
+    rank = str(parts.rank)
+    return taken + [(Key(f"rng.{name}", rank), state) for name, state in rng.read().items()]
 
-    return Snapshot(
-        step=parts.step,
-        rank=parts.rank,
-        facts={
-            "samples": parts.position.samples,
-            "strategy": parts.strategy.plan.strategy,
-            "world_size": parts.world_size,
-        },
-        pieces=taken,
-        files=files,
-        pinned=set().union(*(callback.pinned_steps() for callback in parts.callbacks)),
-    )
+
+def write(
+    folder: Path, rank: int, pieces: list[tuple[Key, Tensor]], files: Mapping[str, bytes]
+) -> list[FileFact]:
+    """Write a rank's files, flushed to the disk. Return their facts for the manifest.
+
+    Args:
+        files: small files by name, of the main process.
+    """
+    facts = [write_pieces(folder / f"rank-{rank:05d}.safetensors", pieces)]
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        facts.append(write_file(folder / name, [content], name))
+    return facts
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return the text of state.json, and the tensors that the text names."""
     strategy, form = parts.strategy, parts.model_file
-    tensors: dict[str, Tensor] = {}
-    states = {name: callback.state_dict() for name, callback in parts.named_callbacks().items()}
     state = {
         "step": parts.step,
-        **encode(parts.counters, tensors, "counters"),
+        **parts.counters,
         "schedule": schedule_state(parts.schedule),
-        "data": encode(parts.data.state(), tensors, "data"),
+        "data": parts.data.state(),
         "content": parts.sampled.state(),
         "scaler": strategy.scaler_state(),
-        "group_settings": encode(
-            list(map(settings, strategy.optimizer.param_groups)), tensors, "group_settings"
-        ),
-        "task": encode(parts.task.state_dict(), tensors, "task"),
-        "callbacks": {name: encode(kept, tensors, name) for name, kept in states.items() if kept},
+        "group_settings": list(map(settings, strategy.optimizer.param_groups)),
+        "task": parts.task.state_dict(),
+        "callbacks": {
+            name: kept
+            for name, callback in parts.named_callbacks().items()
+            if (kept := callback.state_dict())
+        },
         "model": [
-            (name, shape, dtype_name(form.dtype(name, dtype)))
+            [name, [*shape], dtype_name(form.dtype(name, dtype))]
             for name, shape, dtype, handle in strategy.named_tensors()
             if not parts.leaves_out(name, handle)
         ],
-        "mathematics": fingerprint(parts),
-        "config": encode_plain(hidden(asdict(parts.config)), "config"),
-        "plan": encode_plain(parts.plan.as_dict(), "plan"),
+        "mathematics": parts.mathematics,
+        "config": hidden(plain(parts.config, compared=True)),
+        "plan": plain(parts.plan.as_dict(), compared=True),
         "versions": versions(),
     }
     if form.names is not None:
         state["export"] = {"file": form.file, "names": form.names}
-    return state_text(state), tensors
-
-
-def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return the settings that decide the numbers of the run, as JSON reads them back."""
-    form = parts.optimizer_form
-    found = of_settings(
-        {
-            **parts.settings,
-            "optimizer": form.kind,
-            "optimizer_groups": form.groups,
-            "schedule_class": type(parts.schedule).__name__,
-        }
-    )
-    # The groups hold these settings, and a checkpoint has weights of its own.
-    del found["optimizer_settings"], found["weights"]
-    return encode_plain(found, "mathematics")  # type: ignore[no-any-return]
+    tensors: dict[str, Tensor] = {}
+    return state_text(encode(state, tensors, "state")), tensors
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:

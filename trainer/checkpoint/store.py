@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -74,15 +74,18 @@ def begin(folder: Path, step: int) -> None:
     path = folder / name_of(step)
     if path.exists():
         raise CheckpointError(f"{path}: exists already, and was not written by this run")
-    temporary = temporary_of(folder, step)
-    delete(temporary)
-    temporary.mkdir(parents=True)
+    delete(part_of(path))
+    part_of(path).mkdir(parents=True)
 
 
-def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
-    """Give a temporary folder, whose ``files`` are on the disk, the name of its step."""
+def commit(folder: Path, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
+    """Give a temporary folder, whose ``files`` are on the disk, the name of its step.
+
+    ``facts`` are the step and the other values of the manifest.
+    """
+    step = facts["step"]
     listed = {fact.name: {"bytes": fact.bytes, "xxh3": fact.xxh3} for fact in files}
-    text = sealed({"format": FORMAT, "version": VERSION, "step": step, **facts, "files": listed})
+    text = sealed({"format": FORMAT, "version": VERSION, **facts, "files": listed})
     write_file(temporary_of(folder, step) / MANIFEST, [text.encode()])
     publish(folder / name_of(step))
 
@@ -91,8 +94,7 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
     """Delete old checkpoints: not the newest, the pinned, nor multiples of ``keep_every`` steps."""
     for path in named(folder)[keep_last:]:
         step = step_of(path)
-        is_multiple = keep_every is not None and step % keep_every == 0
-        if step not in pinned and not is_multiple:
+        if step not in pinned and (keep_every is None or step % keep_every):
             hidden = path.with_name(f".{path.name}.old")
             os.rename(path, hidden)
             delete(hidden)
@@ -137,16 +139,14 @@ class CheckpointInfo:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        files: dict[str, Mapping[str, Any]] = self.manifest.get("files", {})
-        return files
+        return self.manifest.get("files", {})  # type: ignore[no-any-return]
 
     @property
     def bytes(self) -> int:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """The beginning of a run.
 
     Args:

@@ -5,73 +5,62 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import usage_error
 from ..text import listed
 
-
-@dataclass(frozen=True, kw_only=True)
-class Digests:
-    """The content of digests.jsonl.
-
-    Args:
-        tensors: the names of the trainable parameters, in the order of the digests.
-        facts: of the last attempt that change bits.
-        steps: the row of each step. Of several attempts the last counts.
-    """
-
-    tensors: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    steps: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+Steps: TypeAlias = dict[int, Mapping[str, Any]]  # the row of each step
 
 
-def read_digests(path: Path) -> Digests:
+def read_digests(path: Path) -> tuple[Mapping[str, Any], Steps]:
     """Read digests.jsonl, without a row that a killed run did not write to the end.
+
+    Of several attempts the last counts, and the steps before its checkpoint.
+
+    Returns:
+        The row of the last attempt, with the names of ``tensors`` and ``facts`` that change bits,
+        and the rows of the steps.
 
     Raises:
         ConfigError: there is no such file.
     """
     if not path.exists():
-        rule = "there is no such file: the run was not trained with same_bits: true"
-        raise usage_error("", str(path), rule)
-    found = Digests()
+        raise usage_error("", str(path), "is missing: the run was not trained with same_bits: true")
+    attempt: Mapping[str, Any] = {}
+    steps: Steps = {}
     for line in path.read_bytes().splitlines():
         with suppress(ValueError):
             row = json.loads(line)
             if "step" in row:
-                found.steps[row["step"]] = row
-                continue
-            # Of an earlier attempt the steps behind the checkpoint do not count.
-            kept = {step: of for step, of in found.steps.items() if step <= row["begins"]}
-            found = Digests(tensors=row["tensors"], facts=row["facts"], steps=kept)
-    return found
+                steps[row["step"]] = row
+            else:
+                attempt = row
+                steps = {step: of for step, of in steps.items() if step <= row["begins"]}
+    return attempt, steps
 
 
-def first_difference(logged: Digests, found: Digests) -> str:
+def first_difference(tensors: list[str], logged: Steps, found: Steps) -> str:
     """Return the first step that differs, and what differs there. "" if all steps are the same.
 
     Args:
+        tensors: the names of the trainable parameters, in the order of the digests.
         logged: whose ranks are named.
         found: whose steps are compared.
     """
-    for step in sorted(found.steps):
-        row, other = logged.steps[step], found.steps[step]
-        world = row["world"]
-        places = range(len(row["micro_batches"]))
-        names = {
-            "micro_batches": [f"{n // world + 1} of rank {n % world}" for n in places],
-            "gradients": logged.tensors,
-            "weights": logged.tensors,
-        }
+    for step in sorted(found):
+        row = logged[step]
         parts = []
-        for kind, known in names.items():
-            digests = zip(known, row[kind], other[kind], strict=True)
-            differing = [name for name, own, others in digests if own != others]
+        for kind in ("micro_batches", "gradients", "weights"):
+            names = tensors
+            if kind == "micro_batches":
+                places = (divmod(place, row["world"]) for place in range(len(row[kind])))
+                names = [f"{number + 1} of rank {rank}" for number, rank in places]
+            digests = zip(names, row[kind], found[step][kind], strict=True)
+            differing = [name for name, own, other in digests if own != other]
             if differing:
-                parts.append(f"{kind} {listed(differing)} ({len(differing)} of {len(known)})")
+                parts.append(f"{kind} {listed(differing)} ({len(differing)} of {len(names)})")
         if parts:
             return f"step {step} differs: {'; '.join(parts)}"
     return ""

@@ -3,8 +3,7 @@ each run.
 
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
-Nothing is started. Every training config is checked under every launch file. A launch file alone is
-checked with the defaults of a training config.
+Nothing is started. Every training config is checked under every launch file.
 """
 
 from __future__ import annotations
@@ -62,26 +61,23 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe(training: Sequence[str], launch_file: str | None, processes: int | None) -> str:
-    """Return the table of a plan. No words mean the defaults of a training config."""
+    """Return the table of a plan."""
     request, world = None, processes or 1
     if launch_file is not None:
         request = read_launch_file(launch_file, processes)
         world = request.world_size.value if request.world_size else processes or 2
-    # The file may be for other machines: how the processes are spread over them is unknown.
-    launcher = Launcher(name="accelerate", world_size=world)
-
-    title, names = "defaults", {}
-    loaded = load_config(training or ["task=any:Task", "max_steps=1"])
-    config, built_by = loaded.config, None
-    if training:
-        task, config = load_task(loaded)
-        built_by = own_optimizer(task)
+    loaded = load_config(training)
+    task, config = load_task(loaded)
     plan = resolve(
-        config, request, launcher, visible_gpus(), loaded.origins, optimizer_built_by=built_by
+        config,
+        request,
+        # The file may be for other machines: how the processes are spread over them is unknown.
+        Launcher(name="accelerate", world_size=world),
+        visible_gpus(),
+        loaded.origins,
+        optimizer_built_by=own_optimizer(task),
     )
-    if training:
-        title = loaded.config_file or COMMAND_LINE
-        names = vars(resolve_names(config, plan, loaded.origins))
+    names = vars(resolve_names(config, plan, loaded.origins))
     rows = [*names.items(), *plan_rows(plan.as_dict())]
-    title = f"{title} under {launch_file or f'{world} processes'}:"
+    title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
     return "\n".join([title, table(rows, plan.notices)])

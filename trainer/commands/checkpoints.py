@@ -33,7 +33,6 @@ def run(argv: Sequence[str]) -> int:
         if options.verify:
             verify(checkpoint)
         fact = checkpoint.manifest.get  # of a manifest that is empty if the file cannot be read
-        state = checkpoint.problem or "complete"
         rows.append(
             [
                 checkpoint.path.name,
@@ -41,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
                 str(fact("world_size", "")),
                 size(checkpoint.bytes),
                 fact("created", "")[:19],
-                f"damaged: {state}" if checkpoint.broken else state,
+                "damaged: " * checkpoint.broken + (checkpoint.problem or "complete"),
             ]
         )
     print(columns(rows))

@@ -42,9 +42,9 @@ def run(argv: Sequence[str]) -> int:
     if len({run.name for run in runs}) < len(runs):
         runs = [replace(run, name=run.path) for run in runs]
     report = make_report(runs)
-    if options.json:
-        Path(options.json).write_text(json_text(report), encoding="utf-8")
     text = as_table(report)
+    if options.json:
+        Path(options.json).write_text(json_text(report))
     if options.page:
         write_page(Path(options.page), text, runs)
     print(text)
@@ -62,31 +62,29 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
         raise usage_error("", ", ".join(run.path for run in runs), "no step was logged")
 
     notes = []
-    usual = json.loads(next(iter(groups)))
+    usual, *_ = map(json.loads, groups)
     for settings, (first, *others) in groups.items():
         notes += [f"{first.name}: {line}" for line in differences(usual, json.loads(settings))]
         for run in others:
             gaps = gaps_of(run, first, "loss")
             if gaps:
-                verdict = ": ".join(judge({"loss": gaps}, bounds_of(first.plan)))
-                notes.append(f"beside {first.name}, {run.name}: {verdict}")
+                word, text = judge({"loss": gaps}, bounds_of(first.plan))
+                notes.append(f"beside {first.name}, {run.name}: {word}: {text}")
     return {"runs": [*map(_entry, runs)], "notes": notes}
 
 
 def _entry(run: Run) -> dict[str, Any]:
     """Return the values of a run. An unknown value is None."""
     last = {key: value for row in run.rows for key, value in row.items()}
-    step = max(run.curve("loss"), default=0)
-    total = run.plan.get("total_steps")
-    state = f"{'ended' if run.summary else 'did not end'}; last logged step {step} of {total}"
     return {
         "run": run.name,
         "strategy": run.plan["strategy"],
         "world": run.plan["world_size"],
+        "step": last.get("step"),
+        "of": run.plan.get("total_steps"),
         "samples/s": steady_speed(run.rows, "samples"),
         "memory": max(run.summary.get("peak_memory_bytes", ()), default=None),
         "loss": last.get("loss"),
-        "state": "" if run.summary and step == total else state,
         "evaluation": {
             key: value
             for key, value in last.items()
@@ -98,13 +96,13 @@ def _entry(run: Run) -> dict[str, Any]:
 def as_table(report: Mapping[str, Any]) -> str:
     """Return the report as text. Escape sequences are shown: the terminal does not obey them."""
     formats = {"samples/s": "{:.0f}".format, "memory": size, "loss": "{:.4f}".format}
-    head = ("run", "strategy", "world", *formats)
+    head = ("run", "strategy", "world", "step", "of", *formats)
     rows: list[Sequence[str]] = [head]
     lines = []
     for run in report["runs"]:
         rows.append(["" if run[key] is None else formats.get(key, str)(run[key]) for key in head])
-        texts = (run["state"], metrics_text(run["evaluation"]))
-        lines += [f"{run['run']}: {text}" for text in texts if text]
+        if run["evaluation"]:
+            lines.append(f"{run['run']}: {metrics_text(run['evaluation'])}")
     lines += report["notes"]
     narrow = [fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines]
     return printable("\n".join([columns(rows), *narrow]))

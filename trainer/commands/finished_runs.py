@@ -90,8 +90,8 @@ def read_run(path: str | Path) -> Run:
 
     # Without the key all runs of a task have the same name.
     name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
-    settings = {**DEFAULTS, **config, **plan}
-    return Run(name=name, path=str(path), plan=settings, rows=rows, summary=summary)
+    plan = {**DEFAULTS, **config, **plan}
+    return Run(name=name, path=str(path), plan=plan, rows=rows, summary=summary)
 
 
 def import_code_of(run: Run) -> None:

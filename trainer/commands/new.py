@@ -23,9 +23,8 @@ def run(argv: Sequence[str]) -> int:
     leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")
     shutil.copytree(TEMPLATE, folder, ignore=leftovers, copy_function=shutil.copyfile)
 
-    names = sorted(path.name for path in folder.iterdir())
-    accelerate = shlex.quote(str(Path(sys.executable).with_name("accelerate")))
-    launch = f"{accelerate} launch --config_file accel_configs/ddp.yaml"
-    print(f"written: {folder}/ ({', '.join(names)})\nnext:")
-    print(f"cd {shlex.quote(str(folder))} && {launch} -m trainer train --config train.yaml")
+    accelerate = Path(sys.executable).with_name("accelerate")
+    launch = "launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml"
+    print("written:", *sorted(folder.iterdir()))
+    print(f"next:\ncd {shlex.quote(name)} && {shlex.quote(str(accelerate))} {launch}")
     return 0

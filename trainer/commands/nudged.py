@@ -44,17 +44,17 @@ class Weights(Callback):
         self.seed = seed
 
     def on_start(self, run: Run) -> None:
-        first = _weights(run)
         if self.seed:
+            first = _weights(run)
             generator = torch.Generator().manual_seed(self.seed)
             for value in first.values():
                 value *= 1 + NUDGE * torch.randn(value.shape, generator=generator)
             run.strategy.fill(first.items())
-        _write(run, FIRST, first)
+        _write(run, FIRST)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if info.is_last:
-            _write(run, LAST, _weights(run))
+            _write(run, LAST)
 
 
 def _weights(run: Run) -> dict[str, Tensor]:
@@ -66,7 +66,8 @@ def _weights(run: Run) -> dict[str, Tensor]:
     }
 
 
-def _write(run: Run, file: str, weights: dict[str, Tensor]) -> None:
+def _write(run: Run, file: str) -> None:
+    weights = _weights(run)
     if run.is_main:
         save_file(weights, run.directory.path / file)
 

@@ -28,30 +28,19 @@ from pydantic import Field
 
 from ..callbacks.digest_file import FILE
 from ..config.paths import LocalPath
+from ..config.steps_alone import STEPS_ALONE
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
 from ..launching.launched import read_launch_file
 from ..launching.request import Request
 from ..script import load_config
 from ..text import columns
-from .bits import Digests, first_difference, read_digests
+from .bits import first_difference, read_digests
 from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .finished_runs import Run
 from .page import write_page
 from .trials import train
 from .usage import read_training, read_words
-
-# Every run trains all steps, without evaluations and checkpoints, which are not compared.
-_OFF = (
-    "--eval_every=null",
-    "--sanity_evaluation=false",
-    "--save_every=null",
-    "--best_metric=null",
-    "--early_stop_patience=null",
-    "--push_to_hub=null",
-    "--log_every=1",
-    "--overwrite=false",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +67,8 @@ def run(argv: Sequence[str]) -> int:
     alone = _one_process(map(_request, files), config)
     if config.global_batch_size is None:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
-    warmup_steps = min(config.warmup_steps, options.steps)
-    training += [*_OFF, f"--max_steps={options.steps}", f"--warmup_steps={warmup_steps}"]
+    training += [*STEPS_ALONE, "--log_every=1", "--overwrite=false", f"--max_steps={options.steps}"]
+    training.append(f"--warmup_steps={min(config.warmup_steps, options.steps)}")
     if alone is not None:
         files.insert(0, None)
     # Numbered, because two files may have the same name.
@@ -98,26 +87,20 @@ def run(argv: Sequence[str]) -> int:
         ended = [run for run in runs if not run.error]
         bounds = max((bounds_of(run.plan) for run in ended), default=EXACT)
         gaps = {run.name: _gaps(run, ended[0]) for run in ended}
+        verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
+        unsettled = "unknown"
         nudged: dict[str, Gaps] = {}
-
-        def judged() -> dict[str, tuple[str, str]]:
-            nudges = [*nudged.values()]
-            return {name: judge(own, bounds, nudges) for name, own in gaps.items()}
-
-        verdicts = judged()
-        for seed in range(1, options.nudges + 1):
-            unsettled = "differs" if nudged else "unknown"
-            if unsettled not in {word for word, _ in verdicts.values()}:
-                break
-            run = start(f"nudged-{seed}", files[runs.index(ended[0])], seed)
+        while len(nudged) < options.nudges and unsettled in dict(verdicts.values()):
+            run = start(f"nudged-{len(nudged) + 1}", files[runs.index(ended[0])], len(nudged) + 1)
             runs.append(run)
             if run.error:
                 break
             nudged[run.name] = _gaps(run, ended[0])
-            verdicts = judged()
+            verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
+            unsettled = "differs"
 
+        verdicts |= dict.fromkeys(nudged, ("nudged", ""))
         verdicts |= {run.name: ("reference", "") for run in ended[:1]}
-        verdicts |= {name: ("nudged", "") for name in nudged}
         return _report(runs, gaps | nudged, verdicts, bounds, options.to)
 
 
@@ -129,21 +112,19 @@ def _compare_bits(
 ) -> int:
     """Train under each file with the mode and without, and print the first bits that differ."""
     rows = [["run", "same_bits", "first difference"]]
-    is_wrong = False
     for mode in ("true", "false"):
         training.append(f"--same_bits={mode}")
-        runs = [start(f"{name}-{mode}", file) for name, file in zip(names, files, strict=True)]
-        reference: Digests | None = None
-        for run in runs:
+        reference = None
+        for name, file in zip(names, files, strict=True):
+            run = start(f"{name}-{mode}", file)
             text = run.error
             if not text:
-                found = read_digests(Path(run.path, FILE))
-                text = "reference" if reference is None else first_difference(found, reference)
-                reference = reference or found
-            is_wrong |= mode == "true" and text not in ("reference", "")
-            rows.append([run.name, mode, text or "no bit differs"])
+                attempt, steps = read_digests(Path(run.path, FILE))
+                reference = reference or steps
+                text = first_difference(attempt["tensors"], steps, reference) or "no bit differs"
+            rows.append([run.name, mode, text])
     print(columns(rows))
-    return int(is_wrong)
+    return int(any(mode == "true" and text != "no bit differs" for _, mode, text in rows))
 
 
 def _request(path: str | None) -> Request:
@@ -178,15 +159,13 @@ def _report(
     rows = [["run", "batch", "loss", "norm", "weights", "verdict"]]
     wrong = []
     for run in runs:
-        if run.error:
-            wrong.append(f"{run.name}: {run.error}")
-            continue
-        batch = "{micro_batch_size} x {accumulation_steps} x {world_size}".format_map(run.plan)
-        numbers = [f"{largest(by_step):.1e}" for by_step in gaps[run.name].values()]
-        word, text = verdicts[run.name]
-        rows.append([run.name, batch, *numbers, word])
-        if word in ("unknown", "differs"):
+        word, text = verdicts.get(run.name, ("failed", run.error))
+        if word in ("unknown", "differs", "failed"):
             wrong.append(f"{run.name}: {word}: {text}")
+        if not run.error:
+            batch = "{micro_batch_size} x {accumulation_steps} x {world_size}".format_map(run.plan)
+            numbers = [f"{largest(by_step):.1e}" for by_step in gaps[run.name].values()]
+            rows.append([run.name, batch, *numbers, word])
 
     within = f"within {bounds.step:g} of loss and norm, {bounds.weights:g} of the weights"
     if any("rounding" in row for row in rows):

@@ -15,21 +15,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..config.documents import read_document
 from ..config.train_config import Precision
 from ..errors import LaunchError
-from ..rehearsal.job import Job
+from ..rehearsal.changes import committed
+from ..rehearsal.job import Job, rehearsed
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
 from .usage import read_training, read_words
 
-_LAUNCH_FILES = Path(__file__).parent / "templates" / "classifier" / "accel_configs"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)", re.IGNORECASE)
 _LAYERS = 32  # of a number of parameters
 
@@ -51,22 +50,20 @@ def run(argv: Sequence[str]) -> int:
     count = _COUNT.fullmatch(" ".join([*words, *settings]))
     if count:
         trainable = round(float(count[1]) * 1000 ** " kmbt".index(count[2].lower() or " "))
-        rows = [_row(name, layout, trainable, options) for name, layout in layouts.items()]
+        found = {_name(key): _computed(of, trainable, options) for key, of in layouts.items()}
         how = f"{options.precision}, AdamW; buffers are an upper bound, without activations"
     else:
-        training, launch_files = read_training(words, settings)
-        files = {file.path: file.data for file in launch_files} or {
-            f"accel_configs/{name}.yaml": read_document(_LAUNCH_FILES / f"{name}.yaml").data
-            for name in layouts
+        training, given = read_training(words, settings)
+        files = {file.path: file.data for file in given} or {
+            name: committed(name) for name in map(_name, layouts)
         }
-        rows = _rehearsed(files, options, training)
+        found = _rehearsed(files, training, options)
         how = "rehearsed, at the peak of a step"
-    fitting = [row["launch file"] for row in rows if row["on the GPU"] <= usable]
+    fitting = [file for file, kinds in found.items() if kinds["on the GPU"] <= usable]
 
     print(f"each of {options.gpus} GPUs under each launch file\n({how}):")
-    for first in range(0, len(rows), len(LAYOUTS)):  # more columns are no line of a terminal
-        part = rows[first : first + len(LAYOUTS)]
-        print(columns([[name, *(_cell(row[name]) for row in part)] for name in rows[0]]))
+    rows = [[PurePath(file).stem, *map(size, kinds.values())] for file, kinds in found.items()]
+    print(columns([["launch file", *next(iter(found.values()))], *rows]))
     if not fitting:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:
@@ -74,41 +71,31 @@ def run(argv: Sequence[str]) -> int:
     return int(not fitting)
 
 
-def _cell(value: str | int) -> str:
-    """Return a value of a row as text."""
-    return PurePath(value).stem if isinstance(value, str) else size(value)
+def _name(layout: str) -> str:
+    return f"accel_configs/{layout}.yaml"
 
 
-def _row(name: str, layout: Layout, trainable: int, options: Options) -> dict[str, Any]:
-    """Return the bytes of a GPU under a launch file, by formulas."""
+def _computed(layout: Layout, trainable: int, options: Options) -> dict[str, int]:
+    """Return the bytes of a GPU under a layout by kind, by formulas."""
     states = states_of(layout, trainable, options.gpus, precision=options.precision, layers=_LAYERS)
     host = states.total if layout.offloads else 0
-    return {
-        "launch file": f"accel_configs/{name}.yaml",
-        **asdict(states),
-        "in host memory": host,
-        "on the GPU": states.total - host + states.buffers,
-    }
+    on_the_gpu = states.total - host + states.buffers
+    return {**asdict(states), "in host memory": host, "on the GPU": on_the_gpu}
 
 
 def _rehearsed(
-    files: Mapping[str, Any], options: Options, words: Sequence[str]
-) -> list[dict[str, Any]]:
+    files: Mapping[str, Any], words: Sequence[str], options: Options
+) -> dict[str, dict[str, int]]:
     """Return the bytes of a GPU at the peak of a step under each launch file that can run."""
-    rows = []
-    problems = set()
-    for file, data in files.items():
-        gpu = options.gpu or "H100"
-        job = Job(launch_file=data, file=file, words=words, gpus=options.gpus, gpu=gpu)
-        try:
-            (found,) = job.rehearse()
-        except LaunchError as error:
-            problems.add(str(error))
-            continue
-        kinds = found["phases"][found["peak"]]["at_most"]
-        rows.append({"launch file": file, **kinds, "on the GPU": found["most"]})
-    for problem in sorted(problems):
-        print(f"left out: {problem}")
-    if not rows:
+    gpus, gpu = options.gpus, options.gpu or "H100"
+    jobs = {
+        file: Job(launch_file=data, file=file, words=words, gpus=gpus, gpu=gpu)
+        for file, data in files.items()
+    }
+    found = {}
+    for file, result in rehearsed(jobs.items()):
+        kinds = result["phases"][result["peak"]]["at_most"]
+        found[file] = {**kinds, "on the GPU": result["most"]}
+    if not found:
         raise LaunchError("no launch file can run")
-    return rows
+    return found

@@ -12,7 +12,6 @@ from the links of the GPU, without overlap. Nothing is compiled.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -23,10 +22,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..config.paths import LocalPath
-from ..errors import LaunchError, usage_error
+from ..errors import usage_error
 from ..rehearsal.changes import changes_of
 from ..rehearsal.collectives import Collective
-from ..rehearsal.job import Job
+from ..rehearsal.job import Job, rehearsed
 from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..text import columns, size, table
@@ -49,12 +48,12 @@ class Options:
 def run(argv: Sequence[str]) -> int:
     """Print the table, and write the JSON. Return 0 if the job fits and the ranks agree, else 1."""
     options, settings, words = read_words(__doc__, Options, argv)
-    training, launch_files = read_training(words, settings)
-    if len(launch_files) != 1:
+    training, files = read_training(words, settings)
+    if len(files) != 1:
         raise usage_error("", None, "name a launch file, as in accel_configs/, and no second")
     job = Job(
-        launch_file=launch_files[0].data,
-        file=launch_files[0].path,
+        launch_file=files[0].data,
+        file=files[0].path,
         words=training,
         gpus=options.gpus,
         gpu=options.gpu,
@@ -70,32 +69,29 @@ def run(argv: Sequence[str]) -> int:
     report.update(collectives=collectives, gpu=options.gpu, difference=difference, change=None)
     print(table_of(report))
     fits = report["most"] <= usable
-    taken = f"{size(report['most'])} of the {size(usable)} that tensors can use on {options.gpu}"
-    print(f"{'fits' if fits else 'DOES NOT FIT'}: {taken}")
+    print("fits:" if fits else "DOES NOT FIT:", size(report["most"]), "of", size(usable))
 
     if not fits:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
-    Path(options.to).write_text(json.dumps(report, indent=1) + "\n")
+    Path(options.to).write_text(json.dumps(report, indent=1))
     return int(not fits or difference != "")
 
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
     """Return the collectives of a step by kind, group and dtype."""
-    alike = defaultdict(list)
+    sums: dict[Any, dict[str, Any]] = {}
     for fields in result["collectives"][result["first"] :]:
         made = Collective(*fields)
-        alike[made.kind, made.dtype, made.ranks, made.machines].append(made)
-    return [
-        {
-            "kind": f"{kind} {dtype}",
-            "ranks": ranks,
-            "machines": machines,
-            "count": len(group),
-            "bytes": sum(made.bytes for made in group),
-            "seconds": sum(made.seconds(gpu) for made in group),
+        kind = {
+            "kind": f"{made.kind} {made.dtype}",
+            "ranks": made.ranks,
+            "machines": made.machines,
         }
-        for (kind, dtype, ranks, machines), group in alike.items()
-    ]
+        found = sums.setdefault(str(kind), {**kind, "count": 0, "bytes": 0, "seconds": 0})
+        found["count"] += 1
+        found["bytes"] += made.bytes
+        found["seconds"] += made.seconds(gpu)
+    return [*sums.values()]
 
 
 def table_of(report: Mapping[str, Any]) -> str:
@@ -105,7 +101,7 @@ def table_of(report: Mapping[str, Any]) -> str:
     facts.append(("parameters", f"{report['parameters']:,}"))
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
-        rows.append([name, *map(size, [*phase["at_most"].values(), phase["most"]])])
+        rows.append([name, *map(size, phase["at_most"].values()), size(phase["most"])])
     peak = report["peak"]
     lines = [table(facts, report["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
@@ -119,9 +115,7 @@ def table_of(report: Mapping[str, Any]) -> str:
     for kind, line, _, is_guessed, times in report["reads"]:
         if is_guessed:
             lines.append(f"note: {line} {kind} that is not known ({times} a step): elements are 1")
-    used = f"{report['seconds']:.0f} s and {size(report['host_bytes'])}"
-    lines += [report["difference"], f"rehearsed in {used} a rank, nothing is compiled"]
-    return "\n".join(lines)
+    return "\n".join([*lines, report["difference"], "nothing is compiled"])
 
 
 def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
@@ -132,28 +126,16 @@ def first_difference(results: Sequence[Mapping[str, Any]], ranks: Sequence[int])
             if here.signature != there.signature:
                 return (
                     f"RANKS DIFFER at collective {number}, so the job would hang or mix up "
-                    f"values:\n  rank {ranks[0]} {_told(here)}\n  rank {rank} {_told(there)}"
+                    f"values:\n  rank {ranks[0]} has {here}\n  rank {rank} has {there}"
                 )
     return ""
 
 
-def _told(made: Collective) -> str:
-    if not made.kind:
-        return "has ended"
-    return f"has {made.kind} of {size(made.bytes)} over {made.ranks} ranks at {made.line}"
-
-
 def change_that_fits(changes: Iterable[tuple[str, Job]], usable: float) -> str | None:
     """Try changes of a job, and return the first that fits. Print each."""
-    for name, changed in changes:
-        try:
-            (found,) = changed.rehearse()
-        except LaunchError as error:
-            print(f"with {name}: {error}")
-            continue
-        fits = found["most"] <= usable
-        print(f"with {name}: {size(found['most'])}{', fits' * fits}", flush=True)
-        if fits:
+    for name, found in rehearsed(changes):
+        print(f"{name}: {size(found['most'])}", flush=True)
+        if found["most"] <= usable:
             return name
     print("no single change makes it fit: take more GPUs, or change several")
     return None

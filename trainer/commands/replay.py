@@ -26,6 +26,7 @@ from pydantic import Field
 from ..callbacks.digest_file import FILE
 from ..checkpoint.compatibility import differences
 from ..checkpoint.discover import listing
+from ..config.steps_alone import STEPS_ALONE
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
 from ..reporting.say import say
@@ -35,20 +36,8 @@ from .bits import first_difference, read_digests
 from .finished_runs import Run, import_code_of, read_run
 from .usage import read_words
 
-# The steps alone are computed. Files and evaluations would change no bit of a step.
-_OFF = (
-    "--eval_every=null",
-    "--sanity_evaluation=false",
-    "--save_every=null",
-    "--keep_last=0",
-    "--best_metric=null",
-    "--early_stop_patience=null",
-    "--push_to_hub=null",
-    "--trackers=[]",
-    "--profile_steps=null",
-    "--max_time=null",
-    "--accumulation_steps=null",
-)
+# Files and evaluations would change no bit of a step.
+_OFF = (*STEPS_ALONE, "--keep_last=0", "--max_time=null", "--accumulation_steps=null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +65,16 @@ def replay(argv: Sequence[str]) -> None:
     options, settings, words = read_words(__doc__, Options, argv)
     target, *files = sorted(words, key=os.path.isfile) or ["."]
     training = read_run(target)
-    logged = read_digests(Path(target, FILE))
-    if options.step not in logged.steps:
-        rule = f"{target}/{FILE} has the steps to {max(logged.steps, default=0)}"
+    attempt, logged = read_digests(Path(target, FILE))
+    if options.step not in logged:
+        rule = f"{target}/{FILE} has the steps to {max(logged, default=0)}"
         raise usage_error("step", options.step, rule)
 
     import_code_of(training)
     # A launch file may have given these.
-    given = [f"--{key}={training.plan[key] or 0}" for key in ("mixed_precision", "max_grad_norm")]
-    start = [f"--stop_at={options.step}", *_start(training, options.step)]
-    loaded = load_config([f"{target}/config.yaml", *files, *given, *_OFF, *start, *settings])
+    own = [f"--{key}={training.plan[key] or 0}" for key in ("mixed_precision", "max_grad_norm")]
+    own += [*_OFF, f"--stop_at={options.step}", *_start(training, options.step)]
+    loaded = load_config([f"{target}/config.yaml", *files, *own, *settings])
     task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
     if options.sums and launched.plan.world_size > 1:
@@ -103,16 +92,15 @@ def replay(argv: Sequence[str]) -> None:
         trainer.run.close()
         if not trainer.run.is_main:
             return
-        done = read_digests(Path(folder, FILE))
+        own_attempt, done = read_digests(Path(folder, FILE))
 
-    differs = first_difference(logged, done)
-    lines = [f"steps {min(done.steps)} to {options.step}: {differs or 'nothing differs'}"]
-    lines += [f"other facts: {line}" for line in differences(logged.facts, done.facts)]
+    differs = first_difference(attempt["tensors"], logged, done)
+    lines = [f"steps {min(done)} to {options.step}: {differs or 'nothing differs'}"]
+    changes = differences(attempt["facts"], own_attempt["facts"])
+    lines += [f"other facts: {line}" for line in changes]
     if strategy.counts is not None:
-        sums = strategy.counts
-        lines.append(
-            f"of {sums['additions']:,} additions of gradients float64 rounded {sums['rounded']:,}"
-        )
+        sums = "of {additions:,} additions of gradients float64 rounded {rounded:,}"
+        lines.append(sums.format_map(strategy.counts))
     if differs:
         raise TrainerError("\n".join(lines))
     say("\n".join(lines))

@@ -52,48 +52,37 @@ def run(argv: Sequence[str]) -> int:
         print(f"== row {place + 1}{sides[side]}")
         if isinstance(task, SequenceClassifier):
             label = row.pop("labels")
-            names = [*compress(task.memory["labels"], label)]
-            print("label:", *(label if task.problem_type == REGRESSION else names))
-        # Classifiers and reward models learn no token.
-        row.setdefault("labels", [-100] * len(row["input_ids"]))
-        for tokens in _documents(row) if "position_ids" in row else [_masked(row)]:
+            is_number = task.problem_type == REGRESSION
+            print("label:", *(label if is_number else compress(task.classes, label)))
+        for tokens in _documents(row):
             print("--", _text(task.load_tokenizer(), tokens))
     return 0
 
 
 def _documents(row: Mapping[str, Any]) -> list[list[tuple[int, bool]]]:
-    """Return the documents of a row of ``CausalLM``: tokens, and whether each is trained on."""
+    """Return the documents of a row: tokens, and whether each is trained on.
+
+    ``CausalLM`` learns the next token, which takes the place of the input's. Other labels are the
+    hidden token of a mask, and classifiers and reward models learn no token.
+    """
+    is_causal = "position_ids" in row
+    ids = row["input_ids"]
+    places = row.get("position_ids", range(len(ids)))
+    labels = row.get("labels", [-100] * len(ids))
+    masks = [True] * len(ids) if is_causal else row["attention_mask"]
     documents: list[list[tuple[int, bool]]] = []
     is_predicted = False
-    columns = zip(row["input_ids"], row["labels"], row["position_ids"], strict=True)
-    for token, label, position in columns:
-        if position == 0:
+    for token, label, place, is_token in zip(ids, labels, places, masks, strict=True):
+        if place == 0:
             documents.append([])
             is_predicted = False
-        if not is_predicted:
+        if is_token and not is_predicted:  # not padding
             documents[-1].append((token, False))
-        is_predicted = label >= 0
-        if is_predicted:
-            documents[-1].append((label, True))
-    # The padding at the end of a row predicts nothing.
-    return [tokens for tokens in documents if any(is_trained for _, is_trained in tokens)]
-
-
-def _masked(row: Mapping[str, Any]) -> list[tuple[int, bool]]:
-    """Return each token of a row, and behind each mask the hidden token, which is trained on."""
-    tokens = []
-    columns = zip(row["input_ids"], row["labels"], row["attention_mask"], strict=True)
-    for token, label, is_token in columns:
-        if is_token:  # not padding
-            tokens.append((token, False))
         if label >= 0:
-            tokens.append((label, True))
-    return tokens
-
-
-def _marked(text: str) -> str:
-    """Return text that is trained on: between marks, and green on a terminal."""
-    return f"\033[32m«{text}»\033[0m" if sys.stdout.isatty() else f"«{text}»"
+            documents[-1].append((label, True))
+        is_predicted = is_causal and label >= 0
+    # The padding at the end of a row predicts nothing.
+    return [tokens for tokens in documents if not is_causal or any(map(itemgetter(1), tokens))]
 
 
 def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
@@ -105,6 +94,8 @@ def _text(tokenizer: Any, tokens: list[tuple[int, bool]]) -> str:
         # A span that is decoded alone may lose the first space.
         decoded = tokenizer.decode(ids)
         added = decoded[len(before) :]
-        text += _marked(added) if is_trained else added
+        if is_trained:
+            added = f"\033[32m«{added}»\033[0m" if sys.stdout.isatty() else f"«{added}»"
+        text += added
         before = decoded
     return text

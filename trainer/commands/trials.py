@@ -47,11 +47,11 @@ def train(
     words += [f"--output_dir={as_literal(str(output))}"]
     log_file = folder / "logs" / f"{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_file, "w", encoding="utf-8") as log:
+    with log_file.open("w") as log:
         print(shlex.join(words), file=log, flush=True)
-        code = subprocess.run(words, stdout=log, stderr=log, check=False).returncode
-    if code:
-        printed = log_file.read_text(encoding="utf-8", errors="replace")
+        done = subprocess.run(words, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        printed = log_file.read_text(errors="replace")
         return Run(name=name, path=str(output), error=last_error(printed))
     return replace(read_run(output), name=name)
 

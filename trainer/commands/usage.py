@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar
 
 from ..config.annotations import annotations_of
 from ..config.arguments import sort_files, split_command_line
 from ..config.documents import Document
 from ..config.paths import not_local
-from ..config.train_config import TrainConfig
 from ..config.validate import Validator
 from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
@@ -39,13 +37,8 @@ def read_words(
         if rule:
             raise usage_error("", word, rule)
 
-    # A key that is nearly an option is no setting.
-    own = {
-        key: texts.pop(key)
-        for key in texts.keys() - annotations_of(TrainConfig)
-        if get_close_matches(key, annotations_of(cls), 1, 0.8)
-    }
-    options = Validator(Origin(COMMAND_LINE).named).made(cls, {}, texts=own)
+    own = {key: texts.pop(key) for key in texts.keys() & annotations_of(cls)}
+    options = Validator(Origin(COMMAND_LINE).named, own).made(cls, {})
     return options, [f"--{key}={text}" for key, text in texts.items()], words
 
 

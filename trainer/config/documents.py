@@ -23,6 +23,7 @@ from .paths import not_local
 _MOST_BYTES = 2**20  # of a file, for which YAML's parser takes 5 to 10 s
 _MOST_VALUES = 100_000  # of a file. Each use of an alias counts
 _TAG = "tag:yaml.org,2002:"
+_OF_KEYS = (f"{_TAG}str", f"{_TAG}merge")
 _OWN_NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
     "float": re.compile(
@@ -58,7 +59,7 @@ def read_document(path: str | Path) -> Document:
     name = str(path)
     file = Path(os.path.expanduser(name))
     try:
-        if file.stat().st_size > _MOST_BYTES or file.is_fifo() or file.is_char_device():
+        if file.stat().st_size > _MOST_BYTES or not (file.is_file() or file.is_dir()):
             raise ValueError("is a pipe, a device, or larger than 1 MiB")
         text = file.read_text(encoding="utf-8")
         if name.endswith(".json"):
@@ -132,23 +133,17 @@ def _parse(path: str, text: str) -> tuple[Any, dict[str, Origin]]:
 
 def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) -> None:
     """Note the origins of all keys below a node. ``above`` is the node's dotted key."""
-    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.SequenceNode):
-        items = [(index, item, item) for index, item in enumerate(node.value)]
-    elif isinstance(node, yaml.MappingNode):
-        items = [(name.value, name, value) for name, value in node.value]
-
-    for name, place, value in items:
-        key = f"{above}{name}"
+    is_mapping = isinstance(node, yaml.MappingNode)
+    children = [] if isinstance(node, yaml.ScalarNode) else node.value
+    for index, child in enumerate(children):
+        place, value = child if is_mapping else (child, child)
+        key = f"{above}{place.value if is_mapping else index}"
         origin = Origin(path, place.start_mark.line + 1, key)
-        rule = ""
-        if place is not value and place.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-            rule = "a key must be text; put it in quotes"
-        elif key in origins:
-            rule = f"is set twice, first on line {origins[key].line}; keep one"
-        elif len(origins) > _MOST_VALUES:
-            rule = "too many values: do aliases (*name) repeat each other?"
-        if rule:
-            raise origin.error(rule)
+        if is_mapping and place.tag not in _OF_KEYS:
+            raise origin.error("a key must be text; put it in quotes")
+        if key in origins:
+            raise origin.error(f"is set twice, first on line {origins[key].line}; keep one")
+        if len(origins) > _MOST_VALUES:
+            raise origin.error("too many values: do aliases (*name) repeat each other?")
         origins[key] = origin
         _walk(value, path, f"{key}.", origins)

@@ -36,9 +36,9 @@ class Interval:
 
     def is_due_at(self, step: int) -> bool:
         """Return whether a multiple of the interval ends with or within this step."""
-        numerator, denominator = self.steps.numerator, self.steps.denominator
         # Fractions would take 20 times as long as whole numbers, at each step.
-        return step * denominator // numerator > (step - 1) * denominator // numerator
+        numerator, denominator = self.steps.as_integer_ratio()
+        return step * denominator % numerator < denominator
 
     @property
     def first_step(self) -> int:

@@ -19,7 +19,6 @@ from .train_config import TrainConfig
 from .validate import Validator
 
 S = TypeVar("S")
-_TASK_SETTINGS = "task_settings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +56,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     elif "task" not in texts:
         raise usage_error("config", None, "is missing: name a training config, or --task")
     origins = _origins(document, texts)
-    check = Validator(partial(origin_of, origins, otherwise=document.path))
-    config = check.made(TrainConfig, document.data, texts=texts)
+    check = Validator(partial(origin_of, origins, otherwise=document.path), texts)
+    config = check.made(TrainConfig, document.data)
     for key, value in dotted(vars(config)):
         if HIDDEN in str(value):
             rule = f"a secret, which is not written down; give the secret again: --{key} VALUE"
@@ -95,12 +94,6 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     Raises:
         ConfigError: a setting is unknown, missing or wrong, or the task itself raised a ValueError.
     """
-    prefix = f"{_TASK_SETTINGS}."
-    texts = {
-        key.removeprefix(prefix): text
-        for key, text in loaded.texts.items()
-        if key.startswith(prefix)
-    }
     otherwise = loaded.config_file or "TrainConfig"
-    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise))
-    return check.made(cls, settings, _TASK_SETTINGS, texts)
+    check = Validator(partial(origin_of, loaded.origins, otherwise=otherwise), loaded.texts)
+    return check.made(cls, settings, "task_settings.")

@@ -56,7 +56,7 @@ TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
     """Record the mistakes of a schedule and its settings. Torch's are checked when built."""
     if schedule in SCHEDULES:
-        check.build(SCHEDULES[schedule], settings, "schedule_settings")
+        check.build(SCHEDULES[schedule], settings, "schedule_settings.")
     elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
         known = [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"]
         check.record("schedule", f"unknown schedule; {did_you_mean(schedule, known)}", schedule)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..errors import ConfigError, Origin
+from ..errors import Origin
 from ..text import seconds_of
 from .annotations import defaults_of
 from .interval import FORMS, Every
@@ -278,11 +278,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check = Validator(Origin("TrainConfig").named)
         values = check.settings(TrainConfig, vars(self))
-        if not check.problems:
+        if values:
             vars(self).update(values)
             check_rules(check, self)
-        if check.problems:
-            raise ConfigError(check.problems)
+        check.end()
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,80 +19,73 @@ _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Validator:
-    """A collector of the mistakes in settings. ``origin`` returns the origin of a dotted key."""
+    """A collector of the mistakes in settings.
 
-    def __init__(self, origin: Callable[[str], Origin]) -> None:
-        self.origin = origin
+    Args:
+        origin: returns the origin of a dotted key.
+        texts: values of the command line, by dotted key, which replace other values. They are read
+            as YAML, and stay text if only the text fits.
+    """
+
+    def __init__(
+        self, origin: Callable[[str], Origin], texts: Mapping[str, str] = _NO_TEXTS
+    ) -> None:
         self.problems: list[Problem] = []
+        self.origin = origin
+        self.texts = texts
 
     def settings(
-        self,
-        cls: Callable[..., Any],
-        values: Mapping[str, Any],
-        prefix: str = "",
-        texts: Mapping[str, str] = _NO_TEXTS,
-    ) -> dict[str, Any]:
-        """Return the values as the arguments of ``cls``. Record mistakes and return none if any.
+        self, cls: Callable[..., Any], values: Mapping[str, Any], prefix: str = ""
+    ) -> dict[str, Any] | None:
+        """Return the values as the arguments of ``cls``. Record mistakes and return None if any.
 
-        Args:
-            prefix: the dotted key of ``values``.
-            texts: values of the command line, by dotted key below ``prefix``, which replace
-                ``values``. They are read as YAML, and stay text if only the text fits.
+        ``prefix`` is the dotted key of ``values``, with a dot.
         """
-        given = with_values(values, {key: parse_scalar(texts[key]) for key in sorted(texts)})
-        fitting, problems = _checked(cls, given)
-        as_text = {
-            key: text
-            for key, text in texts.items()
-            if key in problems and not any(other.startswith(f"{key}.") for other in texts)
+        texts = {
+            key.removeprefix(prefix): self.texts[key]
+            for key in sorted(self.texts)
+            if key.startswith(prefix)
         }
+        typed = {key: parse_scalar(text) for key, text in texts.items()}
+        fitting, problems = _checked(cls, with_values(values, typed))
+        as_text = {key: text for key, text in texts.items() if key in problems}
         if as_text:
-            fitting, left = _checked(cls, with_values(given, as_text))
+            fitting, left = _checked(cls, with_values(values, typed | as_text))
             problems = {key: broken for key, broken in problems.items() if key in left}
 
         for key, (rule, value) in problems.items():
-            self.record(".".join(filter(None, (prefix, key))), rule, value)
-        return fitting
+            self.record(prefix + key, rule, value)
+        return None if problems else fitting
 
-    def build(
-        self,
-        cls: Callable[..., S],
-        values: Mapping[str, Any],
-        prefix: str = "",
-        texts: Mapping[str, str] = _NO_TEXTS,
-    ) -> S | None:
+    def build(self, cls: Callable[..., S], values: Mapping[str, Any], prefix: str = "") -> S | None:
         """Return ``cls(**values)``, or None if there are problems or a ValueError of ``cls``."""
-        before = len(self.problems)
-        fitting = self.settings(cls, values, prefix, texts)
-        if len(self.problems) > before:
+        fitting = self.settings(cls, values, prefix)
+        if fitting is None:
             return None
         try:
             return cls(**fitting)
         except ConfigError as error:
-            self.problems += [
-                replace(problem, origin=self.origin(problem.origin.key))
-                for problem in error.problems
-            ]
+            for problem in error.problems:
+                self.record(problem.origin.key, problem.rule, problem.value)
         except ValueError as error:
-            self.record(prefix, str(error))
+            self.record(prefix.removesuffix("."), str(error))
         return None
 
-    def made(
-        self,
-        cls: Callable[..., S],
-        values: Mapping[str, Any],
-        prefix: str = "",
-        texts: Mapping[str, str] = _NO_TEXTS,
-    ) -> S:
+    def made(self, cls: Callable[..., S], values: Mapping[str, Any], prefix: str = "") -> S:
         """Return what ``build`` returns. ConfigError: there are problems."""
-        built = self.build(cls, values, prefix, texts)
-        if built is None:
-            raise ConfigError(self.problems)
+        built = self.build(cls, values, prefix)
+        self.end()
+        assert built is not None
         return built
 
     def record(self, key: str, rule: str, value: object = None) -> None:
         """Record a problem of a dotted key."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
+
+    def end(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(self.problems)
 
 
 def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,22 +90,20 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
             raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
         return adapter, model
 
-    start = str(file.parent)
     config = json.loads(file.read_text(encoding="utf-8"))
+    start = str(file.parent)
     if not isinstance(config.get("init_lora_weights"), bool):
         raise ValueError(
             f"adapter.start: {start} needs a LoRA adapter with init_lora_weights true or false; "
             "merge it into its model first"
         )
-    adapter = adapter or Adapter()
-    chosen = {}
-    for key, name in SETTINGS.items():
-        default, value = getattr(Adapter, key), getattr(adapter, key)
-        chosen[key] = own = config.get(name, default)
-        if value != default and _in_order(value) != _in_order(own):
-            raise ValueError(f"adapter.{key}: {value} is {own} in {start}; leave the key out")
-    base = model if given else config["base_model_name_or_path"] or model
-    return replace(adapter, start=start, **chosen), base
+    settings = {key: config[name] for key, name in SETTINGS.items() if name in config}
+    own = Adapter(start=start, quantize=adapter.quantize if adapter else None, **settings)
+    for key in SETTINGS if adapter else ():
+        value = _in_order(getattr(adapter, key))
+        if value not in (getattr(Adapter, key), _in_order(getattr(own, key))):
+            raise ValueError(f"adapter.{key}: is another in {start}; leave the key out")
+    return own, model if given else config["base_model_name_or_path"] or model
 
 
 def _in_order(value: Any) -> Any:
@@ -172,14 +170,14 @@ def _refuse_tied(model: Any, mark: str) -> None:
     """Raise ``ConfigError`` if a tensor with this mark in its name belongs to two layers."""
     tensors = dict(canonical_state(model))
     uses = Counter(tensors.values())
-    tied = [name for name, tensor in tensors.items() if mark in name and uses[tensor] > 1]
-    if tied:
-        raise setting_error(
-            "adapter",
-            tied[0],
-            "belongs to two layers (tied embeddings), so that a merge would change both; leave the "
-            "layer out of targets and trained",
-        )
+    for name, tensor in tensors.items():
+        if mark in name and uses[tensor] > 1:
+            raise setting_error(
+                "adapter",
+                name,
+                "belongs to two layers (tied embeddings), so that a merge would change both; leave "
+                "the layer out of targets and trained",
+            )
 
 
 def add_reference(model: Any) -> None:
@@ -199,26 +197,22 @@ def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> lis
     layers begin with those of the model. ``stored`` are the files of the model below. None: the
     model below has values.
     """
-    copies: list[dict[str, str]] = []
-    left_out: Collection[str] = ()
-    folder: Path | str = ""
+    parts = [stored] if stored else []
     if start:
-        folder = start
-        names = {in_file: name for name, in_file in _names_in_file(model).items()}
-        for own in model.peft_config:
-            copies.append({n: name.replace(".default", f".{own}") for n, name in names.items()})
+        own = _names_in_file(model).items()
+        for adapter in model.peft_config:
+            names = {in_file: name.replace(".default", f".{adapter}") for name, in_file in own}
+            parts.append(Pretrained(folder=start, names=names))
     elif stored:
-        folder = stored.folder
-        names = {n: name for n, name in stored.names.items() if ORIGINAL in name}
-        copies.append({n: name.replace(ORIGINAL, TRAINED) for n, name in names.items()})
-        left_out = {*stored.names, *stored.left_out} - names.keys()
+        names = {n: name.replace(ORIGINAL, TRAINED) for n, name in stored.names.items()}
+        names = {n: name for n, name in names.items() if TRAINED in name}
+        others = {*stored.names, *stored.left_out} - names.keys()
+        parts += [Pretrained(folder=stored.folder, names=names, left_out=others)] if names else []
 
-    filled = {name for names in copies for name in names.values()}
-    others = stored.new if stored else dict(canonical_state(model))
-    new = [name for name in others if name not in filled]
-    below = [replace(stored, new=new)] if stored else []
-    more = (Pretrained(folder=folder, names=n, new=new, left_out=left_out) for n in copies if n)
-    return [*below, *more]
+    filled = {name for part in parts for name in part.names.values()}
+    drawn = stored.new if stored else dict(canonical_state(model))
+    new = [name for name in drawn if name not in filled]
+    return [replace(part, new=new) for part in parts]
 
 
 def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:

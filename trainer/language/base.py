@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -27,9 +28,9 @@ from .adapters import (
 from .card import model_card
 from .context import Group
 from .loss import mean_loss, token_losses
-from .model_files import build_on_meta
+from .model_files import CLASSIFIER, build_on_meta
 from .packing import IGNORED
-from .pretrained import from_configuration
+from .pretrained import configure, from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
 from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
@@ -55,8 +56,7 @@ _STEPS = {
 class LanguageTask(Task):
     """A task with a tokenizer and a transformers model, which is built without values.
 
-    The settings are those of docs/fine_tuning.md. ``memory`` has values that are kept between
-    calls: the tokenizer, the files of the model, notices.
+    The settings are those of docs/fine_tuning.md.
     """
 
     card: ClassVar[tuple[str, str]]  # what the Hub calls such models, and the title
@@ -75,25 +75,35 @@ class LanguageTask(Task):
     data: LocalPath | list[LocalPath | WeightedSource]
     weight_by: Literal["rows", "tokens"] = "rows"
     evaluation: LocalPath | float | dict[str, LocalPath] | None = None
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    # State, which ``keep`` changes.
+    loaded: ClassVar[Any] = None  # the tokenizer
+    plan: ClassVar[Any] = None
+    processes: ClassVar[Whole] = Whole()  # that share rows
+    told: ClassVar[dict[str, None]] = {}  # notices
+    new: ClassVar[Collection[str]] = ()  # tensors that the files of the model lack
+    stored: ClassVar[Any] = None  # finds these files
+
+    def keep(self, **state: Any) -> None:
+        """Keep values between calls. The dataclass is frozen."""
+        vars(self).update(state)
 
     def __post_init__(self) -> None:
         """Take a mapping as an adapter, and the folder of an adapter as its start and its model.
 
         A YAML file gives an ``Adapter``, code may give a dict.
         """
-        if isinstance(self.adapter, Mapping):
-            object.__setattr__(self, "adapter", Adapter(**self.adapter))
-        adapter, model = started(self.adapter, self.model)
-        values = {"adapter": adapter, "model": model}
-        start = adapter.start if adapter else None
-        if start and (Path(start) / "tokenizer_config.json").is_file():
-            values["tokenizer"] = self.tokenizer or start
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        adapter = Adapter(**self.adapter) if isinstance(self.adapter, Mapping) else self.adapter
+        adapter, model = started(adapter, self.model)
+        values: dict[str, Any] = {"adapter": adapter, "model": model}
+        start = adapter and adapter.start
+        if start and not self.tokenizer and Path(start, "tokenizer_config.json").is_file():
+            values["tokenizer"] = start
         if isinstance(self.data, list):
-            sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
-            object.__setattr__(self, "data", sources)
+            values["data"] = [
+                WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data
+            ]
+        self.keep(**values)
         if adapter and adapter.dora and (adapter.quantize or not model):
             raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
@@ -112,8 +122,8 @@ class LanguageTask(Task):
     @property
     def computes_parts(self) -> bool:
         """Return whether a process can compute a part of the tokens: by no method of a user."""
-        others = [kind for kind in type(self).__mro__ if not kind.__module__.startswith("trainer.")]
-        return self.has_documents and not any(_STEPS & vars(kind).keys() for kind in others)
+        steps = (getattr(self, name, self.begin) for name in _STEPS)
+        return self.has_documents and all(s.__module__.startswith("trainer.") for s in steps)
 
     @property
     def quantize(self) -> str | None:
@@ -139,12 +149,7 @@ class LanguageTask(Task):
             super().begin(plan)
         size = plan.context_parallel
         processes = Group(size) if size > 1 else Whole()
-        self.memory.update(plan=plan, processes=processes, has_mask=False)
-
-    @property
-    def processes(self) -> Whole:
-        """Return the processes that share rows: this process alone before ``begin``."""
-        return self.memory.setdefault("processes", Whole())  # type: ignore[no-any-return]
+        self.keep(plan=plan, processes=processes, has_mask=False)
 
     def parts(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -152,7 +157,7 @@ class LanguageTask(Task):
         """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
 
         ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
-        data set of some of them. Raises ``ConfigError`` if a part would be empty.
+        data set of some of them.
         """
 
         def whole(key: str, value: Any) -> Any:
@@ -164,18 +169,16 @@ class LanguageTask(Task):
             # Every n-th item is kept for evaluation.
             items = read("data", self.data)
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
-            if kept.all() or not kept.any():
-                raise setting_error(
-                    "evaluation",
-                    given,
-                    f"divides {len(items)} documents so that a part has none; give another share",
-                )
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
         train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
-        if isinstance(given, Mapping):
-            return train, {name: whole("evaluation", source) for name, source in given.items()}
-        return train, given and whole("evaluation", given)
+        return train, self.evaluated(partial(whole, "evaluation"))
+
+    def evaluated(self, make: Callable[[Any], Any]) -> Any:
+        """Return the evaluation data that ``make`` returns for a value, or for each of several."""
+        if isinstance(self.evaluation, Mapping):
+            return {name: make(value) for name, value in self.evaluation.items()}
+        return self.evaluation and make(self.evaluation)
 
     def _mixture(
         self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
@@ -185,33 +188,32 @@ class LanguageTask(Task):
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
             items = read("data", source.paths)
-            rows = make(items, np.arange(min(len(items), source.max_samples or len(items))))
+            rows = make(items, np.arange(len(items))[: source.max_samples])
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
             label = f"{source.label}-{number}" if source.label in sources else source.label
             sources[label] = (rows, weight, source.passes)
         mixture = mixed(sources)
-        mixture.version = "-".join(rows.version for rows, *_ in sources.values())
+        mixture.version = "-".join(rows.version for rows in mixture.sets)
         return mixture
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
-        if "tokenizer" not in self.memory:
-            key = "tokenizer" if self.tokenizer else "model"
-            name = str(self.tokenizer or self.model)
-            tokenizer = load_tokenizer(name, key, self.new_tokens or ())
+        if self.loaded is None:
+            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
+            tokenizer = load_tokenizer(str(name), key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
-            self.memory["tokenizer"] = tokenizer
-        return self.memory["tokenizer"]
+            self.keep(loaded=tokenizer)
+        return self.loaded
 
     def note(self, *lines: str) -> None:
         """Add lines to the notices of the banner. A line that is there already is not repeated."""
-        self.memory.setdefault("notices", {}).update(dict.fromkeys(lines))
+        self.keep(told=self.told | dict.fromkeys(lines))
 
     def notices(self) -> list[str]:
-        return list(self.memory.get("notices", ()))
+        return list(self.told)
 
     # -- model ------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class LanguageTask(Task):
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
         longer = self.new_tokens or (self.adapter and self.adapter.start)
-        model, self.memory["new"], self.memory["stored"] = build_on_meta(
+        model, new, stored = build_on_meta(
             str(self.model),
             self.built_attention,
             self.cache_dir,
@@ -230,6 +232,7 @@ class LanguageTask(Task):
             vocabulary_of(self.load_tokenizer()) if longer else 0,
             **options,
         )
+        self.keep(new=new, stored=stored)
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
@@ -240,15 +243,20 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        refuse_lost(adapted, self.memory.get("new", ()))
+        refuse_lost(adapted, self.new)
         if self.adapter.dora and not self.adapter.start:
-            set_lengths(adapted, self.memory["stored"](adapted))
+            set_lengths(adapted, self.stored(adapted))
         return adapted
 
+    def build_classifier(self, **options: Any) -> Any:
+        """Build the pretrained model with a new last layer, which scores the end of a text."""
+        model = self.build_pretrained(CLASSIFIER, **options)
+        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
+        return model
+
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
-        find = self.memory.get("stored")
         start = self.adapter.start if self.adapter else None
-        return with_copies(model, find and find(model), start)
+        return with_copies(model, self.stored and self.stored(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config) if self.adapter else None
@@ -270,9 +278,9 @@ class LanguageTask(Task):
                 module.reset_lora_parameters(adapter, True)
             return
         # A vision part and a reference have their own first values.
-        owners = [part for part in model.modules() if initializer_of(part)]
-        owner = next((part for part in reversed(owners) if module in {*part.modules()}), model)
-        super().initialize(owner, module)
+        parts = [part for part in model.modules() if initializer_of(part)]
+        owners = [part for part in parts if module in part.modules()]
+        super().initialize([model, *owners][-1], module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, *self.card)
@@ -302,10 +310,8 @@ class TokenTask(LanguageTask):
             raise ValueError(
                 "give model (a folder or a name), or config (model_type and sizes) and tokenizer"
             )
-        if self.config and self.model_config:
-            raise ValueError("model_config: changes the configuration of model; use config alone")
-        if self.config and self.quantize:
-            raise ValueError("adapter.quantize: a model from scratch has no weights to quantize")
+        if self.config and (self.model_config or self.quantize):
+            raise ValueError("config: has no files, so neither model_config nor adapter.quantize")
 
     @abstractmethod
     def encoder(self, rows: Iterator[Row]) -> Encoder:
@@ -314,12 +320,10 @@ class TokenTask(LanguageTask):
     def tokenized(self, key: str, names: str | list[str]) -> Corpus:
         """Return all documents that the setting ``key`` names, as tokens."""
         sources = find_sources(names, key)
-        encoders = []
-        for source in sources:
-            encoder = self.encoder(row for _, row in source.read())
-            encoders.append(encoder)
-            if encoder.columns.kind != "text":
-                self.note(f"{key}: columns {', '.join(encoder.columns.names)}")
+        encoders = [self.encoder(row for _, row in source.read()) for source in sources]
+        for columns in (encoder.columns for encoder in encoders):
+            if columns.kind != "text":
+                self.note(f"{key}: columns {', '.join(columns.names)}")
         corpus = self.corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus

@@ -80,14 +80,13 @@ class CausalLM(DecoderTask):
         def formed(rows: Any) -> Any:
             return rows if is_counted else LaneStream(rows.own_order, tokenized)
 
-        evaluation: Any = self.evaluation
-        if isinstance(evaluation, Mapping):
-            evaluation = {name: formed(read(names)) for name, names in evaluation.items()}
-        elif evaluation:
-            evaluation = formed(read(evaluation))
         if is_counted:
             batch = partial(tokenized_batch, tokenized=tokenized, batch=batch)
-        return Data(train=formed(train), evaluation=evaluation, collate=batch)
+        return Data(
+            train=formed(train),
+            evaluation=self.evaluated(lambda names: formed(read(names))),
+            collate=batch,
+        )
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         row = next(rows, {})

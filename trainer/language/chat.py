@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
+from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
@@ -24,20 +25,21 @@ from .rendering import NOBODY, Watch, compile_watched
 
 # Messages to try templates with. No template writes these words and names without being asked.
 WORDS = "forty two words"
-QUESTION: Message = {"role": "user", "content": WORDS}
-ANSWER: Message = {"role": "assistant", "content": WORDS}
-CALL: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
+QUESTION = Message(role="user", content=WORDS)
+ANSWER = Message(role="assistant", content=WORDS)
+CALL = Message(
+    role="assistant",
+    content="",
+    tool_calls=[
         {
             "id": "abcdefghi",
             "type": "function",
             "function": {"name": "f_one", "arguments": {"x_one": "y_one"}},
         }
     ],
-}
-RESULT: Message = {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi", "content": "z"}
+)
+RESULT = Message(role="tool", name="f_one", tool_call_id="abcdefghi", content="z")
+ANSWER.is_learnt = CALL.is_learnt = True
 
 
 class Part(NamedTuple):
@@ -49,7 +51,21 @@ class Part(NamedTuple):
 
 
 # A text, and the spans of characters that are trained on. None: the whole text.
-TrainingText = tuple[str, Sequence[tuple[int, int]] | None]
+TrainingText = tuple[str, Sequence[Sequence[int]] | None]
+
+
+class TextWriter:
+    """Writes the words of a prompt and its answer one behind the other, without a template."""
+
+    text = ""
+    without_thoughts = 0
+
+    def write(self, origin: str, chat: Chat) -> TrainingText:
+        """Return the text, with the span of the answer if there is a prompt."""
+        *before, answer = (message["content"] for message in chat.messages)
+        prompt = "".join(before)
+        text = prompt + answer
+        return text, [(len(prompt), len(text))] if before else None
 
 
 class ChatWriter:
@@ -69,7 +85,7 @@ class ChatWriter:
     def write(self, origin: str, chat: Chat) -> TrainingText:
         """Write a conversation as ``turns`` does, with the spans that are trained on."""
         text, parts = self.turns(origin, chat)
-        return text, [(start, end) for number, start, end in parts if chat.trained[number]]
+        return text, [place for number, *place in parts if chat.messages[number].is_learnt]
 
     def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
         """Write a conversation, and return the parts that messages wrote, in order.
@@ -78,26 +94,29 @@ class ChatWriter:
         not show who says which words.
         """
         try:
-            text, parts = self._parts(chat.messages, chat.settings)
+            text, writers = self._write(chat.messages, chat.settings)
             if not self.has_marks:
-                parts = self._spoken(chat, text, parts)
+                self._leave_openings(chat, text, writers)
         except Exception as error:  # templates raise any error
             raise setting_error(
                 "template", origin, f"the template refuses this conversation: {first_line(error)}"
             ) from None
 
-        trained = [""] * len(chat.messages)
+        edges = np.flatnonzero(np.diff(writers, prepend=-2, append=-2)).tolist()
+        stretches = [Part(int(writers[start]), start, end) for start, end in pairwise(edges)]
+        parts = [part for part in stretches if part.message != NOBODY]
+        own = [""] * len(chat.messages)
         for number, start, end in parts:
-            if chat.trained[number]:
-                trained[number] += text[start:end]
+            own[number] += text[start:end]
+        learnt = [own[number] for number, message in enumerate(chat.messages) if message.is_learnt]
         for number, message in enumerate(chat.messages):
             thoughts, said = thoughts_and_words(message)
-            written = trained[number] if chat.trained[number] else text
+            written = own[number] if message.is_learnt else text
             words = [said, *map(_name_of, message.get("tool_calls") or ())]
             is_right = all(word in written for word in words)
             if message["role"] == "tool":  # a part of the tool may hold the answer as JSON
-                has_part = self.has_marks or number in {part.message for part in parts}
-                is_right = has_part or not said or not any(said in words for words in trained)
+                is_in_turn = said and any(said in words for words in learnt)
+                is_right = bool(self.has_marks or own[number] or not is_in_turn)
             if not is_right:
                 raise setting_error(
                     "template",
@@ -106,7 +125,7 @@ class ChatWriter:
                     "who says them; give another template, or put "
                     "{% generation %} around the assistant's words",
                 )
-            self.without_thoughts += chat.trained[number] and thoughts not in written
+            self.without_thoughts += int(message.is_learnt and thoughts not in written)
 
         if not all(_name_of(tool) in text for tool in chat.settings.get("tools", ())):
             raise setting_error(
@@ -120,29 +139,31 @@ class ChatWriter:
         special = self.tokenizer.added_tokens_decoder
         for turn, word in ((ANSWER, WORDS), (CALL, "y_one")):
             with suppress(ConfigError):
-                text, _ = self.write("", Chat([QUESTION, turn], [False, True], {}))
+                text, _ = self.write("", Chat([QUESTION, turn], {}))
                 behind = text.rpartition(word)[-1]
                 tokens = self.tokenizer(behind, add_special_tokens=False)["input_ids"]
                 found += [token for token in tokens if token in special][-1:]
         return found
 
-    def _parts(
+    def _write(
         self,
         given: Sequence[Message],
         settings: Mapping[str, Any],
         *,
         prompt: bool = False,
         arguments_as_text: bool | None = None,
-    ) -> tuple[str, list[Part]]:
-        """Return text and parts. A ``prompt`` ends with the text that makes the assistant speak."""
+    ) -> tuple[str, Any]:
+        """Return a text, and the number of the message that wrote each character.
+
+        A ``prompt`` ends with the text that makes the assistant speak.
+        """
         if arguments_as_text is None:
-            calls = any(message.get("tool_calls") for message in given)
-            arguments_as_text = calls and self._takes_text
+            arguments_as_text = self._takes_text
         messages = with_reasoning_aliases(in_form(given, arguments_as_text=arguments_as_text))
         watch = Watch(messages)
         pieces: list[str] = []
         marks: list[tuple[int, int]] = []
-        writers: list[int] = []  # of each character
+        numbers: list[int] = []  # of the message that wrote each piece
         variables = {
             **self.tokenizer.special_tokens_map,
             "tools": None,
@@ -155,63 +176,58 @@ class ChatWriter:
         with self.watched.environment.activate_tracker(pieces, marks):
             for piece in self.watched.generate(variables):
                 pieces.append(piece)
-                writers += [watch.writers[-1]] * len(piece)
+                numbers.append(watch.writers[-1])
 
-        parts: list[Part] = []
-        end = 0
-        for writer, stretch in groupby(writers):
-            start, end = end, end + len(list(stretch))
-            parts.append(Part(writer, start, end))
+        writers = np.repeat(numbers, [*map(len, pieces)])
         if self.has_marks:
             # NOBODY writes the end of the whole text (Phi-3). If marked, the last message has it.
-            count = len(messages)
-            marked = [Part(writers[at] % count, at, end) for at, end in marks if at < end]
-            roles = [*watch.roles, "assistant"]  # NOBODY is the last
-            others = [part for part in parts if roles[part.message] != "assistant"]
-            parts = sorted([*marked, *others], key=attrgetter("start"))
-        return "".join(pieces), parts
+            roles = np.array([*watch.roles, "assistant"])  # NOBODY is the last
+            marked = np.where(roles[writers] == "assistant", NOBODY, writers)
+            for start, end in marks:
+                marked[start:end] = writers[start:end] % len(messages)
+            writers = marked
+        return "".join(pieces), writers
 
-    def _spoken(self, chat: Chat, text: str, parts: list[Part]) -> list[Part]:
-        """Return the parts of messages without the text that makes the assistant speak."""
-        spoken: list[Part] = []
+    def _leave_openings(self, chat: Chat, text: str, writers: Any) -> None:
+        """Take the text that makes the assistant speak from the messages that wrote it, in place.
+
+        The end of the whole text is the last message's.
+        """
         openings: dict[bool, str] = {}
         opening = ""
-        seen: set[int] = set()
-        for number, start, end in parts:
-            if number == NOBODY:
-                if spoken and end == len(text) and text[start:] != opening:
-                    spoken.append(Part(parts[-2].message, start, end))
+        end = _end_of(writers)
+        last = writers[end - 1]
+        for number, message in enumerate(chat.messages):
+            own = np.flatnonzero(writers == number)
+            if not message.is_learnt or not len(own):
                 continue
 
-            if chat.trained[number] and number not in seen:
-                is_answered = number > 0 and chat.messages[number - 1]["role"] == "tool"
-                if is_answered not in openings:
-                    before = chat.messages[:number] if is_answered else [QUESTION]
-                    openings[is_answered] = self._opening(before, chat.settings)
-                opening = openings[is_answered]
-                begin = start + len(commonprefix([opening, text[start:end]]))  # noqa: RUF071
-                _, words = thoughts_and_words(chat.messages[number])
-                if begin - start < len(opening) and words:
-                    # The opening begins thoughts that the template left out here.
-                    found = text.rfind(words, start, begin + len(words))
-                    begin = found if found >= 0 else begin
-                start = begin
-            seen.add(number)
-            if start < end:
-                spoken.append(Part(number, start, end))
-        return spoken
+            is_answered = number > 0 and chat.messages[number - 1]["role"] == "tool"
+            if is_answered not in openings:
+                before = chat.messages[:number] if is_answered else [QUESTION]
+                openings[is_answered] = self._opening(before, chat.settings)
+            opening = openings[is_answered]
+            start = own[0]
+            begin = start + len(commonprefix([opening, text[start:]]))  # noqa: RUF071
+            _, words = thoughts_and_words(message)
+            if begin - start < len(opening) and words:
+                # The opening begins thoughts that the template left out here.
+                found = text.rfind(words, start, begin + len(words))
+                begin = found if found >= 0 else begin
+            writers[start:begin] = NOBODY
+        if text[end:] != opening:
+            writers[end:] = last
 
     def _opening(self, before: Sequence[Message], settings: Mapping[str, Any]) -> str:
         """Return the text that makes the assistant speak behind some messages."""
-        text, _ = self._parts(before, settings)
-        prompted, parts = self._parts(before, settings, prompt=True)
+        text, _ = self._write(before, settings)
+        prompted, writers = self._write(before, settings, prompt=True)
         if prompted.startswith(text) and prompted != text:
             return prompted[len(text) :]
 
         # Without the prompt the template writes another end of the text (Phi-3), or the template
         # always writes the prompt (DeepSeek behind the answers of tools).
-        writer, start, _ = parts[-1]
-        tail = prompted[start:] if writer == NOBODY else ""
+        tail = prompted[_end_of(writers) :]
         is_end = prompted == text and tail.lstrip().startswith(self.tokenizer.eos_token or tail)
         return "" if is_end else tail
 
@@ -220,10 +236,15 @@ class ChatWriter:
         """Return whether the template takes the arguments of a call as text, found by trying."""
         for as_text in (False, True):
             with suppress(Exception):  # templates raise any error
-                text, _ = self._parts([QUESTION, CALL, RESULT], {}, arguments_as_text=as_text)
+                text, _ = self._write([QUESTION, CALL, RESULT], {}, arguments_as_text=as_text)
                 if all(word in text for word in ("f_one", "x_one", "y_one")):
                     return as_text
         return False
+
+
+def _end_of(writers: Any) -> int:
+    """Return the end of the characters that messages wrote."""
+    return int(np.max(np.flatnonzero(writers != NOBODY) + 1, initial=0))
 
 
 def _name_of(tool: Any) -> str:

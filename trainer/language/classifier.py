@@ -19,8 +19,6 @@ from ..config.paths import LocalPath
 from ..task import Data
 from .base import LanguageTask
 from .columns import take
-from .model_files import CLASSIFIER
-from .pretrained import configure
 from .problems import setting_error
 from .sources import Row, find_sources
 
@@ -58,6 +56,7 @@ class SequenceClassifier(LanguageTask):
         "single_label_classification", "multi_label_classification", "regression"
     ] = SINGLE
     sequence_length: Annotated[int, Field(ge=2)] = 512
+    classes: ClassVar[Sequence[str]] = ()  # state, which ``keep`` changes
 
     # -- data -------------------------------------------------------------------------------------
 
@@ -77,16 +76,16 @@ class SequenceClassifier(LanguageTask):
                 texts = [take(row, origin, name, of, str) for of, name in columns.items() if name]
                 examples.append((texts, self._label(row, origin)))
         if self.problem_type == REGRESSION:
-            self.memory["labels"] = ["LABEL_0"]  # as transformers calls a number
+            self.keep(classes=["LABEL_0"])  # as transformers calls a number
             return examples
 
         # The labels of the training data, which is read first. Shorter labels first: 2 before 10.
         labels = {label for _, labels in examples for label in labels}
-        if "labels" not in self.memory:
-            self.memory["labels"] = self._as_the_model_has(sorted(sorted(labels), key=len))
-        if len(self.memory["labels"]) < 2:
+        if not self.classes:
+            self.keep(classes=self._as_the_model_has(sorted(sorted(labels), key=len)))
+        if len(self.classes) < 2:
             raise setting_error(key, names, "has a single class; a classifier needs two")
-        for label in labels.difference(self.memory["labels"]):
+        for label in labels.difference(self.classes):
             raise setting_error(key, names, f"has the label {label!r}, which data does not have")
         return examples
 
@@ -132,9 +131,7 @@ class SequenceClassifier(LanguageTask):
             return_tensors="pt",
         )
         rows = [
-            [label]
-            if isinstance(label, int | float)
-            else [*map(label.count, self.memory["labels"])]
+            [label] if isinstance(label, int | float) else [*map(label.count, self.classes)]
             for label in labels
         ]
         return {**coded, "labels": torch.tensor(rows, dtype=torch.float32)}
@@ -142,15 +139,12 @@ class SequenceClassifier(LanguageTask):
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        if "labels" not in self.memory:
+        if not self.classes:
             self.build_data()
-        names = dict(enumerate(self.memory["labels"]))
+        names = dict(enumerate(self.classes))
         numbers = {label: number for number, label in names.items()}
-        model = self.build_pretrained(
-            CLASSIFIER, id2label=names, label2id=numbers, problem_type=self.problem_type
-        )
-        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
-        return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
+        options = {"id2label": names, "label2id": numbers, "problem_type": self.problem_type}
+        return self.adapted(self.build_classifier(**options), "SEQ_CLS")  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -182,7 +176,7 @@ class SequenceClassifier(LanguageTask):
 
     def _names(self, rows: Tensor) -> list[Any]:
         """Return the labels of each text, or its label, from (texts, classes)."""
-        names = [[*compress(self.memory["labels"], row)] for row in rows.tolist()]
+        names = [[*compress(self.classes, row)] for row in rows.tolist()]
         return names if self.problem_type == MULTI else [*chain(*names)]
 
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .chat import TrainingText
-from .messages import Chat, Message, read_chat
+from .messages import Chat, Message, read_messages, said
 from .problems import setting_error
 from .sources import Row
 
@@ -23,6 +22,8 @@ USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("prompt", ("prompt", "completion")),
     ("instruction", ("instruction", "output")),
 )
+# The settings that name the columns of the words to learn.
+KEYS = {"text": "text_column", "prompt": "completion_column"}
 IDS: Usual = ("ids", ("input_ids",))
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
@@ -65,29 +66,31 @@ class Columns:
             return isinstance(row.get(self.names[0]), list)
         return self.kind in ("messages", "instruction")
 
-    def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return the conversations of a row. Raise ``ConfigError`` if the row has another form."""
-        settings = self.settings_of(row, origin)
-        prompt = system_of(row)
-        key = "messages_column"
-        if self.kind == "prompt":
-            key = "completion_column"
-            prompt = take(row, origin, self.names[0], "prompt_column")
-        messages = take(row, origin, self.names[-1], key)
-        if self.kind == "instruction":
-            parts = take(row, origin, "instruction", "data", str), row.get("input")
-            prompt.append({"role": "user", "content": self.before_input.join(filter(None, parts))})
-            messages = [{"role": "assistant", "content": messages}]
+    def read(self, row: Row, origin: str, *, as_chat: bool) -> list[Chat]:
+        """Return the conversations of a row, or texts as words of the user and the assistant.
 
-        return [read_chat(origin, key, prompt, messages, settings)]
+        Raises ``ConfigError`` if the row has another form.
+        """
+        key = KEYS.get(self.kind, "messages_column")
+        form = list if as_chat and self.kind != "instruction" else str
+        messages = read_messages(
+            origin, key, said("assistant", take(row, origin, self.names[-1], key, form))
+        )
+        if self.kind in ("prompt", "instruction"):
+            take(row, origin, self.names[0], "prompt_column", form)
+            prompt = read_messages(origin, "prompt_column", said("user", self.prompt_of(row)))
+            messages[:0] = map(Message, prompt)
+        if not as_chat:
+            return [Chat(messages, {})]
+        return [Chat([*system_of(row), *messages], self.settings_of(row, origin))]
 
-    def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
-        """Return the texts of a row. Raise ``ConfigError`` if the row has another form."""
-        text: str = take(row, origin, self.names[0], f"{self.kind}_column", str)
-        if self.kind == "text":
-            return [(text, None)]
-        whole = text + take(row, origin, self.names[1], "completion_column", str)
-        return [(whole, [(len(text), len(whole))])]
+    def prompt_of(self, row: Row) -> Any:
+        """Return the prompt of a row, with Alpaca's ``input``. None without a prompt."""
+        column = self.names[0]
+        prompt = row.get(column)
+        if self.kind != "prompt" and column == "instruction" and row.get("input"):
+            return f"{prompt}{self.before_input}{row['input']}"
+        return prompt
 
     def settings_of(self, row: Row, origin: str) -> dict[str, Any]:
         """Return the arguments of the template for a row, tools included.
@@ -110,7 +113,7 @@ class Columns:
 
 def system_of(row: Row) -> list[Message]:
     """Return the message of the system in a column of its own, if there is such a column."""
-    return [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return [Message(role="system", content=row["system"])] if row.get("system") else []
 
 
 def usual_columns(row: Row, usual: Sequence[Usual]) -> Usual:

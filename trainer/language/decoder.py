@@ -6,14 +6,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
 from .base import DENSE, TokenTask
-from .chat import ChatWriter
+from .chat import ChatWriter, TextWriter
 from .columns import Columns
 from .ends import end_with
 from .loss import fuse, mean_loss, why_not_fusible
@@ -44,19 +44,24 @@ class DecoderTask(TokenTask):
     sequence_length: Annotated[int, Field(ge=2)] = 1024
     activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
 
+    # State, which ``keep`` changes.
+    ends: ClassVar[list[int] | None] = None  # the tokens that end texts
+    has_mask: ClassVar[bool] = False  # which keeps documents apart
+
     def encoder_of(self, columns: Columns, row: Row, kind: type[Encoder] = Encoder) -> Encoder:
         """Return the encoder of a source, whose first row decides on a chat template."""
         tokenizer = self.load_tokenizer()
         end = tokenizer.eos_token_id
-        self.memory.setdefault("ends", [] if end is None else [end])
-        writer = None
+        if self.ends is None:
+            self.keep(ends=[] if end is None else [end])
+        writer: ChatWriter | TextWriter = TextWriter()
         if columns.are_chats(row):
             text, name = read_template(tokenizer, self.template)
             self.note(f"template: {name}")
             writer = ChatWriter(tokenizer, text)
             # Conversations beside texts decide the end of a text.
-            self.memory["ends"] = writer.turn_ends()
-            if not self.memory["ends"]:
+            self.keep(ends=writer.turn_ends())
+            if not self.ends:
                 self.note("template: no token ends a turn of the assistant")
         return kind(tokenizer, columns, writer, self.bad_rows)
 
@@ -73,8 +78,9 @@ class DecoderTask(TokenTask):
         """Return whether batches have the boundaries of their documents."""
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
-        plan = self.memory.get("plan")
-        if plan is None or self.attention or not (self.packs and self.computes_parts):
+        plan = self.plan
+        is_asked = self.attention or self.has_mask
+        if plan is None or is_asked or not (self.packs and self.computes_parts):
             return False
         return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
 
@@ -99,17 +105,14 @@ class DecoderTask(TokenTask):
         )
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        if self._has_documents(batch):
+        if "boundaries" in batch:
             return self.processes.inputs(batch)
         # No mask: with a mask, models ignore the positions. Padding is behind the row's only
         # document, which does not see the padding.
         return {"input_ids": batch["input_ids"]}
 
-    def _has_documents(self, batch: Mapping[str, Any]) -> bool:
-        return "boundaries" in batch and not self.memory.get("has_mask")
-
     def labels(self, batch: Mapping[str, Any]) -> Tensor:
-        if self._has_documents(batch):
+        if "boundaries" in batch:
             return self.processes.tokens(batch, "labels")
         return super().labels(batch)
 
@@ -125,7 +128,7 @@ class DecoderTask(TokenTask):
 
     def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
         losses = super().token_losses(model, batch, **which)
-        if not self._has_documents(batch):
+        if "boundaries" not in batch:
             return losses
         whole = torch.zeros_like(batch["labels"], dtype=losses.dtype).flatten()
         whole = whole.index_copy(0, self.processes.places(batch), losses[0])
@@ -155,7 +158,7 @@ class DecoderTask(TokenTask):
                 "the loss of the routers is no mean over tokens, so that the curve would depend on "
                 "micro_batch_size; set model_config: {output_router_logits: false}",
             )
-        self.note(*end_with(model, self.memory.get("ends", ()), tokenizer))
+        self.note(*end_with(model, self.ends or (), tokenizer))
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
 
@@ -196,10 +199,10 @@ class DecoderTask(TokenTask):
             return True
         if size > 1:
             rule = f"{name} cannot be computed in parts: {reason}"
-            raise self.memory["plan"].origin("context_parallel").error(rule, size)
+            raise self.plan.origin("context_parallel").error(rule, size)
         if self.attention:
             raise setting_error("attention", NAME, f"{name}: {reason}; leave it out")
-        self.memory["has_mask"] = True
+        self.keep(has_mask=True)
         self.note(f"attention: a mask keeps documents apart, since {name}: {reason}")
         return False
 
@@ -220,9 +223,8 @@ class DecoderTask(TokenTask):
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer, with the chat template and the end of a text of this training."""
         tokenizer = copy.deepcopy(self.load_tokenizer())
-        ends = self.memory.get("ends")
-        if ends and tokenizer.eos_token_id not in ends:
-            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+        if self.ends and tokenizer.eos_token_id not in self.ends:
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(self.ends[0])
         if self.template:
             tokenizer.chat_template, _ = read_template(tokenizer, self.template)
         tokenizer.save_pretrained(directory)

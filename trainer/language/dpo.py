@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather
+from accelerate.utils import gather, send_to_device
 from pydantic import Field
 from torch import nn
 from torch.nn.functional import logsigmoid
@@ -82,6 +82,10 @@ class DPO(PreferenceTask):
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
     loss: LossMemory = "auto"
 
+    # State, which ``keep`` changes.
+    of_reference: ClassVar[Any] = None  # finds the files of the reference
+    table: ClassVar[Any] = None  # the log-probabilities of the reference, computed once
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reference in ("without_adapter", "start") and not self.adapter:
@@ -90,10 +94,12 @@ class DPO(PreferenceTask):
             raise ValueError(f"reference_model: has no use with reference: {self.kind}")
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
-        if self.label_smoothing and self.objective in ("ipo", "orpo"):
-            raise ValueError(f"label_smoothing: the objective {self.objective} has none; set 0")
-        if self.reference != (self.reference and self.kind):
-            raise ValueError(f"reference: the objective {self.objective} has none")
+        has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
+        if has_smoothing or self.reference != (self.reference and self.kind):
+            raise ValueError(
+                f"objective: {self.objective} has no such reference, or no label_smoothing; leave "
+                "the key out"
+            )
 
     @property
     def kind(self) -> Reference | None:
@@ -124,7 +130,7 @@ class DPO(PreferenceTask):
             other = self._task_of_reference()
             reference = other.build_decoder(self.loss)
             reference.requires_grad_(False)
-            self.memory["reference"] = other.memory["stored"]
+            self.keep(of_reference=other.stored)
         second = REFERENCE if self.kind == "start" else None
         if second:
             add_reference(policy)
@@ -133,8 +139,8 @@ class DPO(PreferenceTask):
     def _task_of_reference(self) -> DPO:
         """Return the task of the reference. Raise ``ConfigError`` if its tokens are others."""
         other = replace(self, model=self.reference_model or self.model, adapter=None)
-        # A copy has its own memory, and would attend in its part of the tokens alone.
-        other.memory.update(plan=self.memory.get("plan"), processes=self.processes)
+        # A copy has no state, and would attend in its part of the tokens alone.
+        other.keep(plan=self.plan, processes=self.processes)
         if other.load_tokenizer().get_vocab() != self.load_tokenizer().get_vocab():
             raise setting_error(
                 "reference_model", self.reference_model, "has another vocabulary than the model"
@@ -146,8 +152,8 @@ class DPO(PreferenceTask):
 
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
-        if self.memory.get("reference"):
-            parts.append((self.memory["reference"](model.reference), "reference"))
+        if self.of_reference:
+            parts.append((self.of_reference(model.reference), "reference"))
         return [replace(stored, part=part) for stored, part in parts]
 
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
@@ -206,9 +212,9 @@ class DPO(PreferenceTask):
         if self.kind != "computed_once":
             return self.log_probs(model, batch, from_reference=True)
 
-        if self.memory.get("log_probs") is None:
-            self.memory["log_probs"] = self._compute_once(model)
-        return self.memory["log_probs"][batch["pair"]]  # type: ignore[no-any-return]
+        if self.table is None:
+            self.keep(table=self._compute_once(model))
+        return self.table[batch["pair"]]  # type: ignore[no-any-return]
 
     # -- the reference, computed once -------------------------------------------------------------
 
@@ -223,7 +229,7 @@ class DPO(PreferenceTask):
                 "the reference is the model before the first step, whose log-probabilities of "
                 "these pairs no checkpoint holds; set reference: frozen"
             )
-        pairs: Any = ConcatDataset(self.memory["sets"])
+        pairs: Any = ConcatDataset(self.sets)
         device = training_device()
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
         say(f"reference: the log-probabilities of {len(pairs)} pairs are computed")
@@ -231,19 +237,20 @@ class DPO(PreferenceTask):
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:
             for batch in DataLoader(Subset(pairs, share), BLOCK, collate_fn=self.collate):
-                on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+                on_device = send_to_device(batch, device)
                 values = self.log_probs(model, on_device, from_reference=True)
                 table[gather(on_device["pair"])] = gather(values)
         return table
 
     def _version(self) -> str:
         """Return a hash of all pairs."""
-        return " ".join(pairs.version for pairs in self.memory["sets"])
+        return " ".join(pairs.version for pairs in self.sets)
 
     def state_dict(self) -> dict[str, Any]:
-        table = self.memory.get("log_probs")
-        return {} if table is None else {"pairs": self._version(), "log_probs": table.cpu()}
+        if self.table is None:
+            return {}
+        return {"pairs": self._version(), "log_probs": self.table.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("pairs") == self._version():
-            self.memory["log_probs"] = state["log_probs"].to(training_device())
+            self.keep(table=state["log_probs"].to(training_device()))

@@ -17,7 +17,7 @@ def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> list[str]:
     """
     config = getattr(model, "generation_config", None)
     given = getattr(config, "eos_token_id", None)
-    named = given if isinstance(given, list) else [] if given is None else [given]
+    named = [given] if isinstance(given, int) else given or []
     before = [token for token in named if token < len(tokenizer)]
     if config is None or {*trained} <= {*before}:
         return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -15,7 +16,6 @@ from ..task import Data
 from .base import TokenTask
 from .columns import IDS, Columns, Usual, usual_columns
 from .packing import collate
-from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, words_of
 
@@ -41,13 +41,6 @@ class MaskedLM(TokenTask):
         from transformers import DataCollatorForLanguageModeling
 
         tokenizer = self.load_tokenizer()
-        if tokenizer.mask_token_id is None:
-            raise setting_error(
-                "tokenizer",
-                self.tokenizer or self.model,
-                "has no token that hides other tokens; give an encoder's",
-            )
-
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=self.mask_probability)
         mask = partial(hide_tokens, collator=collator)
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
@@ -100,7 +93,7 @@ class Pieces:
     @property
     def token_count(self) -> int:
         """Return the tokens of all pieces."""
-        return sum(end - start for start, end in self.spans)
+        return int(np.diff(self.spans).sum())
 
     def __len__(self) -> int:
         return len(self.spans)

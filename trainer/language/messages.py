@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from .problems import setting_error
 
-Message = dict[str, Any]
 # Keys by which data sets of other tools say whether a message is learnt, and whether not.
 LEARNT = re.compile(r"weight|train(ing|able)?(_detail)?|learn|loss(_\w+)?").fullmatch
 HIDDEN = re.compile("mask(ed)?|ignored?").fullmatch
@@ -25,11 +24,16 @@ ROLES = {  # of ShareGPT and its relatives
 }
 
 
+class Message(dict[str, Any]):
+    """A message as a template takes messages. ``is_learnt`` says whether its words are targets."""
+
+    is_learnt = False
+
+
 class Chat(NamedTuple):
-    """A conversation to train on: which messages are trained on, and arguments of the template."""
+    """A conversation to train on, and arguments of the template."""
 
     messages: list[Message]
-    trained: list[bool]
     settings: Mapping[str, Any]
 
 
@@ -42,39 +46,41 @@ class Words(str):
         yield {"type": "text", "text": str(self)}
 
 
-def thoughts_and_words(message: Message) -> tuple[str, str]:
+def thoughts_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
     """Return the thoughts of a message, from ``reasoning_content`` or the content, and the rest."""
     before, _, words = message["content"].rpartition("</think>")
     thoughts = message.get("reasoning_content") or before.replace("<think>", "")
     return str(thoughts).strip(), words.strip()
 
 
-def read_chat(
-    origin: str, key: str, prompt: Any, messages: Any, settings: Mapping[str, Any]
-) -> Chat:
-    """Read a conversation of a row, of which the messages of ``prompt`` are not trained on.
+def read_messages(origin: str, key: str, given: Any) -> list[Message]:
+    """Read the messages of a row, of which those of the assistant are learnt.
 
-    Raises ``ConfigError`` with the setting ``key`` if the conversation has another form.
+    Raises ``ConfigError`` with the setting ``key`` if the messages have another form.
     """
-    if not isinstance(messages, list) or not messages or not isinstance(prompt, list):
+    if not isinstance(given, list) or not given:
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
 
-    chat = Chat([], [], settings)
-    for number, given in enumerate([*prompt, *messages]):
+    messages = []
+    for number, message in enumerate(given, 1):
         try:
-            message = _read_message(given)
-            is_trained = _is_learnt(message) and message["role"] == "assistant"
+            messages.append(_read_message(message))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise setting_error(
                 key,
-                f"{origin} message {number + 1}",
+                f"{origin} message {number}",
                 "must be {role: ..., content: ...}, content text or a list of parts that are text, "
                 "a call of a tool in tool_calls, weight (train, loss, ...) 0 or 1 of a whole "
                 "message",
             ) from None
-        chat.messages.append(message)
-        chat.trained.append(is_trained and number >= len(prompt))
-    return chat
+    return messages
+
+
+def said(role: str, value: Any) -> Any:
+    """Return messages, a single message or a text, said by ``role``, as a list of messages."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return [value] if isinstance(value, Mapping) else value or []
 
 
 def _is_learnt(given: dict[str, Any]) -> bool:
@@ -88,24 +94,28 @@ def _is_learnt(given: dict[str, Any]) -> bool:
 
 def _read_message(given: Any) -> Message:
     """Return a message with a role, and with content as text. Raise if the form is another."""
-    message = {key: value for key, value in given.items() if value is not None}
+    message = Message({key: value for key, value in given.items() if value is not None})
+    is_learnt = _is_learnt(message)
     if "role" not in message:
         role = message.pop("from")
         message |= {"role": ROLES.get(role, role), "content": message.pop("value")}
-    content = message.get("content", "" if message.get("tool_calls") else None)
+    content = message.setdefault("content", "") if message.get("tool_calls") else message["content"]
     if isinstance(content, list):
         parts = [{"text": part} if isinstance(part, str) else {**part} for part in content]
         if not all(map(_is_learnt, parts)):
             raise ValueError
-        content = "".join(part["text"] for part in parts)
+        message["content"] = "".join(part["text"] for part in parts)
 
-    texts = isinstance(content, str) and isinstance(message["role"], str)
+    texts = isinstance(message["content"], str) and isinstance(message["role"], str)
     if not texts or message["role"] == "function_call":
         raise ValueError
-    return {**message, "content": content}
+    message.is_learnt = is_learnt and message["role"] == "assistant"
+    return message
 
 
-def in_form(messages: Sequence[Message], *, arguments_as_text: bool) -> list[Message]:
+def in_form(
+    messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool
+) -> list[dict[str, Any]]:
     """Return messages as a template takes them, the arguments of calls as JSON or as a mapping."""
 
     def formed(call: Any) -> Any:

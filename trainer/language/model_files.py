@@ -32,8 +32,8 @@ from .quantized import follow_autocast, placement_in_4_bits
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-SMALL_VOCABULARY = 1_024  # of a small copy, at most
-SMALL_WINDOW = 8  # tokens, so that short rows show what a window or a chunk changes
+# Values of a small copy, at most. Short rows show what a window or a chunk of 8 tokens changes.
+SMALL = {"vocab_size": 1_024, "sliding_window": 8, "attention_chunk_size": 8}
 
 
 def stored_part(
@@ -94,50 +94,48 @@ def build_on_meta(
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
     try:
-        changed = {"config": changed_configuration(source, changes, **options)} if changes else {}
-        load = partial(
-            getattr(transformers, auto_class).from_pretrained,
-            source,
-            output_loading_info=True,
-            attn_implementation=attention,
-            **(changed or options),
-        )
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
             raise ValueError(
                 f"it holds an adapter; give the adapter's model, and adapter: {{start: {name}}}"
             )
+        load = partial(
+            getattr(transformers, auto_class).from_pretrained,
+            pretrained_model_name_or_path=source,
+            config=changed_configuration(source, changes or {}, **options),
+            output_loading_info=True,
+            attn_implementation=attention,
+        )
         model, info = load(device_map="meta")
         if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)
         if hasattr(model, "hf_quantizer"):
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
-        missing = _new_tensors(name, model, info, auto_class, ignored)
 
-        if model.get_input_embeddings().num_embeddings < vocabulary:
-            longer = _saved_again(folder, load, model, missing, cache_dir, vocabulary)
-            model, _, stored = build_on_meta(
-                str(longer), attention, cache_dir, auto_class, (), quantize, changes, **options
-            )
-            # The configuration of an adapter names the model that people have.
-            model.name_or_path = source
-            return model, missing, stored and _stored_in(longer, model, missing)
+        missing = _new_tensors(name, model, info, auto_class, ignored)
+        stored = _stored_in(folder, model, missing)
+        is_longer = model.get_input_embeddings().num_embeddings < vocabulary
+        is_converted = converts_files(model) or set(stored(model).new) - missing
+        if is_longer or (is_converted and not quantize):
+            rows = vocabulary if is_longer else 0
+            folder = _saved_again(folder, load, model, missing, cache_dir, rows)
+            if is_longer:
+                model.resize_token_embeddings(vocabulary, mean_resizing=False)
+            stored = _stored_in(folder, model, missing)
+            load = partial(load, pretrained_model_name_or_path=str(folder), config=model.config)
 
         if quantize:
             model, _ = load(**placement_in_4_bits(quantize), dtype=model.dtype)
+            # The configuration of an adapter names the model that people have.
+            model.name_or_path = source
             follow_autocast(model)
             return model.train(), missing, None
 
         # from_pretrained does not tie tensors without values, and returns the model in evaluation
         # mode.
         model.tie_weights()
-        model.train()
-        stored = _stored_in(folder, model, missing)
-        if converts_files(model) or set(stored(model).new) - missing:
-            folder = _saved_again(folder, load, model, missing, cache_dir)
-            stored = _stored_in(folder, model, missing)
-        return model, missing, stored
+        return model.train(), missing, stored
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
@@ -155,8 +153,8 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
             raise setting_error(
                 "model",
                 str(folder),
-                f"its files hold different values for {' and '.join(pair)}, which its "
-                "config.json ties; set tie_word_embeddings: false there",
+                f"its files hold different values for {pair}, which its config.json ties; set "
+                "tie_word_embeddings: false there",
             )
     return partial(stored_part, folder, names, entries.keys() - own)
 
@@ -229,10 +227,10 @@ def _saved_again(
             save_converted(whole, into)
 
     how = [type(model).__name__, str(model.dtype), transformers.__version__, str(folder.resolve())]
-    files = sorted(folder.glob("*.safetensors"))
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if vocabulary:
         how += [str(vocabulary), str(load.keywords)]
+    files = sorted(folder.glob("*.safetensors"))
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return prepare_once(cache_dir, ["saved again", *how, facts], write)
 
 
@@ -250,15 +248,14 @@ def small_copy(model: Any) -> Any:
     whole = copy.deepcopy(model.config)
     config = whole.get_text_config()
     kinds = list(getattr(config, "layer_types", None) or ())
-    config.num_hidden_layers = max(
-        (kinds.index(kind) + 1 for kind in kinds), default=min(2, config.num_hidden_layers)
-    )
+    # Up to the first layer of each kind.
+    count = max(map(kinds.index, kinds), default=1) + 1
+    config.num_hidden_layers = min(count, config.num_hidden_layers)
     if "layer_types" in vars(config):  # other configurations derive the kinds
-        config.layer_types = kinds[: config.num_hidden_layers]
-    config.vocab_size = min(config.vocab_size, SMALL_VOCABULARY)
-    for key in ("sliding_window", "attention_chunk_size"):
+        config.layer_types = kinds[:count]
+    for key, most in SMALL.items():
         if getattr(config, key, None):
-            setattr(config, key, min(getattr(config, key), SMALL_WINDOW))
+            setattr(config, key, min(getattr(config, key), most))
     config.pad_token_id = None  # torch refuses a padding outside of the embedding
 
     with torch.random.fork_rng(devices=[]):

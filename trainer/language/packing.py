@@ -140,17 +140,17 @@ def collate(
     """
     width = length or max(len(row["input_ids"]) for row in rows)
     width += -width % parts
-    padded = []
-    for row in rows:
-        # The positions of padding begin at 0: a document, which no other document attends to.
-        positions = torch.arange(width - len(row["input_ids"]))
-        added = {
-            "input_ids": torch.full_like(positions, padding),
-            "labels": torch.full_like(positions, IGNORED),
-            "position_ids": positions,
-            "attention_mask": torch.zeros_like(positions),
-        }
-        padded.append({name: torch.cat([row[name], added[name]]) for name in row})
+    # The positions of padding begin at 0: a document, which no other document attends to.
+    padding_of = {
+        "input_ids": torch.full((width,), padding),
+        "labels": torch.full((width,), IGNORED),
+        "position_ids": torch.arange(width),
+        "attention_mask": torch.zeros(width, dtype=torch.long),
+    }
+    padded = [
+        {name: torch.cat([own, padding_of[name][: width - len(own)]]) for name, own in row.items()}
+        for row in rows
+    ]
     return default_collate(padded)  # type: ignore[no-any-return]
 
 

@@ -6,19 +6,17 @@ are the tokens of the answer.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, takewhile
+from itertools import takewhile
 from operator import eq
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .chat import TrainingText
 from .columns import Columns, system_of, take
-from .messages import Chat, read_chat
+from .messages import Chat, Message, read_messages, said
 from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, UInt32Array
@@ -51,95 +49,84 @@ class PairColumns(Columns):
 
         Of some rows that is chance: a prompt may be short.
         """
-        given = [row for row in rows if self._prompt(row)]
+        given = [row for row in rows if self.prompt_of(row)]
         return bool(given) and all(
-            str(row.get(side)).startswith(str(self._prompt(row)))
+            str(row.get(side)).startswith(str(self.prompt_of(row)))
             for row in given
             for side in self.names[1:]
         )
 
-    def read_chats(self, row: Row, origin: str) -> list[Chat]:
-        """Return both sides as conversations, of which the messages that differ are trained on."""
-        settings, system = self.settings_of(row, origin), system_of(row)
-        prompt = _messages(self._prompt(row), "user")
-        chats = []
-        for key, column in zip(SIDES, self.names[1:], strict=True):
-            answer = _messages(take(row, origin, column, key), "assistant")
-            role = read_chat(origin, key, [], answer, {}).messages[0]["role"]
-            # A side that begins with an answer follows the prompt. Others are whole conversations.
-            follows = role in ("assistant", "tool")
-            before = [*system, *prompt] if follows else system if role != "system" else []
-            chats.append(read_chat(origin, key, before, answer, settings))
+    def read(self, row: Row, origin: str, *, as_chat: bool) -> list[Chat]:
+        """Return both sides as conversations, of which the messages that differ are trained on.
 
-        both = zip(*(chat.messages for chat in chats), strict=False)
-        shared = [chosen for chosen, _ in takewhile(lambda pair: eq(*pair), both)]
-        given = read_chat(origin, "prompt_column", [], prompt, {}).messages if prompt else []
-        begin = len(shared)
-        answers = []
-        for chat in chats:
-            chat.trained[:begin] = [False] * begin
-            own = compress(chat.messages, chat.trained)
-            answers.append(any(m["content"].strip() or m.get("tool_calls") for m in own))
-        _check_sides(origin, shared and all(message in shared for message in given), answers)
-        return chats
-
-    def read_texts(self, row: Row, origin: str) -> list[TrainingText]:
-        """Return both sides as texts, each with the span of the answer.
-
-        Without a prompt, the beginning of both sides up to a whole word is the prompt. All rows of
-        a source either repeat the prompt or do not.
+        Texts without a prompt begin with the prompt, up to a whole word. All rows of a source
+        either repeat the prompt or do not.
         """
-        if row.get("system") or row.get("tools"):
+        form = object if as_chat else str
+        keys = zip(SIDES, self.names[1:], strict=True)
+        sides = [take(row, origin, column, key, form) for key, column in keys]
+        prompt, system, settings = self.prompt_of(row), system_of(row), {}
+        if as_chat:
+            settings = self.settings_of(row, origin)
+        elif system or row.get("tools"):
             raise setting_error(
                 "template",
                 origin,
                 "a row with system or tools is a conversation; set a template (default: the "
                 "tokenizer's)",
             )
-        columns = zip(SIDES, self.names[1:], strict=True)
-        texts = [take(row, origin, column, key, str) for key, column in columns]
-        prompt = self._prompt(row)
-        if prompt is None:
-            same = commonprefix(texts)  # noqa: RUF071
-            prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
-        elif not self.whole:
-            texts = [f"{prompt}{text}" for text in texts]
-        begins = prompt and all(text.startswith(str(prompt)) for text in texts)
-        _check_sides(origin, begins, (text[len(prompt) :].strip() for text in texts))
-        return [(text, [(len(prompt), len(text))]) for text in texts]
+        elif prompt is None or self.whole:
+            prompt, *sides = _divided(prompt, sides)
 
-    def _prompt(self, row: Row) -> Any:
-        """Return the prompt of a row, with Alpaca's ``input``. None without a prompt."""
-        column = self.names[0]
-        prompt = row.get(column)
-        if column == "instruction" and row.get("input"):
-            return f"{prompt}{self.before_input}{row['input']}"
-        return prompt
+        given = []
+        if prompt:
+            given = read_messages(origin, "prompt_column", said("user", prompt))
+        chats = []
+        for key, value in zip(SIDES, sides, strict=True):
+            messages = read_messages(origin, key, said("assistant", value))
+            role = messages[0]["role"]
+            # A side that begins with an answer follows the prompt. Others are whole conversations.
+            if role in ("assistant", "tool"):
+                messages[:0] = given
+            if role != "system":
+                messages[:0] = system
+            chats.append(messages)
 
-
-def _messages(value: Any, role: str) -> Any:
-    """Return a prompt or an answer as messages: a list, a single message, or a text of ``role``."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    return [value] if isinstance(value, Mapping) else value or []
+        _learn_answers(origin, chats, given)
+        return [Chat(messages, settings) for messages in chats]
 
 
-def _check_sides(origin: str, begin_alike: object, answers: Iterable[object]) -> None:
-    """Raise ``ConfigError`` unless both sides begin with the prompt, and both have an answer."""
-    if not begin_alike:
+def _learn_answers(origin: str, chats: list[list[Message]], prompt: list[Message]) -> None:
+    """Learn messages in which the sides differ. ``ConfigError`` unless the sides begin alike."""
+    both = takewhile(lambda pair: eq(*pair), zip(*chats, strict=False))
+    shared = [chosen for chosen, _ in both]
+    if not shared or not all(message in shared for message in prompt):
         raise setting_error(
             "prompt_column",
             origin,
             "the prompt is not the beginning of both sides; chosen and rejected hold answers to "
             "the prompt, or whole conversations that begin alike",
         )
-    for key, answer in zip(SIDES, answers, strict=True):
-        if not answer:
+    for key, messages in zip(SIDES, chats, strict=True):
+        for message in messages[: len(shared)]:
+            message.is_learnt = False
+        own = [message for message in messages if message.is_learnt]
+        if not any(message["content"].strip() or message.get("tool_calls") for message in own):
             raise setting_error(
                 key,
                 origin,
                 "the side has no answer of its own; the answer is empty, or the same on both sides",
             )
+
+
+def _divided(prompt: Any, texts: list[str]) -> list[str]:
+    """Return the prompt of texts that begin with the prompt, and their rests. Empty: no prompt."""
+    same = commonprefix(texts)  # noqa: RUF071
+    if prompt is None:
+        prompt = same[: 1 + max(map(same.rfind, " \n"))].rstrip(" ")
+    if not same.startswith(prompt):
+        prompt = ""
+    return [prompt, *(text[len(prompt) :] for text in texts)]
 
 
 @dataclass(frozen=True)
@@ -149,28 +136,23 @@ class PairEncoder(Encoder):
     columns: PairColumns
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
-        for origin, row in rows:
-            margin = row.get("margin") or 0.0
-            pair = list(super().encode([(origin, row)]))
-            problem = pair and self._problem(pair, margin)
-            if problem:
-                self.leave_out(setting_error("data", origin, problem))
-            elif pair:
-                self.numbers.append(margin)
-                yield from pair
-
-    def _problem(self, pair: list[tuple[list[int], Any]], margin: Any) -> str:
-        """Return why a pair of documents cannot be learnt from. Empty if it can."""
-        if not isinstance(margin, int | float) or not math.isfinite(margin):
-            return f"margin: {margin!r} is no finite number"
         limit = self.columns.tokens
-        longest = max(len(ids) for ids, _ in pair)
-        if longest > limit and not self.columns.cuts:
-            return f"a side has {longest} tokens, and sequence_length allows {limit}"
-        if not all(np.any(targets[1:limit]) for _, targets in pair):
-            return f"the prompt takes all {limit} tokens that sequence_length allows"
-        (chosen, _), (rejected, _) = pair
-        return "chosen and rejected are the same" if chosen[:limit] == rejected[:limit] else ""
+        for origin, row in rows:
+            pair = list(super().encode([(origin, row)]))
+            if not pair:
+                continue
+            cut = [ids[:limit] for ids, _ in pair]
+            fits = self.columns.cuts or cut == [ids for ids, _ in pair]
+            begins = all(np.any(targets[1:limit]) for _, targets in pair)
+            if fits and begins and cut[0] != cut[1]:
+                self.numbers.append(float(row.get("margin") or 0.0))
+                yield from pair
+                continue
+            rule = (
+                f"sequence_length allows {limit} tokens: both answers must begin and differ within "
+                "these tokens, and end there unless long_documents is cut"
+            )
+            self.leave_out(setting_error("data", origin, rule))
 
 
 class PairCorpus(Corpus):

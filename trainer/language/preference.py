@@ -17,7 +17,6 @@ from ..task import Data, Task
 from .columns import usual_columns
 from .decoder import DecoderTask
 from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
-from .problems import setting_error
 from .sources import Row
 from .tokens import ROWS, Corpus, Encoder, Int64Array
 
@@ -42,6 +41,7 @@ class PreferenceTask(DecoderTask):
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
     long_documents: Literal["cut", "refuse"] = "cut"
+    sets: ClassVar[Sequence[Any]] = ()  # state, which ``keep`` changes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,13 +59,6 @@ class PreferenceTask(DecoderTask):
         first = list(islice(rows, ROWS))
         row = first[0] if first else {}
         sides = (self.chosen_column, self.rejected_column)
-        if None in map(row.get, sides):
-            raise setting_error(
-                "data",
-                ", ".join(row),
-                "are no preferences; a row needs chosen and rejected (or chosen_column and "
-                "rejected_column name others), and a prompt or the same beginning",
-            )
         prompts = [self.prompt_column] if self.prompt_column else PROMPTS
         columns = PairColumns(
             *usual_columns(row, [("pair", (prompt, *sides)) for prompt in prompts]),
@@ -81,7 +74,7 @@ class PreferenceTask(DecoderTask):
 
     def build_data(self) -> Data:
         sets: list[Pairs] = []
-        self.memory["sets"] = sets
+        self.keep(sets=sets)
 
         def pairs(corpus: Any, chosen: Int64Array) -> Pairs:
             sets.append(Pairs(corpus, chosen, self.most_tokens, sum(map(len, sets))))

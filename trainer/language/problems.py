@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin
 
 
 def setting_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a setting below ``task_settings``, or for a place in the data."""
-    return ConfigError(
-        Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)
-    )
+    return Origin("language task", key=f"task_settings.{key}").error(rule, value)
 
 
 def first_line(error: BaseException) -> str:

@@ -10,10 +10,9 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from ..task import Data
-from .model_files import CLASSIFIER
 from .packing import collate
 from .preference import PreferenceTask, without_dropout
-from .pretrained import checkpoint_activations, configure
+from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .tokens import words_of
 
@@ -38,7 +37,7 @@ class RewardModel(PreferenceTask):
     def build_data(self) -> Data:
         data = super().build_data()
         tokenizer = self.load_tokenizer()
-        for pairs in self.memory["sets"]:
+        for pairs in self.sets:
             last = pairs.corpus.tokens[pairs.spans[..., 1] - 1]
             if tokenizer.pad_token_id in words_of(last):
                 raise setting_error(
@@ -55,9 +54,8 @@ class RewardModel(PreferenceTask):
         return collate(rows, padding=self.load_tokenizer().pad_token_id)
 
     def build_model(self) -> nn.Module:
-        model = without_dropout(self.build_pretrained(CLASSIFIER, num_labels=1))
+        model = without_dropout(self.build_classifier(num_labels=1))
         self.check_vocabulary(model)
-        configure(model, pad_token_id=self.load_tokenizer().pad_token_id)
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]

@@ -16,7 +16,6 @@ and for a list none: other values become JSON code, quotes included, and dates b
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -26,6 +25,8 @@ from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import fsspec
 
 from ..checkpoint.disk import hash_file
 from ..private.datasets import fingerprint
@@ -42,8 +43,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
-# A folder of ``save_to_disk`` has one of these files. load_dataset refuses such a folder.
-SAVED = ("dataset_dict.json", "state.json")
 PART = re.compile(r"(.+@\w+)\[(\d*):(\d*)\]")
 
 
@@ -55,8 +54,7 @@ class JsonRows:
 
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
-            opened: Any = gzip.open if file.lower().endswith(".gz") else open
-            with opened(file, "rt", encoding="utf-8-sig") as content:
+            with fsspec.open(file, "rt", encoding="utf-8-sig", compression="infer") as content:
                 lines = filter(str.strip, content)
                 for line in lines:
                     is_list = line.lstrip().startswith("[")
@@ -133,12 +131,13 @@ def _find(name: str, key: str) -> Source:
     try:
         if JSON in kinds:
             dataset: Any = JsonRows(files)
-        elif any((Path(path) / file).is_file() for file in SAVED):
-            dataset = load_from_disk(path)
+        else:
+            try:
+                dataset = load_from_disk(path)
+            except FileNotFoundError:  # not a folder of save_to_disk
+                dataset = load_dataset(path, **options)
             if isinstance(dataset, DatasetDict):
                 dataset = dataset[options["split"]]
-        else:
-            dataset = load_dataset(path, **options)
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
@@ -165,14 +164,11 @@ def _of_folder(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def hub_stream(name: str) -> Any:
-    """Return the stream of a data set of the Hub. Raise ``ConfigError`` if there is none."""
+    """Return the stream of a data set of the Hub."""
     from datasets import load_dataset
 
     path, options = _of_folder(name)
-    try:
-        return load_dataset(path, **options, streaming=True)
-    except Exception as error:  # no such name or no network: each library raises its own
-        raise _unreadable(name, "data", error) from None
+    return load_dataset(path, **options, streaming=True)
 
 
 def _unreadable(name: str, key: str, error: Exception, place: str = "") -> Exception:

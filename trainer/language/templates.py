@@ -46,9 +46,9 @@ def read_template(tokenizer: Any, given: str | None) -> tuple[str, str]:
     try:
         return Path(name).expanduser().read_text(encoding="utf-8"), name
     except (OSError, UnicodeDecodeError):
-        names = ", ".join(filter(named.get, named))
         raise setting_error(
             "template",
             name,
-            f"there is no such template; give a Jinja file, its text, or one of {names}",
+            "there is no such template; give a Jinja file, its text, chatml, alpaca, or the name "
+            "of a template of the tokenizer",
         ) from None

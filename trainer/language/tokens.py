@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..data.cache import prepare_once
-from ..errors import ConfigError, DataError
-from .chat import ChatWriter
+from ..errors import ConfigError
+from .chat import ChatWriter, TextWriter
 from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
@@ -41,11 +41,8 @@ def load_tokenizer(name: str, key: str, new: Sequence[str] = ()) -> Any:
     """
     from transformers import AddedToken, AutoTokenizer
 
-    path = Path(name).expanduser()
-    if path.is_file():  # transformers may take the file, without the token that ends a text
-        raise setting_error(key, name, "is a file; give a folder that save_pretrained wrote")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
     except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
         raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in new])
@@ -72,7 +69,7 @@ def vocabulary_of(tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from rows to tokens. Only conversations have a ``writer``.
+    """A function from rows to tokens.
 
     ``bad`` are the errors of rows that were left out, ``numbers`` those of the other rows (a
     margin).
@@ -80,15 +77,15 @@ class Encoder:
 
     tokenizer: Any
     columns: Columns
-    writer: ChatWriter | None = None
+    writer: ChatWriter | TextWriter = field(default_factory=TextWriter)
     bad_rows: BadRows = None
     bad: list[ConfigError] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
 
     @cached_property
-    def vocabulary(self) -> int:
-        """Return the largest token of the tokenizer plus 1."""
-        return vocabulary_of(self.tokenizer)
+    def known(self) -> range:
+        """Return the tokens that the tokenizer has."""
+        return range(vocabulary_of(self.tokenizer))
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
         """Yield the tokens of each document of some rows, in order, and whether each is a target.
@@ -108,17 +105,18 @@ class Encoder:
         # All texts in one call: a fast tokenizer then uses several threads. A chat template writes
         # the special tokens itself.
         texts, spans = zip(*documents, strict=True)
+        has_spans = spans[0] is not None and self.columns.learn == "answers"
         coded = self.tokenizer(
             list(texts),
-            add_special_tokens=not self.writer,
-            return_offsets_mapping=spans[0] is not None,
+            add_special_tokens=not self.writer.text,
+            return_offsets_mapping=has_spans,
             verbose=False,
         )
         for number, ids in enumerate(coded["input_ids"]):
             targets = np.ones(len(ids), bool)
-            if spans[number] is not None and self.columns.learn == "answers":
+            if has_spans:
                 targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
-            yield (ids, targets) if self.writer else self._with_ends(ids, targets)
+            yield (ids, targets) if self.writer.text else self._with_ends(ids, targets)
 
     def leave_out(self, error: ConfigError) -> None:
         """Keep the error of a row. Raise the error if bad rows are not left out."""
@@ -130,19 +128,18 @@ class Encoder:
         """Return the texts of a row, each with the spans that are trained on, or its tokens."""
         if self.columns.kind == "ids":
             return [self._ids(origin, row)]
-        if not self.writer:
-            return self.columns.read_texts(row, origin)
-        return [self.writer.write(origin, chat) for chat in self.columns.read_chats(row, origin)]
+        chats = self.columns.read(row, origin, as_chat=bool(self.writer.text))
+        return [self.writer.write(origin, chat) for chat in chats]
 
     def _ids(self, origin: str, row: Row) -> tuple[list[int], Any]:
         """Return the tokens of a row, without padding, and whether each is a target."""
-        ids = np.array(row.get("input_ids"))
-        labels = np.array(row.get("labels") or ids)
-        mask = np.array(row.get("attention_mask") or np.ones_like(ids))
-        is_right = ids.dtype.kind == "i" and ids.shape == labels.shape == mask.shape == (ids.size,)
-        if is_right:
-            is_known = (ids >= 0) & (ids < self.vocabulary)
-            is_right = bool(np.all(is_known & ((labels == ids) | (labels == -100))))
+        ids = row.get("input_ids") or []
+        labels = row.get("labels") or ids
+        mask = row.get("attention_mask") or [True] * len(ids)
+        is_right = len(ids) == len(labels) == len(mask) and all(
+            token in self.known and label in (token, -100)
+            for token, label in zip(ids, labels, strict=True)
+        )
         if not is_right:
             raise setting_error(
                 "data",
@@ -150,20 +147,19 @@ class Encoder:
                 "input_ids, labels and attention_mask must be lists of equal length, of the "
                 "tokenizer's tokens, and labels equal to input_ids or -100",
             )
-        is_target = (labels == ids) | (self.columns.learn == "all")
-        return ids[mask > 0].tolist(), is_target[mask > 0]
+        targets = np.equal(labels, ids) | (self.columns.learn == "all")
+        return [*compress(ids, mask)], np.compress(mask, targets)
 
     def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
         """Append the EOS token if missing, as a target, and drop a second BOS token."""
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if begin != end and ids[:2] == [begin, begin]:
             ids, targets = ids[1:], targets[1:]
-
-        if end is not None:
-            if ids[-1:] != [end]:
-                ids, targets = [*ids, end], np.append(targets, False)
-            targets[-1] = True
-        return ids, targets
+        if end is None:
+            return ids, targets
+        if ids[-1:] != [end]:
+            ids = [*ids, end]
+        return ids, np.append(targets[: len(ids) - 1], True)
 
 
 def words_of(tokens: UInt32Array) -> Int64Array:
@@ -172,7 +168,7 @@ def words_of(tokens: UInt32Array) -> Int64Array:
 
 
 def tokens_in_spans(
-    offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
+    offsets: Sequence[tuple[int, int]], spans: Sequence[Sequence[int]]
 ) -> NDArray[np.bool]:
     """Return whether each token has a character of a span, or is between such tokens."""
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
@@ -208,14 +204,14 @@ class Corpus:
         """Tokenise sources once per machine, or find the files of the same content.
 
         Each source has an encoder, all with the same tokenizer. Raises ``ConfigError`` if a row
-        cannot be trained on, and ``DataError`` if there is nothing to train on.
+        cannot be trained on, or there is nothing to train on.
         """
         tokenizer = encoders[0].tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         content = [
             FORMAT,
             [source.digest for source in sources],
-            [(str(e.columns), e.writer and e.writer.text) for e in encoders],
+            [(str(e.columns), e.writer.text) for e in encoders],
             encoders[0].bad_rows,
             sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
             str(tokenizer.special_tokens_map),
@@ -225,9 +221,8 @@ class Corpus:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         ends = np.load(folder / "ends.npy")
         if not len(ends):
-            names = ", ".join(source.name for source in sources)
-            rules = "; ".join(["no row has a token to train on", *about["notices"]])
-            raise DataError(f"task_settings.{key}: {names}: {rules}")
+            rules = ["no row has a token to train on", *about["notices"]]
+            raise setting_error(key, [source.name for source in sources], "; ".join(rules))
         return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
@@ -265,17 +260,14 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
                     lengths.append(len(ids))
 
     bad = [error for encoder in encoders for error in encoder.bad]
-    silent = sum(encoder.writer.without_thoughts for encoder in encoders if encoder.writer)
-    notices = []
-    if bad:
-        notices.append(f"{len(bad)} bad rows are left out, the first: {bad[0]}")
-    if left_out:
-        notices.append(f"{left_out} documents without a token to train on are left out")
-    if silent:
-        notices.append(
-            f"the template leaves out the thoughts of {silent} turns; "
-            "write a row that ends with such a turn, and weight: 0 in the turns before"
-        )
+    silent = sum(encoder.writer.without_thoughts for encoder in encoders)
+    told = {
+        f"bad rows are left out, the first: {next(iter(bad), None)}": len(bad),
+        "documents without a token to train on are left out": left_out,
+        "turns are without their thoughts, which the template leaves out; write a row that ends "
+        "with such a turn, and weight: 0 in the turns before": silent,
+    }
+    notices = [f"{count} {rule}" for rule, count in told.items() if count]
 
     ends = np.cumsum(lengths, dtype=np.int64)
     content.update(ends.data)

@@ -45,7 +45,7 @@ def tokenize_rows(
     writer = ChatWriter(tokenizer, read_template(tokenizer, template)[0])
     for number, row in enumerate(rows, 1):
         origin = f"row {number}"
-        [chat] = Columns(*usual_columns(row, USUAL)).read_chats(row, origin)
+        [chat] = Columns(*usual_columns(row, USUAL)).read(row, origin, as_chat=True)
         text, parts = writer.turns(origin, chat)
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         turns = []
@@ -53,6 +53,6 @@ def tokenize_rows(
             inside = tokens_in_spans(coded["offset_mapping"], [(start, end)])
             tokens = np.flatnonzero(inside).tolist()
             if tokens:
-                role = chat.messages[message]["role"]
-                turns.append(Turn(role, tokens[0], tokens[-1] + 1, chat.trained[message]))
+                said = chat.messages[message]
+                turns.append(Turn(said["role"], tokens[0], tokens[-1] + 1, said.is_learnt))
         yield Tokenized(coded["input_ids"], turns)

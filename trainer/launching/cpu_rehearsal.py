@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import Sourced
+from .reconcile import Reconciler
 from .request import Request
 
 _ZERO = "zero_optimization"
@@ -18,26 +18,27 @@ _QUANTIZED = (
 )
 
 
-def rehearsed(request: Request, precision: Sourced[str]) -> tuple[Request, str, list[str]]:
-    """Return a request without settings of GPUs only, the precision that runs, and notices.
+def rehearsed(request: Request, both: Reconciler) -> Request:
+    """Return a request without settings of GPUs only. Choose a precision, and note both.
 
     Settings that belong to fp16 or NVMe, and FSDP2's offload, are left out without a notice.
     """
-    lines: list[str] = []
-    runs = precision.value
     if request.fsdp:
-        return replace(request, fsdp={**request.fsdp, "cpu_offload": False}), runs, lines
+        return replace(request, fsdp={**request.fsdp, "cpu_offload": False})
 
-    if runs == "fp16":
-        runs = "bf16"
-        lines.append(f"{precision.origin}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16")
+    precision = both.found("mixed_precision")
+    if precision.value == "fp16":
+        both.chosen.mixed_precision = "bf16"
+        both.notices.append(
+            f"{precision.origin}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16"
+        )
     engine = {key: value for key, value in request.deepspeed.items() if key not in ("fp16", "aio")}
-    zero = dict(engine[_ZERO])
+    zero = engine[_ZERO] = dict(engine[_ZERO])
     left_out = [key for key in _QUANTIZED if zero.get(key)]
     if zero.get("offload_param", {}).get("device") == "nvme":
         left_out.append("offload_param")
     for key in left_out:
         del zero[key]
         place = request.origins[f"deepspeed.{_ZERO}.{key}"]
-        lines.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
-    return replace(request, deepspeed={**engine, _ZERO: zero}), runs, lines
+        both.notices.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
+    return replace(request, deepspeed=engine)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from ..config.rules import WITH_KEYS
+from ..config.rules import WARMUPS
 from ..config.train_config import DEFAULTS, TrainConfig
 from ..errors import Origin, Sourced, origin_of
-from .findings import Findings
 
 
-class Reconciler(Findings):
-    """Collects where values come from, and every two places that disagree."""
+class Reconciler:
+    """The values of a run, their origins, and notices.
+
+    ``chosen`` has the keys of the training config: with the launch files' values, and else with the
+    config's. ``requested`` are the launch files' values. ConfigError: two places disagree.
+    """
 
     def __init__(
         self,
@@ -20,99 +24,52 @@ class Reconciler(Findings):
         origins: Mapping[str, Origin],
         requested: Mapping[str, Sourced[Any]],
     ) -> None:
-        super().__init__()
-        self.config = config
+        self.notices: list[str] = []
+        self.chosen = SimpleNamespace(**vars(config))
         self.requested = requested
         # A config that was made in code has no origins. There a changed default counts as given.
         changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
         self.origins = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
 
+        schedule = requested.get("schedule")
+        if schedule and not self.is_given("warmup_fraction"):
+            # A task's default, for a schedule that does not run.
+            self.origins["warmup_fraction"] = schedule.origin
+            self.chosen.warmup_fraction = None
+        for key, asked in requested.items():
+            self._choose(key, asked)
+
     def is_given(self, key: str) -> bool:
         """Return whether the training config gives a value, and not a default."""
         return key in self.origins and not self.origins[key].is_default
 
-    def configured(self, key: str) -> Sourced[Any]:
-        """Return the value of the training config, or its default."""
-        return Sourced(getattr(self.config, key), origin_of(self.origins, key))
-
     def found(self, key: str) -> Sourced[Any]:
         """Return the value of a key that counts, for messages."""
-        return self.requested.get(key) or self.configured(key)
+        origin = self.origins.get(key) or origin_of(self.origins, key)
+        return Sourced(getattr(self.chosen, key), origin)
 
-    def agree(self, key: str) -> Any:
-        """Return the launch files' value of a key, else the config's. Record a disagreement."""
-        configured = getattr(self.config, key, None)
-        requested = self.requested.get(key)
-        if requested is None:
-            return configured
-        origin = requested.origin
+    def _choose(self, key: str, asked: Sourced[Any]) -> None:
+        """Choose the launch files' value of a key, or leave the config's."""
+        origin = asked.origin
+        configured = getattr(self.chosen, key, None)
+        units = [unit for unit in WARMUPS if getattr(self.chosen, unit)]
+        if key == "warmup_type" and not units:
+            return
+        if key == "max_steps" and self.chosen.epochs is not None:
+            raise self.found(key).disagrees(asked)
+        if key == "warmup_steps" and units not in ([], [key]):
+            # The config gives the warm-up in samples, or as a fraction. Then the config holds.
+            if not origin.is_default:
+                raise self.found(units[0]).disagrees(asked)
+            return
+
         if origin.is_default:
-            if key in self.origins or requested.value == configured:
-                return configured
-            self.notices.append(
-                f"{origin.place}: {origin.key}: DeepSpeed's default holds, {requested.value}"
-            )
+            if key in self.origins or asked.value == configured:
+                return
+            rule = f"DeepSpeed's default holds, {asked.value}"
+            self.notices.append(f"{origin.place}: {origin.key}: {rule}")
         if not self.is_given(key):
             self.origins[key] = origin
-        elif configured not in (None, requested.value):
-            self.disagree(self.configured(key), requested)
-        return requested.value
-
-
-def choose_optimizer(both: Reconciler, built_by: str | None) -> tuple[str, dict[str, Any], float]:
-    """Return name, settings and learning rate of the optimizer, the config's or a JSON's."""
-    name = both.agree("optimizer") or "adamw"
-    if built_by and "optimizer" in both.requested:
-        rule = f"{built_by} builds the optimizer already; remove one of the two"
-        both.refuse(both.requested["optimizer"], rule)
-
-    lr, decay = map(both.agree, ("lr", "weight_decay"))
-    if name in WITH_KEYS:
-        keys = ("momentum",) if name == "sgd" else ("betas", "eps")
-        return name, {**{key: both.agree(key) for key in keys}, "weight_decay": decay}, lr
-
-    from ..optim.optimizers import check_class
-
-    settings = check_class(
-        name,
-        both.config.optimizer_settings,
-        both.origins,
-        lr=lr,
-        decay=decay,
-        decay_given=both.is_given("weight_decay"),
-    )
-    return name, settings, lr
-
-
-def choose_schedule(both: Reconciler) -> dict[str, Any]:
-    """Return the plan's values of the schedule, the config's or those of a DeepSpeed JSON."""
-    config = both.config
-    settings = dict(config.schedule_settings)
-    fraction = config.warmup_fraction
-    named = both.requested.get("schedule")
-    if named and not both.is_given("warmup_fraction"):
-        # A task's default, for a schedule that does not run.
-        both.origins["warmup_fraction"] = named.origin
-        fraction = None
-
-    length = both.requested.get("max_steps")
-    if length and (config.epochs is not None or length.value != config.max_steps):
-        both.disagree(both.configured("max_steps"), length)
-    # The config may give the warm-up in samples, or as a fraction. Then the config holds.
-    in_units = config.warmup_samples or fraction
-    warmup: Any = config.warmup_steps
-    steps = both.requested.get("warmup_steps")
-    if not in_units:
-        warmup = both.agree("warmup_steps")
-    elif steps and not steps.origin.is_default:
-        unit = "warmup_samples" if config.warmup_samples else "warmup_fraction"
-        both.disagree(both.configured(unit), steps)
-    if (warmup or in_units) and both.agree("warmup_type") == "log":
-        settings["warmup_type"] = "log"
-    return {
-        "schedule": both.agree("schedule") or "constant",
-        "schedule_settings": settings,
-        "warmup_steps": warmup,
-        "warmup_fraction": fraction,
-        "final_lr_ratio": both.agree("final_lr_ratio"),
-    }
+        elif configured not in (None, asked.value):
+            raise self.found(key).disagrees(asked)
+        setattr(self.chosen, key, asked.value)

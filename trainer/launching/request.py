@@ -28,7 +28,7 @@ class Request:
     strategy: Strategy
     strategy_origin: Origin
     world_size: Sourced[int] | None = None
-    settings: Mapping[str, Sourced[Any]] = field(default_factory=dict)
+    settings: dict[str, Sourced[Any]] = field(default_factory=dict)
     use_cpu: bool = False
     fsdp: dict[str, Any] = field(default_factory=dict)
     deepspeed: dict[str, Any] = field(default_factory=dict)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from ..config.rules import WITH_KEYS
 from ..config.train_config import TrainConfig
 from ..distributed.started_by import Launcher
 from ..errors import LaunchError, Origin
 from ..run_plan import Plan
-from .reconcile import Reconciler, choose_optimizer, choose_schedule
+from .reconcile import Reconciler
 from .request import Request, Strategy
 
-# Keys of the training config that a launch file may give, too.
-_IN_BOTH = (
-    "compile", "mixed_precision", "micro_batch_size", "global_batch_size", "accumulation_steps",
-    "max_grad_norm", "context_parallel",
-)  # fmt: skip
 # How lr grows with the batch. linear: Goyal et al. 2017, sqrt: Malladi et al. 2022, for Adam.
 _EXPONENTS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-# Fields of the plan that are as in the training config.
-_AS_CONFIGURED = (
-    "lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch", "float32",
-    "bucket_cap_mb",
-)  # fmt: skip
 
 
 def resolve(
@@ -51,65 +43,54 @@ def resolve(
             strategy_origin=Origin("the number of processes"),
         )
     both = Reconciler(config, origins, request.settings)
+    chosen = both.chosen
     strategy = _strategy(request, launcher, both)
     device = _device(request, launcher, gpus)
-    compiles, precision, micro, global_batch, steps, clip, context = map(both.agree, _IN_BOTH)
-    optimizer, settings, lr = choose_optimizer(both, optimizer_built_by)
-    schedule = choose_schedule(both)
-    if world % context:
+    _choose_optimizer(both, optimizer_built_by)
+    if world % chosen.context_parallel:
         rule = f"must divide the number of processes, {world}"
-        both.fail(both.found("context_parallel"), rule)
-    groups = world // context
-    micro, steps = _cut(global_batch, micro, steps, groups, both)
-    batch = micro * steps * groups
-    if config.reduce_dtype == "bf16":
-        _check_reduction(strategy, precision, steps, both)
-    if compiles and strategy == "zero3":
+        raise both.found("context_parallel").error(rule)
+    batch = _cut(world // chosen.context_parallel, both)
+    if chosen.reduce_dtype == "bf16":
+        _check_reduction(strategy, both)
+    if chosen.compile and strategy == "zero3":
         rule = (
             "ZeRO-3 gathers layers by hooks inside of compiled code, which torch then compiles in "
             "fragments; take FSDP2, or leave it out"
         )
-        both.refuse(both.found("compile"), rule)
-    both.end()
-    if config.warmup_samples is not None:
-        schedule["warmup_steps"] = -(-config.warmup_samples // batch)  # rounded up
+        raise both.found("compile").error(rule)
 
+    if chosen.warmup_samples is not None:
+        chosen.warmup_steps = -(-chosen.warmup_samples // batch)  # rounded up
+    if getattr(chosen, "warmup_type", None) == "log":
+        chosen.schedule_settings = {**chosen.schedule_settings, "warmup_type": "log"}
+    lr = chosen.lr
+    reference = chosen.reference_batch_size or batch
+    chosen.lr *= (batch / reference) ** _EXPONENTS[chosen.lr_scaling]
+    chosen.reference_batch_size = reference
+    chosen.max_grad_norm = chosen.max_grad_norm or None
+    chosen.mixed_precision = chosen.mixed_precision or "no"
+    chosen.reduce_dtype = chosen.reduce_dtype or "float32"
+    chosen.schedule = chosen.schedule or "constant"
     is_rehearsal = device == "cpu" and strategy != "single"
-    lines: list[str] = []
-    precision = precision or "no"
     if is_rehearsal and (request.fsdp or request.deepspeed):
         from .cpu_rehearsal import rehearsed
 
-        asked = both.found("mixed_precision").meaning(precision)
-        request, precision, lines = rehearsed(request, asked)
-    reference = config.reference_batch_size or batch
+        request = rehearsed(request, both)
     plan = Plan(
+        **{key: value for key, value in vars(chosen).items() if key in Plan.__dataclass_fields__},
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
-        context_parallel=context,
         device=device,
         rehearsal=is_rehearsal,
-        mixed_precision=precision,
-        micro_batch_size=micro,
-        accumulation_steps=steps,
-        global_batch_size=batch,
-        max_grad_norm=clip or None,
-        reduce_dtype=config.reduce_dtype or "float32",
-        optimizer=optimizer,
-        optimizer_settings=settings,
-        lr=lr * (batch / reference) ** _EXPONENTS[config.lr_scaling],
         lr_reference=lr,
-        reference_batch_size=reference,
-        compile=compiles,
         fsdp=request.fsdp,
         deepspeed=request.deepspeed,
-        dynamo=request.dynamo or ({"backend": "inductor"} if compiles else {}),
+        dynamo=request.dynamo or ({"backend": "inductor"} if chosen.compile else {}),
         files=request.files,
-        notices=tuple(dict.fromkeys([*request.notices, *both.notices, *lines])),
+        notices=tuple(dict.fromkeys([*request.notices, *both.notices])),
         origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
-        **schedule,
-        **{key: getattr(config, key) for key in _AS_CONFIGURED},
     )
 
     # max_steps ends the run at the latest. With epochs as well, only the data tell the length.
@@ -119,27 +100,53 @@ def resolve(
     return plan.with_length(config.max_steps)
 
 
-def _cut(
-    global_batch: int | None, micro: int | None, steps: int | None, groups: int, both: Reconciler
-) -> tuple[int, int]:
-    """Return the size of a micro-batch, and their number in a step of each process.
+def _choose_optimizer(both: Reconciler, built_by: str | None) -> None:
+    """Choose the optimizer and all of its settings but the learning rate."""
+    chosen = both.chosen
+    chosen.optimizer = chosen.optimizer or WITH_KEYS[0]
+    if built_by and "optimizer" in both.requested:
+        rule = f"{built_by} builds the optimizer already; remove one of the two"
+        raise both.requested["optimizer"].error(rule)
+    if chosen.optimizer in WITH_KEYS:
+        keys = ("momentum",) if chosen.optimizer == "sgd" else ("betas", "eps")
+        settings = {key: getattr(chosen, key) for key in (*keys, "weight_decay")}
+    else:
+        from ..optim.optimizers import check_class
+
+        settings = check_class(
+            chosen.optimizer,
+            chosen.optimizer_settings,
+            both.origins,
+            lr=chosen.lr,
+            decay=chosen.weight_decay,
+            decay_given=both.is_given("weight_decay"),
+        )
+    chosen.optimizer_settings = settings
+
+
+def _cut(groups: int, both: Reconciler) -> int:
+    """Choose the size of a micro-batch and their number in a step. Return the global batch.
 
     ``groups`` is the number of processes, or of groups of processes, with rows of their own.
     """
-    found = both.found("global_batch_size")
+    chosen = both.chosen
+    whole = chosen.global_batch_size
+    micro = chosen.micro_batch_size
+    steps: Any = chosen.accumulation_steps or (None if micro else 1)
     counted = "world_size" if "context_parallel" not in both.origins else "groups"
-    if micro is None:
-        shares = (steps or 1) * groups
-        if not global_batch or global_batch % shares:
-            rule = f"must be a multiple of {shares} (accumulation_steps {steps or 1} x {counted}"
-            both.fail(found, f"{rule} {groups}), as micro_batch_size is null")
-        return global_batch // shares, steps or 1
-
-    accumulation = steps or max(1, (global_batch or 0) // (micro * groups))
-    if global_batch not in (None, micro * accumulation * groups):
-        rule = f"must be micro_batch_size {micro} x accumulation_steps {steps or 'N'} x {counted}"
-        both.refuse(found, f"{rule} {groups}; micro_batch_size: null takes an equal share")
-    return micro, accumulation
+    rule = (
+        f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {counted} "
+        f"{groups}; micro_batch_size: null takes an equal share"
+    )
+    micro = micro or max(1, (whole or 0) // (steps * groups))
+    steps = steps or max(1, (whole or 0) // (micro * groups))
+    batch: int = micro * steps * groups
+    if whole != batch and (whole or chosen.micro_batch_size is None):
+        raise both.found("global_batch_size").error(rule)
+    chosen.micro_batch_size = micro
+    chosen.accumulation_steps = steps
+    chosen.global_batch_size = batch
+    return batch
 
 
 def _strategy(request: Request, launcher: Launcher, both: Reconciler) -> Strategy:
@@ -178,18 +185,19 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
     return "cuda"
 
 
-def _check_reduction(strategy: str, precision: str, accumulation: int, both: Reconciler) -> None:
-    """Record a problem if gradients cannot travel in bf16."""
+def _check_reduction(strategy: str, both: Reconciler) -> None:
+    """Raise ConfigError if gradients cannot travel in bf16."""
     rule = ""
-    if precision == "fp16":
+    steps = both.chosen.accumulation_steps
+    if both.chosen.mixed_precision == "fp16":
         rule = (
             "not supported beside mixed_precision fp16, whose loss scale looks for infinite "
             "gradients of fp16; take bf16"
         )
-    elif strategy == "fsdp" and accumulation > 1 and not both.config.sync_each_batch:
+    elif strategy == "fsdp" and steps > 1 and not both.chosen.sync_each_batch:
         rule = (  # FSDP2 adds up in the reduction
-            f"under FSDP2 the {accumulation} micro-batches of a step would add up in bf16; set "
+            f"under FSDP2 the {steps} micro-batches of a step would add up in bf16; set "
             "sync_each_batch: true, with which they add up in float32, or leave it out"
         )
     if rule:
-        both.refuse(both.configured("reduce_dtype"), rule)
+        raise both.found("reduce_dtype").error(rule)

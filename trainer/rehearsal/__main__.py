@@ -6,9 +6,7 @@ The result is written to ``result.json``. A user's mistake is a result with the 
 from __future__ import annotations
 
 import json
-import resource
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from ..text import told
 from .device_guard import load_guard
 
 folder = Path(sys.argv[1])
-began = time.perf_counter()
 try:
     load_guard()  # before torch is imported
     from .one_rank import rehearse
@@ -30,6 +27,4 @@ except Exception as error:  # of a task, a model or a kernel
 
     traceback.print_exc()
     sys.exit(": ".join(filter(None, [line_of(error), told(error)])))
-result["seconds"] = time.perf_counter() - began
-result["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 (folder / "result.json").write_text(json.dumps(result))

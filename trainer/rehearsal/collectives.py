@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..text import size
 from .lines import line
 
 # Without hyphens the beginnings of names in torch.ops.c10d and torch.ops._c10d_functional.
@@ -59,6 +60,12 @@ class Collective(NamedTuple):
     bytes: int = 0
     machines: int = 1
     line: str = ""
+
+    def __str__(self) -> str:
+        """Return the collective for people."""
+        if not self.kind:
+            return "ended"
+        return f"{self.kind} of {size(self.bytes)} over {self.ranks} ranks at {self.line}"
 
     @property
     def signature(self) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 from functools import partial
 from importlib.metadata import distribution
@@ -29,27 +28,20 @@ def load_guard() -> None:
     made = prepare_once("~/.cache/samecurve", content, partial(_compile, folder))
 
     # OpenMP's library has a name of its own in each wheel.
-    libraries = [
-        *folder.glob("lib/libgomp*"),
-        folder / "lib/libc10.so",
-        folder / "lib/libtorch_cpu.so",
-        *folder.glob("lib/libtorch_cuda.so"),
-    ]
+    names = ("libgomp*", "libc10.so", "libtorch_cpu.so", "libtorch_cuda.so")
+    libraries = [file for name in names for file in folder.glob(f"lib/{name}")]
     for library in (*libraries, made / _LIBRARY):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def _compile(torch_folder: Path, folder: Path) -> None:
     """Compile the guard into a folder."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise LaunchError(
-            "a rehearsal compiles a stand-in for the GPU once: install g++, or "
-            "name a C++ compiler by the environment variable CXX"
-        )
-    include, lib = torch_folder / "include", torch_folder / "lib"
-    words = f"-O1 -shared -fPIC -std=c++20 -I{include} -I{include}/torch/csrc/api/include".split()
-    words += [str(_SOURCE), "-o", str(folder / _LIBRARY), f"-L{lib}", "-lc10", "-ltorch_cpu"]
-    done = subprocess.run([compiler, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LaunchError(f"{compiler} cannot compile {_SOURCE}: {done.stderr[:500]}")
+    include = torch_folder / "include"
+    words = [os.environ.get("CXX", "g++"), "-O1", "-shared", "-fPIC", "-std=c++20"]
+    words += [f"-I{include}", f"-I{include}/torch/csrc/api/include", str(_SOURCE)]
+    words += ["-o", f"{folder}/{_LIBRARY}", f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+    try:
+        subprocess.run(words, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        rule = "install g++, or name a C++ compiler by the environment variable CXX"
+        raise LaunchError(f"a rehearsal compiles a stand-in for the GPU: {rule}: {error}") from None

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import LaunchError
 from .collectives import Collective, collective_of
-from .fake_values import computed, element, has_values, judge, keep_values, values_of
+from .fake_values import computed, element, has_values, judge, values_of
 from .ledger import EXCHANGED, Ledger
 from .lines import line, place_of_code
 
@@ -44,7 +44,6 @@ _OF_ONE_KIND = {
 }
 _DOWN = ("cuda", "cpu")
 _FILLS = {_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar, _ATEN.fill_.Scalar}
-_MOST_READS = 10_000  # of a line in a step
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -99,51 +98,46 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return element(args[0]) if values is None else values.item()
         if function is _ATEN.copy_.default and (len(fakes) < 2 or args[0].device.type == "cpu"):
             return self._copy(*args, **kwargs)
-        if function is _ATEN._to_copy.default and (args[0].device.type, to_device) == _DOWN:
-            copied = self._copy_to_host(args[0], **kwargs)
-            if copied is not None:
-                return copied
-        if function is _ATEN._to_copy.default and not fakes:
-            return self.uploaded(args[0].to(kwargs.get("dtype") or args[0].dtype))
+        if function is _ATEN._to_copy.default:
+            if not fakes or (args[0].device.type, to_device) == _DOWN:
+                return self.copied(*args, **kwargs)
         return self._without_values(function, args, kwargs)
 
-    def uploaded(self, values: Tensor) -> Any:
-        """Return a tensor of the GPU for a tensor of the host. Whole numbers keep their values."""
-        with self.fake:
-            fake: Any = torch.empty_strided(
-                values.shape, values.stride(), dtype=values.dtype, device="cuda"
-            )
-        keep_values(fake, values.clone() if has_values(values) else None)
-        return fake
+    def copied(
+        self,
+        source: Any,
+        device: Any = "cuda",
+        dtype: Any = None,
+        non_blocking: bool = False,
+        **_: Any,
+    ) -> Any:
+        """Return a copy on the other device. Only a large copy on the host has no values."""
+        dtype = dtype or source.dtype
+        is_real = source.nbytes <= _LARGE or values_of(source) is not None
+        if is_real and source.device.type == "cuda":
+            into = torch.full(source.shape, element(source), dtype=dtype)
+        else:
+            with self.fake:
+                into = torch.empty_strided(
+                    source.shape, source.stride(), dtype=dtype, device=device
+                )
+        return self._copy(into, source, non_blocking)
 
     def _copy(self, into: Any, source: Any, non_blocking: bool = False) -> Any:
         """Copy between the device and the host, or between memory with and without values."""
-        if source.device.type == "cuda" and not non_blocking:
-            self.wait("copies to the host", is_known=True)
         values = values_of(source)
+        if source.device.type == "cuda" and not non_blocking:
+            self.wait("copies to the host", is_known=values is not None)
         if isinstance(into, FakeTensor):
             if values is not None:
-                values = values.expand(into.shape).to(into.dtype)
-            keep_values(into, values if has_values(into) else None)
+                values = values.expand(into.shape).to(into.dtype, copy=True)
+            into.known_values = values if has_values(into) else None  # type: ignore[attr-defined]
         elif values is not None:
             into.copy_(values)
         elif into.is_floating_point():
             # Whole numbers stay: DDP sends the sizes of its buckets to the device and back.
-            into.fill_(1)
+            into.fill_(element(source))
         return into
-
-    def _copy_to_host(
-        self, source: Any, dtype: Any = None, non_blocking: bool = False, **_: Any
-    ) -> Any:
-        """Return a real copy of a tensor of the device. None if the tensor is large."""
-        values = values_of(source)
-        if not non_blocking:
-            self.wait("copies to the host", is_known=values is not None)
-        if values is not None:
-            return values.to(dtype or source.dtype, copy=True)
-        if source.nbytes > _LARGE:
-            return None
-        return torch.full(source.shape, element(source), dtype=dtype or source.dtype)
 
     def _on_host(
         self, function: Any, args: Sequence[Any], kwargs: Any, leaves: Sequence[Any]
@@ -160,9 +154,6 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = place_of_code(of_engine=True)
         is_guessed = not is_known and place[0] != "" and place == place_of_code()
         self.reads[(kind, *place, is_guessed)] += 1
-        if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
-            rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
-            raise LaunchError(f"{place[0]}: {rule} has none: a loop for a value never ends")
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""
@@ -180,7 +171,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 rule = "depends on values of the device, and a rehearsal has none"
                 raise LaunchError(f"{_place()}: {function} {rule}") from None
             self.wait("needs a size", is_known=True)
-            return tree_map(self.uploaded, values)
+            return tree_map(self.copied, values)
         except (NoFakeKernel, UnsupportedFakeTensorException, NotImplementedError):
             raise LaunchError(f"{_place()}: {function} cannot be rehearsed") from None
 
@@ -189,7 +180,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fakes and all(map(has_values, fakes)):
             known = computed(function, args, kwargs)
         for fake, values in zip(fakes, tree_leaves(known), strict=False):
-            keep_values(fake, values)
+            fake.known_values = values  # type: ignore[attr-defined]
         judge(function, args, result)
         return result
 
@@ -202,7 +193,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values = values_of(index)
             if values is not None and values.dtype in (torch.bool, torch.uint8):
                 self.wait("needs a size", is_known=True)
-                positions += map(self.uploaded, values.nonzero(as_tuple=True))
+                positions += map(self.copied, values.nonzero(as_tuple=True))
             else:
                 positions.append(index)
         return [args[0], positions, *args[2:]]

@@ -30,11 +30,6 @@ def values_of(leaf: Any) -> Tensor | None:
     return leaf if isinstance(leaf, Tensor) and has_values(leaf) else None
 
 
-def keep_values(fake: Any, values: Tensor | None) -> None:
-    """Keep the values of a fake tensor, or None if they are not known."""
-    fake.known_values = values
-
-
 def computed(function: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Run an operation on whole numbers that are all known. Return None if some are not."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -42,12 +37,13 @@ def computed(function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         return None
 
     def on_host(leaf: Any) -> Any:
-        values = values_of(leaf)
-        return leaf if values is None else values
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        return values_of(leaf) if isinstance(leaf, Tensor) else leaf
 
-    here = {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
     with contextlib.suppress(RuntimeError, TypeError):
-        return function(*tree_map(on_host, list(args)), **tree_map(on_host, here))
+        here, named = tree_map(on_host, (list(args), kwargs))
+        return function(*here, **named)
     return None
 
 
@@ -62,17 +58,15 @@ def element(tensor: Any) -> Any:
 
 def judge(function: Any, args: Sequence[Any], result: Any) -> None:
     """Set the value of a bool result from the ``element`` of each input: so 1 is finite."""
-    if not isinstance(result, FakeTensor) or result.dtype != torch.bool:
-        return
-    if values_of(result) is not None:
+    is_bool = isinstance(result, FakeTensor) and result.dtype == torch.bool
+    if not is_bool or values_of(result) is not None:
         return
 
     def stand_in(leaf: Any) -> Any:
-        return (
-            torch.full((1,) * leaf.dim(), element(leaf)) if isinstance(leaf, FakeTensor) else leaf
-        )
+        if isinstance(leaf, FakeTensor):
+            return torch.full((1,) * leaf.dim(), element(leaf))
+        return leaf
 
-    fake: Any = result
     # The operation may refuse tensors of one element. Then each element of the result is true.
     with contextlib.suppress(Exception):
-        fake.truth = bool(function(*tree_map(stand_in, list(args))).all())
+        result.truth = bool(function(*tree_map(stand_in, list(args))).all())

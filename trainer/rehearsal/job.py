@@ -7,31 +7,28 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config.arguments import kind_of
+from ..config.steps_alone import STEPS_ALONE
 from ..errors import LaunchError
 
-_LAUNCH_FILE = "launch.json"  # an accelerate file may be JSON
-# Without evaluations, trackers and files, which a rehearsal does not need.
-_NONE = (
-    "eval_every save_every best_metric early_stop_patience push_to_hub weights profile_steps "
-    "epochs stop_at"
+# The last step would save. A small data set is read as often as two steps need. A schedule of the
+# task may have a table of all steps.
+_OFF = (
+    "--max_steps=1000000",
+    "--epochs=null",
+    "--stop_at=null",
+    "--weights=null",
+    "--resume=none",
+    "--workers=0",
+    "--compile=false",
+    "--overwrite=false",
 )
-_OFF = {
-    **dict.fromkeys(_NONE.split(), "null"),
-    **dict.fromkeys(("sanity_evaluation", "compile", "overwrite"), "false"),
-    "trackers": "[]",
-    "resume": "none",
-    "workers": "0",
-    # The last step would save. A small data set is read as often as two steps need. A schedule of
-    # the task may have a table of all steps.
-    "max_steps": "1000000",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +59,12 @@ class Job:
         Raises:
             LaunchError: the job cannot run, or cannot be rehearsed.
         """
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(2) as pool:
             return pool.map(self._rehearse, ranks)
 
     def _rehearse(self, rank: int) -> dict[str, Any]:
         machine_size = min(self.gpus, self.per_machine)
+        machines = -(-self.gpus // self.per_machine)
         environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
         if self.launch_file.get("distributed_type") != "NO":
             environment |= {
@@ -75,14 +73,23 @@ class Job:
                 "LOCAL_RANK": rank % machine_size,
                 "LOCAL_WORLD_SIZE": machine_size,
                 "GROUP_RANK": rank // machine_size,
-                "GROUP_WORLD_SIZE": self._machines,
+                "GROUP_WORLD_SIZE": machines,
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": 0,
             }
+        option = kind_of(self.launch_file)
+        data = self.launch_file
+        if option == "accel_config":
+            data = {**data, "num_processes": self.gpus, "num_machines": machines}
+            data |= {"machine_rank": 0, "use_cpu": False}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            job = self.with_settings(**_OFF, output_dir=folder / "run", **self._launched(folder))
-            (folder / "request.json").write_text(json.dumps({**vars(job), "rank": rank}))
+            file = folder / "launch.json"  # an accelerate file may be JSON
+            file.write_text(json.dumps(data))
+            words = [*self.words, *STEPS_ALONE, *_OFF, f"--output_dir={name}/run"]
+            words.append(f"--{option}={file}")
+            request = {"words": words, "rank": rank, "gpus": self.gpus, "gpu": self.gpu}
+            (folder / "request.json").write_text(json.dumps(request))
             done = subprocess.run(
                 [sys.executable, "-m", __package__, name],
                 env=os.environ | {key: str(value) for key, value in environment.items()},
@@ -94,25 +101,20 @@ class Job:
             result = folder / "result.json"
             if not result.exists():
                 Path("rehearsal.log").write_text(done.stdout)
-                last = done.stdout.strip().rpartition("\n")[2]
+                *_, last = done.stdout.strip().split("\n")
                 raise LaunchError(f"rank {rank} ends with an error (rehearsal.log): {last}")
-            made = f"{folder / _LAUNCH_FILE}:1"
-            found: dict[str, Any] = json.loads(result.read_text().replace(made, self.file))
+            found = json.loads(result.read_text().replace(f"{file}:1", self.file))
         if "error" in found:
             raise LaunchError(found["error"])
-        return found
+        return dict(found)
 
-    @property
-    def _machines(self) -> int:
-        return -(-self.gpus // self.per_machine)
 
-    def _launched(self, folder: Path) -> dict[str, Path]:
-        """Write the launch file for this number of GPUs, and return the option that names it."""
-        option = kind_of(self.launch_file)
-        data = self.launch_file
-        if option == "accel_config":
-            processes = {"num_processes": self.gpus, "num_machines": self._machines}
-            data = {**data, **processes, "machine_rank": 0, "use_cpu": False}
-        path = folder / _LAUNCH_FILE
-        path.write_text(json.dumps(data))
-        return {option: path}
+def rehearsed(jobs: Iterable[tuple[str, Job]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the result of a rank of each job by name. A job that cannot run is a printed line."""
+    for name, job in jobs:
+        try:
+            (found,) = job.rehearse()
+        except LaunchError as error:
+            print(f"{name}: {error}")
+        else:
+            yield name, found

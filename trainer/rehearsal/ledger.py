@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,28 +44,22 @@ class Ledger:
     def __init__(self, device: str) -> None:
         self.device = device
         self.live = 0
+        self.most = 0
         self.window = 0
         self.line_of_node: dict[int, str] = {}
         self._blocks: dict[int, Block] = {}
-        # Changes in bytes in their order, with the beginning of each phase between them.
-        self._events: list[tuple[Block, int] | str] = []
-        self._most: Counter[str] = Counter()
-        self._lines: dict[str, str] = {}
+        # Changes in bytes in their order: the phase, and the line if the phase has not had more.
+        self._events: list[tuple[str, Block, int, str]] = []
+        self._most_of_phase: Counter[str] = Counter()
         self._phase = ""
         self._record_resizes()
-
-    @property
-    def most(self) -> int:
-        """Return the most bytes that were live at a moment of the process."""
-        return max(self._most.values(), default=0)
 
     # -- recording --------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:
         """Begin a phase. "" is no phase, and its memory is not reported."""
         self._phase = phase
-        self._events.append(phase)
-        self._most[phase] = max(self._most[phase], self.live)
+        self._resize(Block(PARAMETERS, 0), 0)  # a phase that asks for nothing has its memory, too
 
     def record(self, tensor: Tensor) -> None:
         """Record the storage of a tensor, if the storage is new."""
@@ -99,10 +93,12 @@ class Ledger:
         change = new - block.bytes
         block.bytes = new
         self.live += change
-        self._events.append((block, change))
-        if self.live > self._most[self._phase]:
-            self._most[self._phase] = self.live
-            self._lines[self._phase] = self._line()
+        self.most = max(self.most, self.live)
+        place = ""
+        if self.live > self._most_of_phase[self._phase]:
+            self._most_of_phase[self._phase] = self.live
+            place = self._line()
+        self._events.append((self._phase, block, change, place))
 
     def note_node(self) -> None:
         """Remember the line of the operation that runs, for its backward pass."""
@@ -114,21 +110,18 @@ class Ledger:
     def _line(self) -> str:
         """Return the line that runs, and in a backward pass the line of the forward pass."""
         node = torch._C._current_autograd_node()
-        if node is None:
-            return line()
-        return line() or self.line_of_node.get(node._sequence_nr(), "")
+        return line() or (node and self.line_of_node.get(node._sequence_nr())) or ""
 
     # -- kinds ------------------------------------------------------------------------------------
 
     def claim(self, kind: str, tensors: Iterable[Any]) -> None:
         """Say the kind of storages. A kind that was said before stays, but for ``EXCHANGED``."""
         for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                continue
-            block = self._blocks.get(local(tensor).untyped_storage()._cdata)
-            if block is not None and block.kind in _GUESSES:
-                block.kind = kind
-                block.window = -1
+            if isinstance(tensor, Tensor):
+                block = self._blocks.get(local(tensor).untyped_storage()._cdata)
+                if block and block.kind in _GUESSES:
+                    block.kind = kind
+                    block.window = -1
 
     def claim_new(self, kind: str) -> None:
         """Say the kind of all memory that this optimizer step has asked for and not freed."""
@@ -145,17 +138,13 @@ class Ledger:
         for which ``line`` asked.
         """
         now = dict.fromkeys(KINDS, 0)
-        phases: dict[str, dict[str, Any]] = {}
-        phase: dict[str, Any] = {"most": -1}
-        for event in [*self._events, ""]:
-            if isinstance(event, str):
-                phase["at_end"] = dict(now)
-                phase = phases.setdefault(event, {"line": self._lines.get(event, ""), "most": -1})
-            else:
-                block, change = event
-                now[block.kind] += change
+        phases: dict[str, dict[str, Any]] = defaultdict(lambda: {"most": -1})
+        for name, block, change, place in self._events:
+            now[block.kind] += change
+            phase = phases[name]
+            phase["at_end"] = dict(now)
             total = sum(now.values())
             if total > phase["most"]:
-                phase.update(most=total, at_most=dict(now))
+                phase.update(most=total, at_most=dict(now), line=place)
         phases.pop("", None)
         return phases

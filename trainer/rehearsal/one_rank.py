@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
 from ..script import launch_as, load_config, load_task
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
-from .cuda import install_cuda
+from .cuda import install_cuda, replace_in
 from .fake_device import FakeDevice
 from .fake_parameters import install_parameters
 from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
@@ -32,7 +33,6 @@ class Observer(Callback):
         self.recorder = recorder
         self.ledger = recorder.ledger
         self.first_collective = 0
-        self._measures = False
 
     def on_launch(self, run: Setup) -> None:
         if self.ledger.device == "cuda":
@@ -56,23 +56,14 @@ class Observer(Callback):
         self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start
         self.ledger.enter("built")
         self.ledger.enter("")
-
-        micro_step, backward = strategy.micro_step, strategy.backward
-
-        def micro_step_of(*, boundary: bool) -> Any:
-            self._enter("forward")
-            return micro_step(boundary=boundary)
-
-        def backward_of(loss: Any) -> None:
-            self._enter("backward")
-            backward(loss)
-
-        strategy.micro_step = micro_step_of  # type: ignore[method-assign]
-        strategy.backward = backward_of  # type: ignore[method-assign]
+        replace_in(
+            strategy,
+            micro_step=self._entering("forward", strategy.micro_step),
+            backward=self._entering("backward", strategy.backward),
+        )
 
     def on_window(self, run: Run, window: Any) -> None:
         self.ledger.window = run.step + 1
-        self._measures = self.ledger.window == STEPS
         self.first_collective = len(self.recorder.collectives)
         self.recorder.reads.clear()
 
@@ -85,23 +76,31 @@ class Observer(Callback):
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         self._claim_optimizer(run)
-        self._enter("")
-        if self._measures:
+        self.ledger.enter("")
+        if self.ledger.window == STEPS and run.config.keep_last:
             self.recorder.large_is_fake = True
-            if run.config.keep_last:
-                self._enter("save")
-                take(run.parts, run.parts.pieces(), {}, {}, copied=True)
-                self._enter("")
+            self._enter("save")
+            take(run.parts, run.parts.pieces(), copied=True)
+            self.ledger.enter("")
 
     def _claim_optimizer(self, run: Run) -> None:
         optimizer = run.strategy.optimizer
-        for group in optimizer.param_groups:  # the copies in full precision that an engine steps
-            self.ledger.claim(OPTIMIZER, group["params"])
-        for state in optimizer.state.values():
-            self.ledger.claim(OPTIMIZER, state.values())
+        # With the copies in full precision that an engine steps.
+        groups = (group["params"] for group in optimizer.param_groups)
+        states = (state.values() for state in optimizer.state.values())
+        self.ledger.claim(OPTIMIZER, chain(*groups, *states))
 
     def _enter(self, phase: str) -> None:
-        self.ledger.enter(phase if self._measures else "")
+        self.ledger.enter(phase if self.ledger.window == STEPS else "")
+
+    def _entering(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the beginning of a phase before each call."""
+
+        def enter_and_call(*args: Any, **named: Any) -> Any:
+            self._enter(phase)
+            return function(*args, **named)
+
+        return enter_and_call
 
 
 def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
@@ -138,8 +137,8 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
 def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     """Rehearse a rank among fakes, on a GPU without values.
 
-    The request has the fields of a ``Job`` and a ``rank``. The result is that of ``observe`` with
-    the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
+    The request has ``words``, ``gpu``, ``gpus`` and a ``rank``. The result is that of ``observe``
+    with the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
     """
     device = FakeDevice(Ledger("cuda"))
     install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))

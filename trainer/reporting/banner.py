@@ -49,7 +49,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
         "(micro x accumulation x world = global)",
         "optimizer": "{optimizer}, lr {lr:g}, {told}",
     }
-    if plan.get("context_parallel", 1) > 1:  # missing in an older plan.json
+    if plan["context_parallel"] > 1:
         rows["batch"] = rows["batch"].replace("{world_size}", "{world_size} / {context_parallel}")
     if plan["rehearsal"]:
         rows["strategy"] += " (rehearsal over gloo)"

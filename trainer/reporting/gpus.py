@@ -22,16 +22,15 @@ _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "MIG"}
 
 def memory_of(text: str) -> float:
     """Return the GiB of an accelerator by name (``H100-80``), or of a text (``24GiB``)."""
-    memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
-    if memory is not None:
-        given = float(memory[1])
-        if usable_bytes(given) < 1:
-            raise usage_error("gpu", text, "has no memory for tensors: 1 GiB and 8 % stay free")
-        return given
     asked = text.lower().replace(" ", "").removesuffix("gb")
     for name, (gib, *_) in KNOWN.items():
         if gib is not None and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
             return gib
+    memory = re.fullmatch(r"(\d+(?:\.\d+)?)(?:gib|g)?", asked)
+    if memory and usable_bytes(float(memory[1])) < 1:
+        raise usage_error("gpu", text, "has no memory for tensors: 1 GiB and 8 % stay free")
+    if memory:
+        return float(memory[1])
 
     rule = f"not a GPU known here, nor memory such as 24GiB; {did_you_mean(text, KNOWN)}"
     raise usage_error("gpu", text, rule)

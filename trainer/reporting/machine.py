@@ -15,13 +15,11 @@ import torch
 
 def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
     """Describe the host of this process and the GPUs of all ranks, for plan.json. Collective."""
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    cpus = re.findall(r"model name\s*: (.+)", cpuinfo) or [platform.machine()]
-    facts: dict[str, Any] = {"cpu": cpus[0], "cores": os.cpu_count()}
-    if device.type != "cuda":
-        return facts
-
-    facts["gpus"] = dict(Counter(gather(torch.cuda.get_device_name(device))))
+    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    facts: dict[str, Any] = {"cpu": cpu[1] if cpu else platform.machine()}
+    facts["cores"] = os.cpu_count()
+    if device.type == "cuda":
+        facts["gpus"] = dict(Counter(gather(torch.cuda.get_device_name(device))))
     return facts
 
 

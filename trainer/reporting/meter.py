@@ -176,8 +176,8 @@ class Meter:
 
             peak = peak_of(torch.cuda.get_device_name(self.device), precision)
             if peak:
-                per_rank = operations * facts["tokens_per_second"] / world_size
-                facts["mfu"] = round(per_rank / (peak * 1e12), 4)
+                done = operations * facts["tokens_per_second"]
+                facts["mfu"] = round(done / (world_size * peak * 1e12), 4)
         return facts
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Protocol
-
-from tqdm import tqdm
 
 from ..distributed.main_process import is_main
 from ..text import without_secrets
@@ -33,8 +30,7 @@ def say_and_log(log_file: LogFile | None, text: str) -> None:
     """Print a line from the main process, and add the line to the log.txt of a run if given."""
     if not is_main():
         return
-    tqdm.write(without_secrets(text))  # above the bar if a bar is shown
-    sys.stdout.flush()
+    print(without_secrets(text), flush=True)
     if log_file is not None:
         log_file.line(text)
 

@@ -32,11 +32,11 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
         return ""
 
     is_of_a_run = _holds_plan(folder)
-    results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
-    holds_no_step = not any(_holds_files(folder / name) for name in results)
     if continues and is_of_a_run:
         return ""
-    if not overwrite and not (is_of_a_run and holds_no_step):
+    results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
+    has_results = any(_holds_files(folder / name) for name in results)
+    if not overwrite and (has_results or not is_of_a_run):
         from ..checkpoint.discover import how_to_resume
 
         return (
@@ -88,9 +88,7 @@ def _holds_plan(folder: Path) -> bool:
 
 def _holds_files(entry: Path) -> bool:
     """Return whether an entry is a file, or has a file anywhere inside."""
-    if not entry.is_dir():
-        return entry.is_file()
-    return any(inner.is_file() for inner in entry.rglob("*"))
+    return any(inner.is_file() for inner in (entry, *entry.rglob("*")))
 
 
 def _is_ours(entry: Path) -> bool:

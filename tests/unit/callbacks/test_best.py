@@ -34,7 +34,7 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     fit(tmp_path / "run", Evaluated(), **BEST)
     resume = str(checkpoint(tmp_path / "run", 5))
     trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **BEST)
-    said = "note: best/, of step 3, is of another best_mode or output_dir: eval/loss starts anew"
+    said = "note: best/ of step 3 is in another folder: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [6]
     assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pty
 import re
-import struct
-import sys
-import termios
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,52 +82,6 @@ def test_graphs_and_their_breaks_are_counted_once(breaks: bool, line: str, tmp_p
     assert [
         said for said in log_of(tmp_path / "run").splitlines() if said.startswith("graphs")
     ] == [line]
-
-
-class Talks(Plain):
-    def training_step(self, model: nn.Module, batch: Any) -> Any:
-        if trainer.now().evaluation_set is None:
-            trainer.say(f"at {trainer.now().step}")
-        return super().training_step(model, batch)
-
-
-class Seen(trainer.Callback):
-    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
-        run.say(f"after {info.step}")
-
-
-def test_the_bar_of_a_terminal_of_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bar has room, and lines of a task and of a callback stand above the bar."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    written: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the end of a terminal
-            while chunk := os.read(ours, 4096):
-                written.append(chunk)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", terminal)
-        patched.setattr(sys, "stderr", terminal)
-        patched.setattr("tqdm.tqdm.monitor_interval", 0)
-        settings = {"log_every": 1, "keep_last": 0, "sanity_evaluation": False}
-        fit(tmp_path, Talks(), Seen(), max_steps=12, **settings)
-    reader.join()
-    os.close(ours)
-
-    states = re.split(r"[\r\n]+", b"".join(written).decode())
-    assert [line for line in states if line.startswith(("at ", "after "))] == [
-        f"{word} {step}" for step in range(1, 13) for word in ("at", "after")
-    ], "whole lines, and the bar is in none of them"
-    bars = [line for line in states if re.match(r" *\d+%\|", line)]
-    assert max(map(len, bars)) <= 80 and min(line.rindex("|") for line in bars) >= 20
-    assert re.search(r"12/12, loss [\d.]+, [\d.]+ samples/s, eta 00:00", bars[-1])
-    assert not any("step/s" in line or "it/s" in line for line in bars)
 
 
 def test_lines_are_seconds_apart_and_the_estimate_comes_when_it_says_something() -> None:

@@ -73,7 +73,7 @@ class Rated(Odd):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"rate": 2e-2}, r"optimizer_groups\.1\.settings\.lr: 0\.001 -> 0\.02"),
+        ({"rate": 2e-2}, r"base_lrs: \[0\.001\] -> \[0\.02\]"),
         ({"decay": 0.5}, r"optimizer_groups\.0\.settings\.weight_decay: 0\.0 -> 0\.5"),
         ({"beta": 0.5}, r"optimizer_groups\.0\.settings\.betas: \[0\.9\] -> \[0\.5\]"),
     ],
@@ -139,7 +139,7 @@ class Factored(Odd):
 def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"Adafactor keeps 'row_var' .*\(\[5, 1\]\)\) for a parameter of shape \(5,",
+        match=r"Adafactor keeps 'row_var' \(\(5, 1\)\) for a parameter of shape \(5,",
     ):
         fit(tmp_path / "a", Factored())
     fit(tmp_path / "b", Factored(), keep_last=0, save_every=None)

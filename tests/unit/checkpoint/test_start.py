@@ -107,7 +107,7 @@ def test_where_all_are_damaged_auto_does_not_start_at_step_0(tmp_path: Path) -> 
     for step in (2, 4):
         (checkpoint(tmp_path, step) / store.STATE).write_text("{}")
     before = names(tmp_path)
-    said = r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew"
+    said = r"step-00000004: state.json .*; no checkpoint there is whole; to start anew"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path, resume="auto")
     assert names(tmp_path) == before

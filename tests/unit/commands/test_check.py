@@ -64,12 +64,15 @@ def test_one_clear_error(words: list[str], code: int, told: str, check: Check) -
     assert told in done.stderr
 
 
-def test_a_launch_file_alone_has_the_defaults_of_a_config(check: Check, tmp_path: Path) -> None:
+def test_a_file_of_deepspeed_is_checked_for_a_number_of_processes(
+    check: Check, tmp_path: Path
+) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 4}')
-    done = check("--deepspeed", str(path), "--processes", "8")
+    own = ("--global_batch_size=null", "--micro_batch_size=null")
+    done = check("--deepspeed", str(path), "--processes", "8", DIGITS, *own)
     assert (done.returncode, done.stderr) == (0, "")
     assert (
-        "strategy   zero1, 8 x cpu by accelerate" in done.stdout
+        "strategy    zero1, 8 x cpu by accelerate" in done.stdout
         and "4 x 1 x 8 = 32 " in done.stdout
     )

@@ -19,7 +19,7 @@ def test_output_folder_of_a_killed_run_is_read(tmp_path: Path) -> None:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')
     told = make_report([read_run(folder)])
-    assert told["runs"][0]["state"] == "did not end; last logged step 5 of None"
+    assert (told["runs"][0]["step"], told["runs"][0]["memory"]) == (5, None)
 
 
 def test_a_run_is_called_by_its_run_name_where_it_has_one(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ BILLION = 10**9
 PAPER = {"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.9, "fsdp": 1.9}
 
 
-def first_column(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    """Return the values of the first launch file, by the names of the rows."""
+def first_row(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """Return the values of the first launch file, by the names of the columns."""
     assert main(["plan", *words]) == 0
-    rows = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
-    return {row[0]: row[1] for row in rows if len(row) > 1}
+    lines = capsys.readouterr().out.splitlines()
+    head, first = [re.split("  +", line) for line in lines if "  " in line][:2]
+    return dict(zip(head, first, strict=True))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -47,9 +48,9 @@ def test_a_config_is_rehearsed_with_its_settings(
     config = tmp_path / "train.yaml"
     config.write_text("task: observed:Llama\nmax_steps: 5\nlr: 1e-3\nmicro_batch_size: 8\n")
     words = (str(config), "--gpu", "24GiB", "--task_settings.layers", "1")
-    large = first_column(capsys, *words)
+    large = first_row(capsys, *words)
     own = [str(ROOT / "accel_configs" / f"{name}.yaml") for name in ("hsdp", "single")]
-    small = first_column(capsys, *own, *words, "--micro_batch_size", "2")
+    small = first_row(capsys, *own, *words, "--micro_batch_size", "2")
     assert small["launch file"] == "single", "hsdp is left out: a GPU is no four"
     assert large["launch file"] == "single"
     assert large["parameters"] == small["parameters"]

@@ -39,7 +39,7 @@ def ended(does: str) -> subprocess.CompletedProcess[str]:
         ("raise KeyboardInterrupt", 130, ""),
         ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
         (
-            "raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))",
+            "raise Origin('a.yaml', 1, 'lr').error('is wrong')",
             2,
             "a.yaml:1: lr: is wrong",
         ),

@@ -189,18 +189,13 @@ def test_no_checkpoint_and_no_export_has_the_reference(
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({}, {"r": 8}, r"adapter.r: 8 is 3 in .*; leave the key out"),
-        (
-            {},
-            {"targets": ["q_proj"]},
-            r"adapter.targets: \['q_proj'\] is \['(q|up)_proj', '(q|up)_proj'\] in",
-        ),
+        ({}, {"r": 8}, r"adapter.r: is another in .*; leave the key out"),
+        ({}, {"targets": ["q_proj"]}, "adapter.targets: is another in"),
         ({"r": 2}, {}, r"does not hold this model: .*q_proj.lora_A.default.weight has shape"),
         ({"target_modules": ["q_proj", "up_proj", "k_proj"]}, {}, r"k_proj.lora_A.* is missing"),
         ({"init_lora_weights": "pissa"}, {}, r"adapter.start: .* needs a LoRA adapter.*; merge it"),
         ({"use_dora": True}, {}, r"lora_magnitude_vector.* is missing"),
-        ({"use_rslora": True}, {"layers": [0]}, r"adapter.layers: \[0\] is None in "),
-        (None, {}, r"adapter.start: .* is no folder of an adapter \(adapter_config.json\)"),
+        ({"use_rslora": True}, {"layers": [0]}, "adapter.layers: is another in "),
     ],
 )
 def test_what_cannot_go_on_is_refused(
@@ -215,9 +210,8 @@ def test_what_cannot_go_on_is_refused(
 
     start = tmp_path / "start"
     start.mkdir()
-    if changes is not None:
-        config = {**json_in(adapter / "adapter_config.json"), **changes}
-        save_rows(start / "adapter_config.json", [config])
+    config = {**json_in(adapter / "adapter_config.json"), **changes}
+    save_rows(start / "adapter_config.json", [config])
     save_file(load_file(adapter / FILE), start / FILE)
     with pytest.raises((ValueError, CheckpointError), match=message):
         fit(tmp_path / "run", task(adapter={"start": str(start), **settings}), max_steps=1)

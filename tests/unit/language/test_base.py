@@ -19,11 +19,6 @@ def test_evaluation_keeps_a_share_of_the_documents(
 ) -> None:
     data = task(evaluation=0.25).build_data()
     assert (len(data.train.ends), len(data.evaluation.ends)) == (90, 30)
-    with pytest.raises(
-        ConfigError,
-        match=r"evaluation: 0.001: divides 120 documents so that a part has none",
-    ):
-        task(evaluation=0.001).build_data()
 
 
 def test_one_or_several_evaluation_sets_are_given(

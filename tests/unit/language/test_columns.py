@@ -31,7 +31,7 @@ from trainer.language import CausalLM
         (
             {"messages_column": "text"},
             [{"text": "hello"}],
-            r"messages_column: '.* row 1': must hold a list of \{role",
+            r"messages_column: 'text': is a str in .* row 1, which has text",
         ),
     ],
 )
@@ -84,7 +84,7 @@ def test_each_source_has_its_own_columns(
     alone = [trained_texts(task(data=name, packing="none")) for name in (texts, chats, alpaca)]
     mixed = task(data=[texts, chats, alpaca], packing="none")
     assert trained_texts(mixed) == [text for part in alone for text in part]
-    assert mixed.memory["ends"] == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
+    assert mixed.ends == [mixed.load_tokenizer().convert_tokens_to_ids("<|im_end|>")]
 
 
 @pytest.mark.parametrize(

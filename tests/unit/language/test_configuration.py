@@ -89,5 +89,5 @@ def test_fewer_layers(task: Callable[..., CausalLM]) -> None:
 
 
 def test_a_model_from_scratch_has_no_files_to_change(llama: Path, texts: Path) -> None:
-    with pytest.raises(ValueError, match="model_config: changes the configuration of model"):
+    with pytest.raises(ValueError, match="config: has no files, so neither model_config"):
         CausalLM(config={"model_type": "llama"}, tokenizer=str(llama), data="", model_config=LINEAR)

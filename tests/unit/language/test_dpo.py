@@ -142,10 +142,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter": Adapter(quantize="nf4"), "reference": "frozen"},
         "a model in 4 bits has the reference without_adapter",
     ),
-    "ipo": ({"objective": "ipo", "label_smoothing": 0.1}, "the objective ipo has none"),
+    "ipo": ({"objective": "ipo", "label_smoothing": 0.1}, "objective: ipo has no such"),
     "orpo": (
         {"objective": "orpo", "reference": "frozen"},
-        "reference: the objective orpo has none",
+        "objective: orpo has no such",
     ),
 }
 

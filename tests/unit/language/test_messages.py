@@ -10,7 +10,7 @@ from chats import CALL, encoder, trained_spans
 from tiny_language import MARKED, conversation, tokenizer
 
 from trainer import ConfigError
-from trainer.language.messages import in_form, read_chat, thoughts_and_words
+from trainer.language.messages import in_form, read_messages, thoughts_and_words
 from trainer.language.templates import CHATML
 
 
@@ -88,7 +88,7 @@ def test_other_forms_of_messages_are_read(row: dict[str, Any]) -> None:
 def test_a_function_call_as_text_is_refused() -> None:
     messages = [{"from": "human", "value": "Time?"}, {"from": "function_call", "value": "{}"}]
     with pytest.raises(ConfigError, match=r"row message 2': .* a call of a tool in tool_calls"):
-        read_chat("row", "messages_column", [], messages, {})
+        read_messages("row", "messages_column", messages)
 
 
 @pytest.mark.parametrize(("as_text", "arguments"), [(False, {"zone": "CET"}), (True, CALL_TEXT)])

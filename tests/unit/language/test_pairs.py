@@ -140,16 +140,6 @@ def test_a_source_repeats_the_prompt_in_all_rows(task: Callable[..., DPO]) -> No
         bad.build_data()
 
 
-@pytest.mark.parametrize("margin", ["0.5", "high", float("nan"), float("inf"), [1]], ids=str)
-def test_a_margin_is_a_finite_number(margin: Any, task: Callable[..., DPO]) -> None:
-    row = {"prompt": "Why?", "chosen": " Yes", "rejected": " No"}
-    dpo = task(row, {**row, "margin": margin})
-    with pytest.raises(ConfigError, match=r"row 2'?: margin: .* is no finite number$"):
-        dpo.build_data()
-    left = task(row, {**row, "margin": margin}, bad_rows="leave_out")
-    assert len(left.build_data().train) == 1
-
-
 def test_a_template_that_drops_earlier_thoughts_shows_the_last(task: Callable[..., DPO]) -> None:
     rows = [
         conversation("Hi", "<think>hm</think>Hello", "And?", f"<think>so</think>{word}")["messages"]
@@ -173,16 +163,17 @@ def test_long_sides_are_cut_and_the_batch_is_padded(task: Callable[..., DPO]) ->
 
 EMPTY = "the side has no answer of its own; the answer is empty, or the same on both sides"
 BEGIN = "the prompt is not the beginning of both sides"
+SHORT = "sequence_length allows 65 tokens: both answers must begin and differ within these tokens"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty side": (preference("Why?", " ", "No."), rf"chosen_column.*{EMPTY}"),
     "equal sides": (preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
     "equal up to the length": (
         preference("Why?", "No. " * 60, "No. " * 61),
-        "chosen and rejected are the same",
+        SHORT,
     ),
     "a long prompt": (
         preference("Why? " * 90, "Yes", "No."),
-        "the prompt takes all 65 tokens that sequence_length allows",
+        SHORT,
     ),
     "conversations without a beginning": (
         {"chosen": [Q, GOOD], "rejected": [WHO, BAD]},
@@ -225,7 +216,9 @@ def test_bad_rows_are_one_line_with_the_row_or_left_out(
 
 def test_rows_that_are_no_preferences_are_refused(task: Callable[..., DPO]) -> None:
     kto = {"prompt": "Why?", "completion": "Because.", "label": True}
-    with pytest.raises(ConfigError, match=r"prompt, completion, label'?: are no preferences"):
+    with pytest.raises(
+        ConfigError, match=r"chosen_column: 'chosen': is a NoneType in .* row 1, which has"
+    ):
         task(kto).build_data()
 
 

@@ -63,7 +63,7 @@ TYPO = {"model_type": "llama", "hiden_size": 8}
         ),
         ({**SCRATCH, "config": TYPO}, r"config.hiden_size: 8: unknown key; .*'hidden_size'\?"),
         ({**SCRATCH, "config": LARGE}, "tokenizer: '.*': has tokens up to 319, .* has 300 rows"),
-        ({**SCRATCH, "tokenizer": __file__}, r"tokenizer: '.*.py': is a file; give a folder"),
+        ({**SCRATCH, "tokenizer": __file__}, r"tokenizer: '.*.py': holds no tokenizer: "),
     ],
 )
 def test_mistakes_are_one_line_each(

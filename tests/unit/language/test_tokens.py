@@ -9,7 +9,7 @@ import pytest
 from chats import CHATS, trained_texts
 from tiny_language import conversation, tokenizer
 
-from trainer import ConfigError, DataError
+from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.columns import Columns
 from trainer.language.tokens import Encoder
@@ -31,7 +31,7 @@ def test_texts_end_with_the_end_of_a_text(task: Callable[..., CausalLM]) -> None
 
 
 def test_an_empty_corpus_is_refused(task: Callable[..., CausalLM]) -> None:
-    with pytest.raises(DataError, match=r"data: .*a.jsonl: no row has a token to train on"):
+    with pytest.raises(ConfigError, match=r"data: .*a.jsonl'\]: no row has a token to train on"):
         task(rows=[{"text": ""}] * 2).build_data()
 
 
@@ -77,7 +77,7 @@ def joined_words() -> Any:
 
 def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
     """All tokens of a prompt and its completion, and those that are targets."""
-    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")), None)
+    encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")))
     [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
@@ -97,7 +97,7 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 
     own = joined_words()
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
-    encoder = Encoder(own, Columns(), None)
+    encoder = Encoder(own, Columns())
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
         [(ids, flags)] = encoder.encode([("row", {"text": text})])
         tokens = own.convert_ids_to_tokens(ids)
@@ -168,6 +168,6 @@ def test_bad_rows_are_counted_and_left_out_on_request(task: Callable[..., Causal
     assert len(causal.build_data().train) == 2
     assert any(line.startswith("2 bad rows are left out, the first: ") for line in causal.notices())
     with pytest.raises(
-        DataError, match=r"no row has a token to train on; 1 bad rows .*must hold a"
+        ConfigError, match=r"no row has a token to train on; 1 bad rows .*must hold a"
     ):
         task(rows=BAD[1:2], messages_column="messages", bad_rows="leave_out").build_data()

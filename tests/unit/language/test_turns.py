@@ -45,7 +45,7 @@ def test_a_bad_row_is_named() -> None:
         ({"text": "Hello"}, "messages_column: 'messages': is a NoneType in row 1, which has text"),
         (
             {"prompt": "Why?", "completion": "Because."},
-            r"completion_column: 'row 1': must hold a list of \{role",
+            "completion_column: 'completion': is a str in row 1, which has prompt, completion",
         ),
     ],
 )

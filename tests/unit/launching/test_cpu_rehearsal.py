@@ -9,7 +9,6 @@ from launch_texts import FSDP, Write
 from origins import origin
 from plans import FOUR_GPUS, HOME, asked, plan, request
 
-from trainer.launching.cpu_rehearsal import rehearsed
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
@@ -24,12 +23,11 @@ def test_fp16_and_reads_from_disk_are_left_out(write: Write) -> None:
         },
         "aio": {"use_gds": True},
     }
-    asks = read_deepspeed_file(write("ds.json", json.dumps(content, indent=1)))
-    runs, precision, lines = rehearsed(asks, asks.settings["mixed_precision"])
-    assert runs.deepspeed == {"zero_optimization": content["zero_optimization"]}
-    assert (precision, lines) == (
+    made = plan(read_deepspeed_file(write("ds.json", json.dumps(content, indent=1))))
+    assert made.deepspeed == {"zero_optimization": content["zero_optimization"]}
+    assert (made.mixed_precision, made.notices) == (
         "bf16",
-        ["ds.json:3 (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16"],
+        ("ds.json:3 (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",),
     )
 
 

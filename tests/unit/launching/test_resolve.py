@@ -103,7 +103,9 @@ def test_groups_that_do_not_divide_the_processes() -> None:
 def test_zero_3_does_not_compile() -> None:
     config = TrainConfig(task="m:T", max_steps=10, compile=True)
     said = refusal(
-        lambda: resolve(config, request("zero3"), launched(2), CPU, {"compile": origin(SAID)})
+        lambda: resolve(
+            config, request("zero3"), launched(2), CPU, {"compile": origin(f"{SAID} (compile)")}
+        )
     )
     assert said.startswith("train.yaml:7: compile: true: ZeRO-3 gathers layers by hooks inside of")
     assert resolve(config, request("zero2"), launched(2), CPU, {}).compile
@@ -116,7 +118,10 @@ def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
     config = TrainConfig(task="m:T", max_steps=10)
     line = "train.yaml:7: compile: false: disagrees with True at a.yaml:4 (dynamo_backend); keep one of the two"
     assert (
-        refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
+        refusal(
+            lambda: resolve(config, asks, launched(), CPU, {"compile": origin(f"{SAID} (compile)")})
+        )
+        == line
     )
 
 
@@ -258,7 +263,8 @@ def test_a_micro_batch_of_null_is_an_equal_share(world: int, steps: int | None, 
 
 def test_a_global_batch_without_equal_shares() -> None:
     rule = (
-        "must be a multiple of 3 (accumulation_steps 1 x world_size 3), as micro_batch_size is null"
+        "must be micro_batch_size N x accumulation_steps 1 x world_size 3; "
+        "micro_batch_size: null takes an equal share"
     )
     for batch in (64, None):
         settings = {"global_batch_size": batch, "micro_batch_size": None}

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ...config.documents import Document, read_document
 from ...errors import COMMAND_LINE, Origin, Sourced
-from ..findings import Findings, Lower, Upper
 from ..request import Request, Strategy
-from .accelerate_keys import Entries, read_entries, read_values
+from .accelerate_keys import Entries, Lower, Upper, merge, read_entries, read_values
 
 _TYPES: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
 # Of several flags the last here counts.
@@ -30,41 +29,36 @@ _FLAGS = {
     "gradient_accumulation_steps": "accumulation_steps",
     "gradient_clipping": "max_grad_norm",
 }
-_Size = Annotated[int, Field(ge=1)]
+_Size = Annotated[int, Field(ge=1, strict=True)]
 
 
-class _TopLevel(BaseModel):
+class _File(BaseModel):
+    """The entries of every strategy."""
+
     compute_environment: Annotated[Literal["LOCAL_MACHINE"], Upper] = "LOCAL_MACHINE"
     use_cpu: Annotated[bool, Field(strict=True)] = False
     num_machines: _Size = 1
     num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
-
-
-def _key_of_size(name: str) -> str:
-    return f"parallelism_config_{name}_size"
-
-
-class _Parallelism(BaseModel):
-    model_config = ConfigDict(alias_generator=_key_of_size)
-
-    dp_replicate: _Size = 1
-    dp_shard: _Size = 1
-    cp: _Size = 1
-    sp: _Size = 1
-    tp: Literal[1] = 1
+    parallelism_config_dp_replicate_size: _Size = 1
+    parallelism_config_dp_shard_size: _Size = 1
+    parallelism_config_cp_size: _Size = 1
+    parallelism_config_sp_size: _Size = 1
+    parallelism_config_tp_size: Literal[1] = 1
 
 
 class _Dynamo(BaseModel):
     """Arguments of Accelerate's TorchDynamoPlugin, under the keys of a file."""
 
-    backend: Annotated[str, Lower] = Field("no", alias="dynamo_backend")
-    mode: Literal["default", "reduce-overhead", "max-autotune"] | None = Field(
-        None, alias="dynamo_mode"
-    )
-    fullgraph: bool | None = Field(None, alias="dynamo_use_fullgraph")
-    dynamic: bool | None = Field(None, alias="dynamo_use_dynamic")
-    use_regional_compilation: bool | None = Field(None, alias="dynamo_use_regional_compilation")
+    backend: Annotated[str, Lower, Field(alias="dynamo_backend")] = "no"
+    mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"] | None, Field(alias="dynamo_mode")
+    ] = None
+    fullgraph: Annotated[bool | None, Field(alias="dynamo_use_fullgraph")] = None
+    dynamic: Annotated[bool | None, Field(alias="dynamo_use_dynamic")] = None
+    use_regional_compilation: Annotated[
+        bool | None, Field(alias="dynamo_use_regional_compilation")
+    ] = None
 
 
 _NO_FLAGS: Entries = {}
@@ -76,18 +70,15 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     Raises:
         ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """
-    check = Findings()
     doc = None if path is None else read_document(path)
-    entries = read_entries(doc, overrides, check)
-    kind = _distributed_type(doc, entries, check)
-
-    top = read_values(_TopLevel, entries, check)
-    use_cpu = "cpu" in entries or top.use_cpu
-    world = _processes(kind, top.num_processes, entries, check)
-    context, copies = _groups(kind.value, entries, world, check)
-    dynamo = read_values(_Dynamo, entries, check).model_dump(exclude_none=True)
+    entries = read_entries(doc, overrides)
+    kind = _distributed_type(doc, entries)
+    read = read_values(_File, entries)
+    dynamo = read_values(_Dynamo, entries).model_dump(exclude_none=True)
+    use_cpu = read.use_cpu or "cpu" in entries
+    world = _processes(kind, read.num_processes, entries)
     if kind.value == "DEEPSPEED":
-        request = _deepspeed(entries, check, kind.origin, use_cpu=use_cpu)
+        request = _deepspeed(entries, kind.origin, use_cpu=use_cpu)
     else:
         request = Request(
             strategy=_TYPES[kind.value],
@@ -95,33 +86,24 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
             settings={key: overrides[flag] for flag, key in _FLAGS.items() if flag in overrides},
         )
 
-    settings = dict(request.settings)
-    fields: dict[str, Any] = {}
+    settings = request.settings
+    copies = _groups(kind, entries, world, settings)
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
-        fields["fsdp"], fields["origins"] = read_fsdp(entries, copies, check, kind.origin)
+        request = read_fsdp(request, entries, copies)
     if dynamo["backend"] != "no":
-        fields["dynamo"] = dynamo
+        request = replace(request, dynamo=dynamo)
         settings["compile"] = entries["dynamo_backend"].meaning(True)
-    if context is not None:
-        settings["context_parallel"] = context
     if "mixed_precision" in entries:
-        own = entries["mixed_precision"].meaning(top.mixed_precision)
-        precision = settings.setdefault("mixed_precision", own)
-        if precision.value != own.value:
-            check.disagree(own, precision)
-    if doc is not None:
-        fields["files"] = (doc.path, *request.files)
-    check.end()
+        precision = entries["mixed_precision"].meaning(read.mixed_precision)
+        merge(settings, {"mixed_precision": precision})
     return replace(
         request,
         world_size=world,
-        settings=settings,
-        num_machines=top.num_machines,
+        num_machines=read.num_machines,
         use_cpu=use_cpu,
-        notices=tuple(check.notices),
-        **fields,
+        files=request.files if doc is None else (doc.path, *request.files),
     )
 
 
@@ -145,7 +127,7 @@ def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Source
     return file, flags
 
 
-def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -> Sourced[str]:
+def _distributed_type(doc: Document | None, entries: Entries) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
     kind: Sourced[Any]
     if doc is None:
@@ -160,60 +142,60 @@ def _distributed_type(doc: Document | None, entries: Entries, check: Findings) -
     if kind.value is False:  # YAML reads a bare NO as false. Accelerate knows.
         return kind.meaning("NO")
     if kind.value not in (*_TYPES, "DEEPSPEED"):
-        check.fail(kind, "must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
+        raise kind.error("must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'")
     return kind
 
 
-def _processes(
-    kind: Sourced[str], number: int, entries: Entries, check: Findings
-) -> Sourced[int] | None:
+def _processes(kind: Sourced[str], number: int, entries: Entries) -> Sourced[int] | None:
     """Return the world size, and None if the launcher decides it."""
     if kind.value != "NO":
         return None if number == -1 else entries["num_processes"]
     if number > 1:
-        check.refuse(
-            entries["num_processes"],
-            f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there",
-        )
+        rule = f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there"
+        raise entries["num_processes"].error(rule)
     return kind.meaning(1)
 
 
 def _groups(
-    kind: str, entries: Entries, world: Sourced[int] | None, check: Findings
-) -> tuple[Sourced[int] | None, Sourced[int] | None]:
-    """Return the number of processes that share rows, and of groups with a whole model (HSDP).
+    kind: Sourced[str],
+    entries: Entries,
+    world: Sourced[int] | None,
+    settings: dict[str, Sourced[Any]],
+) -> Sourced[int]:
+    """Return the number of groups that hold a whole model each (HSDP). Note shared rows.
 
     For shared rows Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A
     single method serves all strategies here.
     """
-    sizes = read_values(_Parallelism, entries, check)
 
-    def found(name: str) -> Sourced[int]:
-        return entries[_key_of_size(name)].meaning(getattr(sizes, name))
+    def size(name: str) -> Sourced[int]:
+        return entries.get(f"parallelism_config_{name}_size", kind.meaning(1))
 
-    shared = sizes.cp * sizes.sp
-    context = found("cp" if sizes.cp > 1 else "sp").meaning(shared) if shared > 1 else None
-    asked = [found(name) for name in ("dp_shard", "dp_replicate") if getattr(sizes, name) > 1]
-    size = sizes.dp_shard * shared  # Accelerate counts without the processes that share rows
-    if asked and kind != "FSDP":
-        check.refuse(asked[0], "needs distributed_type: FSDP; write that, or remove it")
-    elif sizes.dp_shard > 1 and world and sizes.dp_replicate * size != world.value:
-        rule = f"{sizes.dp_replicate} groups of {size} are not the number of processes"
-        check.refuse(asked[0], f"{rule}, {world.value}")
-    return context, asked[-1] if sizes.dp_replicate > 1 else None
+    cp, sp, shards, copies = map(size, ("cp", "sp", "dp_shard", "dp_replicate"))
+    shared = cp.value * sp.value
+    if shared > 1:
+        settings["context_parallel"] = (cp if cp.value > 1 else sp).meaning(shared)
+
+    asked = shards if shards.value > 1 else copies
+    group = shards.value * shared  # Accelerate counts without the processes that share rows
+    if asked.value > 1 and kind.value != "FSDP":
+        raise asked.error("needs distributed_type: FSDP; write that, or remove it")
+    if shards.value > 1 and world and copies.value * group != world.value:
+        rule = f"{copies.value} groups of {group} are not the number of processes, {world.value}"
+        raise shards.error(rule)
+    return copies
 
 
-def _deepspeed(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
+def _deepspeed(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
-    from .deepspeed_file import INLINE, read_inline, read_json
+    from .deepspeed_file import INLINE, read_deepspeed_file, read_inline
 
     file = entries.get("deepspeed_config_file")
     if file is None:
-        return read_inline(entries, check, origin, use_cpu=use_cpu)
+        return read_inline(entries, origin, use_cpu=use_cpu)
 
     for name in INLINE:
         if name in entries:
-            check.refuse(
-                entries[name], f"is given beside {file.origin}, which must say it; remove it here"
-            )
-    return read_json(file.value, check, use_cpu=use_cpu)
+            rule = f"is given beside {file.origin}, which must say it; remove it here"
+            raise entries[name].error(rule)
+    return read_deepspeed_file(file.value, use_cpu=use_cpu)

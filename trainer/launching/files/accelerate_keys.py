@@ -5,63 +5,89 @@ A key of a section is an argument of ``accelerate launch``, so that command's pa
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from ...config.documents import Document
-from ...errors import Sourced
+from ...errors import ConfigError, Origin, Problem, Sourced
 from ...private.accelerate import launch_arguments
 from ...text import did_you_mean
-from ..findings import Findings, M, keys_of
 
+M = TypeVar("M", bound=BaseModel)
 # The values of a file and its flags, by key of the top level or by argument of the launcher.
 Entries = Mapping[str, Sourced[Any]]
 
-# Each may have any argument of the launcher.
-_SECTIONS = (
-    "fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config", "fp8_config",
-    "megatron_lm_config", "mpirun_config",
-)  # fmt: skip
-# Accelerate adds the prefix itself in these sections (commands/launch.py): both spellings are read.
-_PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
+Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 
 
-def read_entries(doc: Document | None, flags: Entries, check: Findings) -> Entries:
-    """Return the entries of all sections together. A flag wins over the file."""
+def read_entries(doc: Document | None, flags: Entries) -> Entries:
+    """Return the entries of all sections together. A flag wins over the file.
+
+    A section may have any argument of the launcher, whose prefix may be left out.
+    """
     from accelerate.commands.config.config_args import ClusterConfig
 
     if doc is None:
         return flags
     # Accelerate reads these two keys by name. They have no field and no argument.
-    top_level = {*(field.name for field in dataclasses.fields(ClusterConfig)), "dynamo_backend"}
+    top_level = {*ClusterConfig.__dataclass_fields__, "dynamo_backend"}
     arguments = {*launch_arguments(), "fsdp_ignored_modules"}
 
     entries: dict[str, Sourced[Any]] = {}
     for name, part in doc.data.items():
-        values, known, above = {name: part}, top_level, ""
-        if name in _SECTIONS:
+        values, known, above, prefix = {name: part}, top_level, "", ""
+        if name.endswith("_config") and name in top_level:
             values, known, above = part or {}, arguments, f"{name}."
+            prefix = name.removesuffix("config")
         if not isinstance(values, dict):
-            check.fail(Sourced(values, doc.origin(name)), "must be a mapping")
+            raise doc.origin(name).error("must be a mapping", values)
 
         for key, value in values.items():
             if value is None or key.startswith("_"):  # absent, or a comment
                 continue
             found = Sourced(value, doc.origin(above + key))
-            prefix = _PREFIXES.get(name, "")
-            argument = key if key.startswith(prefix) else prefix + key
+            argument = key if key in known else prefix + key
             if argument not in known:
-                check.refuse(found, f"unknown key; {did_you_mean(key, known)}")
-            elif argument in entries:
-                check.refuse(found, f"is given twice, also at {entries[argument].origin}; keep one")
-            else:
-                entries[argument] = found
+                raise found.error(f"unknown key; {did_you_mean(key, known)}")
+            if argument in entries:
+                raise found.error(f"is given twice, also at {entries[argument].origin}; keep one")
+            entries[argument] = found
     return {**entries, **flags}
 
 
-def read_values(model: type[M], entries: Entries, check: Findings) -> M:
+def read_values(model: type[M], entries: Entries) -> M:
     """Return the entries that a model has. Raise ConfigError if they do not fit."""
-    keys = keys_of(model)
-    values = {name: entry.value for name, entry in entries.items() if name in keys}
-    return check.read(model, values, lambda key: entries[key.partition(".")[0]].origin)
+    values = {name: entry.value for name, entry in entries.items()}
+    return read_model(model, values, lambda key: entries[key.partition(".")[0]].origin)
+
+
+def read_model(model: type[M], values: Mapping[str, Any], origin: Callable[[str], Origin]) -> M:
+    """Return values as a pydantic model.
+
+    Raises:
+        ConfigError: with the origin of each value that does not fit.
+    """
+    try:
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        from ...config.pydantic_errors import broken_rules
+
+        broken = broken_rules(error, values, model.model_fields)
+        raise ConfigError(
+            [
+                Problem(origin=origin(key), rule=rule, value=value)
+                for key, (rule, value) in broken.items()
+            ]
+        ) from None
+
+
+def merge(settings: dict[str, Sourced[Any]], others: Entries) -> None:
+    """Add values to others, before which defaults do not count. ConfigError: two disagree."""
+    for key, found in others.items():
+        other = settings.setdefault(key, found)
+        if other.value != found.value and not found.origin.is_default:
+            raise found.disagrees(other)

@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
+from ...config.plain import dotted
 from ...config.validate import with_values
 from ...errors import Origin, Sourced
 from ...private.deepspeed_engine import quiet
-from ..findings import Findings
-from ..request import Request, Strategy, visible_gpus
-from .accelerate_keys import Entries
+from ..request import Request, visible_gpus
+from .accelerate_keys import Entries, read_model
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_sections
 
 ZERO = "zero_optimization"
-STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 # By key of an accelerate file's deepspeed_config, the same setting in DeepSpeed's JSON.
 INLINE = {
-    "zero_stage": f"{ZERO}.stage",
-    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
-    "offload_param_device": f"{ZERO}.offload_param.device",
-    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
-    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
 }
@@ -41,35 +40,24 @@ _SETTINGS = {
 }
 # DeepSpeed ignores these in other stages than 3, without a word.
 _OF_STAGE_3 = (
-    "offload_param", "zero_hpz_partition_size", "zero_quantized_gradients",
+    "offload_param.device", "zero_hpz_partition_size", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "zero_quantized_weights",
 )  # fmt: skip
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
-def read_deepspeed_file(path: str | Path) -> Request:
-    """Read a DeepSpeed JSON. Raise ConfigError with every problem of the file."""
-    check = Findings()
-    request = read_json(path, check, use_cpu=False)
-    check.end()
-    return replace(request, notices=tuple(check.notices))
-
-
-def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request:
-    """Return the request of a JSON. Some problems are raised, and the others recorded."""
+def read_deepspeed_file(path: str | Path, *, use_cpu: bool = False) -> Request:
+    """Read a DeepSpeed JSON."""
     doc = read_document(path)
-    return replace(_request(doc, check, use_cpu=use_cpu), files=(doc.path,))
+    return replace(_request(doc, use_cpu=use_cpu), files=(doc.path,))
 
 
-def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool) -> Request:
+def read_inline(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON."""
     stage = entries.get("zero_stage")
     if stage is None:
-        check.end()  # such as a misspelt zero_stage
-        check.fail(
-            Sourced(None, origin.named("deepspeed_config.zero_stage")),
-            "is required: accelerate takes 2 without a word",
-        )
+        rule = "is required: accelerate takes 2 without a word"
+        raise origin.named("deepspeed_config.zero_stage").error(rule)
 
     data: dict[str, Any] = {}
     origins = {}
@@ -78,50 +66,48 @@ def read_inline(entries: Entries, check: Findings, origin: Origin, *, use_cpu: b
         if entry is not None and str(entry.value).lower() not in ("none", "false"):
             data = with_values(data, {key: entry.value})
             origins[key] = origins[key.rpartition(".")[0]] = entry.origin
-    return _request(
-        Document(path=stage.origin.source, data=data, origins=origins), check, use_cpu=use_cpu
-    )
+    doc = Document(path=stage.origin.source, data=data, origins=origins)
+    return _request(doc, use_cpu=use_cpu)
 
 
-def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request:
+def _request(doc: Document, *, use_cpu: bool) -> Request:
     """Return the request of a document."""
     data = _effective(doc.data)
     # At its import DeepSpeed chooses the process's device. The GPUs are not hidden yet.
     if use_cpu or not visible_gpus():
         os.environ["DS_ACCELERATOR"] = "cpu"
     with quiet():
-        read: Any = check.read(deepspeed_model(), data, doc.origin)
+        read: Any = read_model(deepspeed_model(), data, doc.origin)
 
     stage = read.zero_optimization.stage
     origin = doc.origin(f"{ZERO}.stage")
-    if stage == 0:
-        check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
-    for key in _OF_STAGE_3:
-        asked = data.get(ZERO, {}).get(key)
-        asked = asked.get("device") if isinstance(asked, dict) else asked
-        if stage < 3 and str(asked).lower() not in ("none", "false", "1"):
+    note = f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP"
+    for key, value in dotted(data.get(ZERO, {})):
+        is_off = key not in _OF_STAGE_3 or str(value).lower() in ("none", "false", "1")
+        if stage < 3 and not is_off:
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
-            check.refuse(Sourced(asked, doc.origin(f"{ZERO}.{key}")), rule)
+            raise doc.origin(f"{ZERO}.{key}").error(rule, value)
     settings = {
         field: Sourced(data[key], doc.origin(key))
         for field, key in _SETTINGS.items()
         if data.get(key) is not None
     }
-    precisions = read.model_dump(include={"fp16", "bf16"}, exclude_unset=True)
-    enabled = {name: section.get("enabled") for name, section in precisions.items()}
-    on = [name for name, is_on in enabled.items() if is_on]
-    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or enabled]
+    given = [name for name in ("fp16", "bf16") if name in data]
+    on = [name for name in given if getattr(read, name).enabled]
+    found = [Sourced(name, doc.origin(f"{name}.enabled")) for name in on or given]
     if len(on) > 1:
-        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+        raise found[1].disagrees(found[0])
     if on:
         settings["mixed_precision"] = found[0]
-    elif found and None not in enabled.values():  # switched off, and none is open
+    elif found and all("enabled" in data[name] for name in given):  # switched off, and none is open
         settings["mixed_precision"] = found[0].meaning("no")
+    strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
-        strategy=STAGES[stage],
+        strategy=strategy,
         strategy_origin=origin,
-        settings=settings | read_sections(doc, check),
+        settings=settings | read_sections(doc),
         deepspeed=_engine_config(data) if stage else {},
+        notices=() if stage else (note,),
         origins={f"deepspeed.{key}": origin for key, origin in doc.origins.items()},
     )
 

@@ -6,13 +6,14 @@ Every argument is given, because the plugin reads an FSDP_* variable for each th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...errors import Origin, Sourced
-from ..findings import Findings, Upper
-from .accelerate_keys import Entries, read_values
+from ...errors import Sourced
+from ..request import Request
+from .accelerate_keys import Entries, Upper, read_values
 from .switched_off import Off
 
 
@@ -20,22 +21,21 @@ class _Plugin(BaseModel):
     """Arguments of the plugin, under the keys of a file."""
 
     fsdp_version: Literal[1, 2, "1", "2"] = 1  # Accelerate's default
-    cpu_offload: bool = Field(False, alias="fsdp_offload_params")
+    cpu_offload: Annotated[bool, Field(alias="fsdp_offload_params")] = False
     auto_wrap_policy: Annotated[
-        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], Upper
-    ] = Field("NO_WRAP", alias="fsdp_auto_wrap_policy")
-    transformer_cls_names_to_wrap: list[str] | str | None = Field(
-        None, alias="fsdp_transformer_layer_cls_to_wrap"
-    )
-    min_num_params: int = Field(100_000_000, alias="fsdp_min_num_params", ge=0)
-    activation_checkpointing: bool = Field(False, alias="fsdp_activation_checkpointing")
-    activation_checkpointing_offload: bool = Field(
-        False, alias="fsdp_activation_checkpointing_offload"
-    )
-    ignored_modules: Off = Field(None, alias="fsdp_ignored_modules", exclude=True)
-    state_dict_type: Annotated[
-        Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"], Upper
-    ] = Field("SHARDED_STATE_DICT", alias="fsdp_state_dict_type")
+        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"],
+        Upper,
+        Field(alias="fsdp_auto_wrap_policy"),
+    ] = "NO_WRAP"
+    transformer_cls_names_to_wrap: Annotated[
+        list[str] | str | None, Field(alias="fsdp_transformer_layer_cls_to_wrap")
+    ] = None
+    min_num_params: Annotated[int, Field(alias="fsdp_min_num_params", ge=0)] = 100_000_000
+    activation_checkpointing: Annotated[bool, Field(alias="fsdp_activation_checkpointing")] = False
+    activation_checkpointing_offload: Annotated[
+        bool, Field(alias="fsdp_activation_checkpointing_offload")
+    ] = False
+    ignored_modules: Annotated[Off, Field(alias="fsdp_ignored_modules", exclude=True)] = None
 
 
 # Whether parameters are freed after the forward pass, as files for FSDP1 and FSDP2 give that.
@@ -47,25 +47,22 @@ _RULE = (
 )
 
 
-def read_fsdp(
-    entries: Entries, copies: Sourced[int] | None, check: Findings, origin: Origin
-) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the plugin's arguments, and the origins of arguments that errors name.
+def read_fsdp(request: Request, entries: Entries, copies: Sourced[int]) -> Request:
+    """Return the request with the plugin's arguments, and the origins that errors name.
 
-    Each of the ``copies``, if there are some (HSDP), is the whole model on a group of processes.
+    Each of the ``copies``, if there are several (HSDP), is the whole model on a group of processes.
     """
-    plugin = read_values(_Plugin, entries, check)
+    plugin = read_values(_Plugin, entries)
     is_old = plugin.fsdp_version in (1, "1")
+    notices: tuple[str, ...] = ()
     if is_old:
-        place = entries.get("fsdp_version", Sourced(1, origin)).origin.place
-        check.notices.append(f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2")
+        place = entries.get("fsdp_version", Sourced(1, request.strategy_origin)).origin.place
+        notices = (f"{place}: FSDP1 runs as FSDP2; write fsdp_version: 2",)
 
     values: dict[str, Any] = {
         **plugin.model_dump(),
         "fsdp_version": 2,
-        "reshard_after_forward": _reshards(
-            entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS, check
-        ),
+        "reshard_after_forward": _reshards(entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS),
         "cpu_ram_efficient_loading": False,
         "state_dict_type": "SHARDED_STATE_DICT",  # checkpoints are not written by the plugin
         "backward_prefetch": "NO_PREFETCH",
@@ -80,13 +77,13 @@ def read_fsdp(
         for name, field in _Plugin.model_fields.items()
         if str(field.alias) in entries
     }
-    if copies is not None:
+    if copies.value > 1:
         values["dp_replicate_size"] = copies.value
         origins["fsdp.dp_replicate_size"] = copies.origin
-    return values, origins
+    return replace(request, fsdp=values, origins=origins, notices=notices)
 
 
-def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -> bool:
+def _reshards(entries: Entries, meanings: Mapping[str, bool]) -> bool:
     """Return whether parameters are freed after the forward pass."""
     reshards = None
     for key in ("fsdp_reshard_after_forward", "fsdp_sharding_strategy"):
@@ -94,8 +91,8 @@ def _reshards(entries: Entries, meanings: Mapping[str, bool], check: Findings) -
             entry = entries[key]
             meaning = meanings.get(str(entry.value).upper())
             if meaning is None:
-                check.refuse(entry, _RULE)
-            elif reshards not in (None, meaning):
-                check.refuse(entry, "disagrees with fsdp_reshard_after_forward; remove one")
+                raise entry.error(_RULE)
+            if reshards not in (None, meaning):
+                raise entry.error("disagrees with fsdp_reshard_after_forward; remove one")
             reshards = meaning
     return reshards is not False

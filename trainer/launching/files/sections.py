@@ -15,21 +15,21 @@ from ...config.annotations import annotations_of
 from ...config.documents import Document
 from ...config.train_config import TrainConfig
 from ...errors import Origin, Sourced
-from ..findings import Findings
+from .accelerate_keys import merge, read_model
 
 # Our name of each type. Those of optimizers are in small letters.
 _NAMES = {
     "optimizer": {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"},
     "scheduler": {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"},
 }
-# The training config's keys by setting.
+# The training config's keys of settings that have another name there.
 _CONFIG_KEYS = {
-    **{key: key for key in ("lr", "betas", "eps", "weight_decay", "momentum", "warmup_type")},
     "warmup_num_steps": "warmup_steps",
     "cos_min_ratio": "final_lr_ratio",
     "warmup_max_lr": "lr",
     "total_num_steps": "max_steps",
 }
+_TYPES = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
 # Settings that choose the kernel, or AdamW.
 _CHOICES: dict[str, Any] = {
     "adam_w_mode": (bool, True),
@@ -46,32 +46,26 @@ def _model(key: str, kind: str) -> type[BaseModel]:
 
     optimizer = SGD if kind == "sgd" else FusedAdam
     cls = optimizer if key == "optimizer" else getattr(lr_schedules, kind)
-    types = {"warmup_type": Literal["linear", "log"], **annotations_of(TrainConfig)}
     _, *parameters = inspect.signature(cls).parameters.values()
     fields: dict[str, Any] = {}
     for parameter in parameters:
         name, default = parameter.name, parameter.default
         if name in ("total_num_steps", "warmup_max_lr"):
             default = None  # the training config decides
-        config_key = _CONFIG_KEYS.get(name)
-        fields[name] = (types[config_key] if config_key else Literal[default], default)
+        fields[name] = (_TYPES.get(_CONFIG_KEYS.get(name, name), Literal[default]), default)
     if key == "optimizer":
         fields |= _CHOICES
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def read_sections(doc: Document, check: Findings) -> dict[str, Sourced[Any]]:
+def read_sections(doc: Document) -> dict[str, Sourced[Any]]:
     """Return the settings of both sections by keys of the config."""
-    optimizer = _read(doc, "optimizer", "optimizer", check)
-    scheduler = _read(doc, "scheduler", "schedule", check)
-    peak = scheduler.get("lr")
-    own = optimizer.get("lr", peak)
-    if peak and own and not own.origin.is_default and own.value != peak.value:
-        check.disagree(own, peak)
-    return optimizer | scheduler
+    settings = _read(doc, "scheduler", "schedule")
+    merge(settings, _read(doc, "optimizer", "optimizer"))
+    return settings
 
 
-def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str, Sourced[Any]]:
+def _read(doc: Document, key: str, config_key: str) -> dict[str, Sourced[Any]]:
     """Return the settings of a section by keys of the config, with the name of the type."""
     section = doc.data.get(key)
     if not section:
@@ -80,7 +74,7 @@ def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str
     name = _NAMES[key].get(kind)
     if name is None:
         rule = f"must be one of {', '.join(_NAMES[key])}; or set {key} in the training config"
-        check.fail(Sourced(section["type"], doc.origin(f"{key}.type")), rule)
+        raise doc.origin(f"{key}.type").error(rule, section["type"])
 
     written = section.get("params") or {}
     given = {
@@ -92,14 +86,15 @@ def _read(doc: Document, key: str, config_key: str, check: Findings) -> dict[str
     def origin(setting: str) -> Origin:
         return replace(doc.origin(f"{key}.params.{setting}"), is_default=setting not in given)
 
-    read = check.read(_model(key, kind), given, origin)
-    values: dict[str, Sourced[Any]] = {
-        config_key: Sourced(getattr(read, setting), origin(setting))
-        for setting, config_key in _CONFIG_KEYS.items()
-        if (setting in given or setting not in written) and getattr(read, setting, None) is not None
-    }
+    read = read_model(_model(key, kind), given, origin)
+    found = {config_key: Sourced(name, doc.origin(key))}
+    is_auto = written.keys() - given.keys()
+    for setting, value in read.model_dump(exclude_none=True, exclude=is_auto).items():
+        own_key = _CONFIG_KEYS.get(setting, setting)
+        if own_key in _TYPES:
+            found[own_key] = Sourced(value, origin(setting))
     if kind == "adam" and given.get("adam_w_mode") is False:
-        name = "adam"
+        found[config_key] = found[config_key].meaning("adam")
     elif given.get("torch_adam") and "weight_decay" not in given:
-        values.pop("weight_decay", None)  # torch's AdamW has the default of the training config
-    return {**values, config_key: Sourced(name, doc.origin(key))}
+        found.pop("weight_decay", None)  # torch's AdamW has the default of the training config
+    return found

@@ -173,8 +173,8 @@ JSON_MISTAKES: list[tuple[str, Any, str]] = [
     ("zero_optimization.compute_grad_norm", False, "must be True"),
     ("zero_optimization.mics_shard_size", 8, ABSENT),
     (
-        "zero_optimization.offload_param",
-        {"device": "cpu"},
+        "zero_optimization.offload_param.device",
+        "cpu",
         "'cpu': has no effect in stage 2; remove it, or set stage 3",
     ),
     ("torch_autocast", {"enabled": True}, ABSENT),
@@ -208,7 +208,7 @@ OTHER_MISTAKES = [
     ('{"communication_data_type": "bf16"}', "communication_data_type: 'bf16': must be 'fp32'"),
     (
         '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
-        "bf16.enabled: 'bf16': disagrees with ds.json:1 (fp16.enabled); enable one of them",
+        "bf16.enabled: 'bf16': disagrees with 'fp16' at ds.json:1 (fp16.enabled); keep one of the two",
     ),
     ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be an object"),
     ('{"optimizer": {"params": {}}}', "optimizer.type: is required"),
