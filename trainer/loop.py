@@ -54,7 +54,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        divided = launched is None or bool(launched.strategy.held)
+        divided = not launched or bool(launched.strategy.held)
         row = row_of(config, callbacks, origins or {}, divided=divided)
         self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)

@@ -427,7 +427,7 @@ class Run(Read):
         """
         form = self.parts.model_file
         check: Callable[[Path], object] = bool
-        if form.load is not None:
+        if form.load:
             from .checkpoint.same_logits import check_of
 
             with self.evaluating():

@@ -21,7 +21,7 @@ class TrainableSet(Callback):
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added."""
-        if info.metrics is None:
+        if not info.metrics:
             return
 
         named = list(unwrapped(run.model).named_parameters())

@@ -114,7 +114,7 @@ class Agreement:
     def _read_vote(self) -> None:
         """Read the vote that is in flight. Raises as ``check_same``."""
         vote, self._vote = self._vote, None
-        if vote is not None:
+        if vote:
             request, largest, negative_smallest, microseconds = vote()
             self._answer = max(self._answer, request)
             every = _MICROSECONDS // max(1, microseconds)
@@ -168,7 +168,7 @@ class Agreement:
             self._in_flight.append(work)
 
         def result() -> Any:
-            if work is not None:
+            if work:
                 work.wait()
             return values.tolist()
 
@@ -199,14 +199,14 @@ class Agreement:
                 failure = caught
 
         error = self.of_main(failure)
-        if error is not None:
+        if error:
             raise error
 
     # -- groups -----------------------------------------------------------------------------------
 
     def limit_waits(self) -> None:
         """Give the time-out to every process group, also to those that an engine made."""
-        if self.distributed and self.timeout is not None:
+        if self.distributed and self.timeout:
             for group in process_groups():
                 set_timeout(group, self.timeout)
 

@@ -136,7 +136,7 @@ def _flush_and_exit(code: int) -> NoReturn:
 
 def _close_groups() -> None:
     dist = _connected()
-    if dist is None:
+    if not dist:
         return
     # A group that has gloo as well as NCCL meets on the CPU.
     devices = None
@@ -245,7 +245,7 @@ def _write_error_file(message: str) -> None:
 def claim_first_error(store: Any = None) -> bool | None:
     """Claim the first error. Return whether this rank has it, None if no store answers."""
     dist = _connected()
-    if dist is None:
+    if not dist:
         return None
     from ..private.torch import default_store  # imports torch, which is there
 

@@ -82,7 +82,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
     came = 0.0  # when the first signal came
     unanswered_since: float | None = None
     while True:
-        timeout = None if unanswered_since is None else _LOOK_SECONDS
+        timeout = _LOOK_SECONDS if unanswered_since else None
         ready, _, _ = select.select([source], [], [], timeout)
         now = time.monotonic()
         if ready:
@@ -99,7 +99,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
                 if number == signal.SIGTERM and now - came > _ECHO_SECONDS:
                     os._exit(128 + number)
 
-        if unanswered_since is not None:
+        if unanswered_since:
             if _waits_in(waits_in):
                 unanswered_since = now
             if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):

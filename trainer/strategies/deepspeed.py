@@ -266,7 +266,7 @@ class ZeRO(Strategy):
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.
         self.zero.clear_backward_seen_flag()
-        if self._order is not None:
+        if self._order:
             self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries the exact weight already. The engine would divide by the accumulation
@@ -274,7 +274,7 @@ class ZeRO(Strategy):
         self.engine.backward(loss, scale_wrt_gas=False)
         if self._stage == 3:
             forget_released(self.zero)
-        if self._order is not None:
+        if self._order:
             self.fingerprint = self._order.fingerprint
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:

@@ -116,7 +116,7 @@ class Exact(Strategy):
 
     def _take(self, name: str, parameter: Any) -> None:
         gradient, parameter.grad = parameter.grad, None
-        if self.note is not None:
+        if self.note:
             self.note(name, gradient)
         known = self._sums.get(name)
         if known is None:

@@ -102,7 +102,7 @@ class FSDP2(Strategy):
         return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        if self.accelerator.scaler is not None:  # ranks agree on gradients that are not finite
+        if self.accelerator.scaler:  # ranks agree on gradients that are not finite
             self.accelerator.scaler = ShardedGradScaler(self.accelerator.device.type)
         super().prepare(model, optimizer)
 

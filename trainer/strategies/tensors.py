@@ -60,7 +60,7 @@ def global_norm(
         each: the norms of the parts, if they are known already.
     """
     norm = local_norm(parts) if each is None else torch.linalg.vector_norm(each)
-    if group is not None:
+    if group:
         square = norm.double().square()
         dist.all_reduce(square)  # over all groups: two sums may differ in a bit, and copies drift
         norm = (square * (group.size() / dist.get_world_size())).sqrt()
