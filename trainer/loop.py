@@ -54,8 +54,12 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        divided = not launched or bool(launched.strategy.held)
-        row = row_of(config, callbacks, origins or {}, divided=divided)
+        row = row_of(
+            config,
+            callbacks,
+            origins or {},
+            divided=not launched or bool(launched.strategy.held),
+        )
         self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)
         self._first_step = self.run.step

@@ -155,8 +155,8 @@ class WeightedSums:
         pairs, labels = [], []
         for key, shape in layout.items():
             name, is_plain_sum = key
-            missing = torch.zeros(2, *shape)  # only other ranks have this name
-            pair = self._sums.get(key, missing).to(accelerator.device)
+            # Only other ranks may have this name.
+            pair = self._sums.get(key, torch.zeros(2, *shape)).to(accelerator.device)
             pairs.append(_wide(pair).reshape(2, -1))
             labels += [(label, is_plain_sum) for label in _labels(name, shape)]
         totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
@@ -216,8 +216,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
-    with_data = [part.to(tensor.device) for part in gathered if part.numel()]
-    return with_data or [tensor]
+    return [part.to(tensor.device) for part in gathered if part.numel()] or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:

@@ -114,8 +114,7 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     if own_schedule(task):
         left_out.update(("schedule", *WARMUPS))
 
-    defaults = task.fine_tuning_defaults()
-    return {key: value for key, value in defaults.items() if key not in left_out}
+    return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
 
 
 def _folders(config_file: str | None) -> list[str]:

@@ -39,5 +39,6 @@ def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Param
     """Raise ``LaunchError`` if other parameters are trainable than when training began."""
     changed = {parameter for _, parameter in named if parameter.requires_grad} ^ set(before)
     if changed:
-        names = [name for name, parameter in named if parameter in changed]
-        raise LaunchError(changed_trainable(names))
+        raise LaunchError(
+            changed_trainable([name for name, parameter in named if parameter in changed])
+        )

@@ -117,8 +117,7 @@ class Agreement:
         if vote:
             request, largest, negative_smallest, microseconds = vote()
             self._answer = max(self._answer, request)
-            every = _MICROSECONDS // max(1, microseconds)
-            self._every = max(1, min(2 * self._every, every))
+            self._every = max(1, min(2 * self._every, _MICROSECONDS // max(1, microseconds)))
             _check_same([largest, -negative_smallest])
 
     def listening(self) -> AbstractContextManager[None]:
@@ -162,8 +161,9 @@ class Agreement:
     def _begin(self, values: torch.Tensor, name: str) -> Callable[[], Any]:
         work: Any = None
         if self.distributed:
-            operation = getattr(dist.ReduceOp, name)
-            work = dist.all_reduce(values, operation, group=self.group, async_op=True)
+            work = dist.all_reduce(
+                values, getattr(dist.ReduceOp, name), group=self.group, async_op=True
+            )
             self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
             self._in_flight.append(work)
 

@@ -80,9 +80,9 @@ class Stopped(Exception):
     """The end of a training that a signal asked to stop, with everything written."""
 
     def __init__(self, number: int, *, step: int, total_steps: int) -> None:
-        name = signal.Signals(number).name
         super().__init__(
-            f"stopped by {name} at step {step} of {total_steps}; everything up to there was written"
+            f"stopped by {signal.Signals(number).name} at step {step} of {total_steps}; everything "
+            "up to there was written"
         )
         self.signal = number
 

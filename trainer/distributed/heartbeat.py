@@ -379,8 +379,8 @@ def _line_of_main_thread() -> str:
     while frame and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     frame = frame or innermost
-    file = os.path.basename(frame.f_code.co_filename)
-    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+    code = frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
 
 
 _watch: Heartbeat | None = None

@@ -82,8 +82,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
     came = 0.0  # when the first signal came
     unanswered_since: float | None = None
     while True:
-        timeout = _LOOK_SECONDS if unanswered_since else None
-        ready, _, _ = select.select([source], [], [], timeout)
+        ready, _, _ = select.select([source], [], [], _LOOK_SECONDS if unanswered_since else None)
         now = time.monotonic()
         if ready:
             byte = os.read(source, 1)
@@ -113,8 +112,10 @@ def frame_of_main_thread() -> FrameType:
 
 def _waits_in(file: str) -> bool:
     """Return whether the main thread is in a call of a file."""
-    frames = traceback.walk_stack(frame_of_main_thread())
-    return any(frame.f_code.co_filename == file for frame, _ in frames)
+    return any(
+        frame.f_code.co_filename == file
+        for frame, _ in traceback.walk_stack(frame_of_main_thread())
+    )
 
 
 def _leave_the_pipe() -> None:

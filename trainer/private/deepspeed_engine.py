@@ -52,8 +52,9 @@ def reset_linear() -> None:
     """Undo the override of nn.functional.linear that an earlier run of stage 3 has left behind."""
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 
-    own = nn.functional.linear
-    nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", own)
+    nn.functional.linear = getattr(
+        InsertPostInitMethodToModuleSubClasses, "linear_bk", nn.functional.linear
+    )
 
 
 # -- stage 3: parameters --------------------------------------------------------------------------

@@ -152,8 +152,7 @@ class ZeRO(Strategy):
             self.fill(weights.items())
 
         # In stages 1 and 2 frozen parameters are the values themselves.
-        trainable = None if self._stage == 3 else True
-        self._temporary = list(self.parameters(trainable=trainable))
+        self._temporary = list(self.parameters(trainable=None if self._stage == 3 else True))
 
     def _take_over_reduction(self) -> None:
         """Watch the order of the gradients on their way to the engine."""
@@ -211,8 +210,7 @@ class ZeRO(Strategy):
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine also sets switches for compiled models.
-        backend = settings.pop("backend")
-        self.model.compile(backend=backend, compile_kwargs=settings)
+        self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
         asked = self._stage, self.plan.max_grad_norm or 0.0
@@ -255,8 +253,7 @@ class ZeRO(Strategy):
                 continue
             # torch wants the gradient in the parameter's shape. A sharded parameter is empty.
             sharded = parameter.data
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            parameter.data = sharded.new_empty(shape)
+            parameter.data = sharded.new_empty(getattr(parameter, "ds_shape", parameter.shape))
             parameter.grad = torch.zeros_like(parameter)
             parameter.data = sharded
 
@@ -343,9 +340,7 @@ class ZeRO(Strategy):
         from deepspeed.utils import safe_get_full_fp32_param
 
         if parameter.requires_grad:
-            whole = safe_get_full_fp32_param(parameter)
-            assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
-            return whole
+            return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
         with deepspeed.zero.GatheredParameters([parameter]):  # only stage 3 has to gather
             return parameter.data.clone()
 
@@ -399,8 +394,7 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config.setdefault("data_types", {})["grad_accum_dtype"] = plan.precision[kind]
 
     # The engine's clock would wait for the device before and after each forward pass and step.
-    throughput = config.setdefault("timers", {}).setdefault("throughput", {})
-    throughput.setdefault("enabled", False)
+    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}

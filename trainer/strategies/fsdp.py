@@ -98,8 +98,11 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # The plugin tells Accelerate which strategy runs. ``wrap`` shards, by the plan.
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
-        return {"fsdp_plugin": plugin}
+        return {
+            "fsdp_plugin": FullyShardedDataParallelPlugin(
+                fsdp_version=2, auto_wrap_policy="NO_WRAP"
+            )
+        }
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.accelerator.scaler:  # ranks agree on gradients that are not finite
@@ -190,8 +193,9 @@ class FSDP2(Strategy):
         sizes = {"shard": self.plan.world_size // self._copies}
         if self._copies > 1:
             sizes = {"replicate": self._copies, **sizes}
-        device = self.accelerator.device.type
-        return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        return init_device_mesh(
+            self.accelerator.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
 
     def _precision(self) -> MixedPrecisionPolicy:
         # Gradients are reduced in full precision, as by DDP under autocast, unless the config says
@@ -213,8 +217,9 @@ class FSDP2(Strategy):
         known = {type(module).__name__ for module in model.modules()}
         for name in sorted(classes - known):
             origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
-            rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-            raise origin.error(rule, name)
+            raise origin.error(
+                f"the model has no module of this class; {did_you_mean(name, known)}", name
+            )
         if not classes:  # the layers of the transformers models within the model
             classes.update(*map(layer_classes, model.modules()))
         layers = {module for module in model.modules() if type(module).__name__ in classes}
