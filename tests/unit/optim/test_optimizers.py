@@ -88,7 +88,7 @@ def test_a_class_is_built_with_its_settings_and_the_configs_rate_and_decay() -> 
     assert made.optimizer_settings == {"betas": [0.8, 0.9], "weight_decay": 0.3}
     optimizer = Task().build_optimizer(nn.Linear(3, 2), made)
     assert [
-        (type(optimizer).__name__, g["lr"], (*g["betas"],), g["weight_decay"])
+        (type(optimizer).__name__, g["lr"], g["betas"], g["weight_decay"])
         for g in optimizer.param_groups
     ] == [("Lion", 0.2, (0.8, 0.9), decay) for decay in (0.3, 0.0)]
     assert "weight_decay" not in plan(optimizer="torch.optim.Rprop").optimizer_settings
