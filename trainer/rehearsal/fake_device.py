@@ -44,6 +44,7 @@ _OF_ONE_KIND = {
 }
 _DOWN = ("cuda", "cpu")
 _FILLS = {_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar, _ATEN.fill_.Scalar}
+_MOST_READS = 10_000  # of a line in a step
 _CHOOSING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -155,6 +156,9 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = place_of_code(of_engine=True)
         is_guessed = not is_known and place[0] != "" and place == place_of_code()
         self.reads[(kind, *place, is_guessed)] += 1
+        if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
+            rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
+            raise LaunchError(f"{place[0]}: {rule} has none: a loop for a value never ends")
 
     def _without_values(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operation for the shapes of its results, and on values if all are known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from launchers import ROOT, clean_environment, json_in
 
 from trainer.commands.rehearse import first_difference
+from trainer.errors import LaunchError
 from trainer.rehearsal.changes import changes_of
 from trainer.rehearsal.collectives import Collective
+from trainer.rehearsal.fake_device import FakeDevice
 from trainer.rehearsal.job import Job
+from trainer.rehearsal.ledger import Ledger
 
 GATHER = {"kind": "all-gather", "ranks": 8, "machines": 1, "bytes": 8 << 30, "dtype": "bfloat16"}
 
@@ -80,3 +84,12 @@ def test_the_changes_that_cost_least_are_tried_first(
         kept = changes["accel_configs/fsdp.yaml"].words[-3:]
         settings = {"mixed_precision=fp16", "micro_batch_size=4", "accumulation_steps=3"}
         assert {*kept} == {f"--{setting}" for setting in settings}
+
+
+def test_a_loop_that_waits_for_a_value_ends_with_its_line() -> None:
+    device = FakeDevice(Ledger("cuda"))
+    for number in range(10_001):
+        is_over = number == 10_000
+        told = r"test_rehearsal.py:\d+: reads a value of the device 10,000 times in a step"
+        with pytest.raises(LaunchError, match=told) if is_over else nullcontext():
+            device.wait("reads a value")
