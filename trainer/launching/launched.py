@@ -70,7 +70,7 @@ def launch(
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
     # DeepSpeed's launcher replaces an empty CUDA_VISIBLE_DEVICES by a list of GPUs.
     on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
-    if on_cpu or (request is not None and request.use_cpu):
+    if on_cpu or (request and request.use_cpu):
         # torch and DeepSpeed take a visible GPU if no device is named.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
