@@ -123,10 +123,8 @@ def read_launch_file(path: str, processes: int | None = None) -> Request:
         return read_deepspeed_file(path)
     from .files.accelerate_file import read_accelerate_file
 
-    flags = {}
-    if processes:
-        flags["num_processes"] = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
-    return read_accelerate_file(path, overrides=flags)
+    number = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    return read_accelerate_file(path, overrides={"num_processes": number} if processes else {})
 
 
 def _connect(plan: Plan, launcher: Launcher, cls: type[Strategy], timeout: timedelta) -> None:
