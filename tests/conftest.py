@@ -114,22 +114,22 @@ def hugging_face_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
 
 
-@pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    """Trainings in this process: Accelerator and float32 switches of one test do not reach the
-    next.
+@pytest.fixture(autouse=True)
+def fresh_accelerate(nothing_left_behind: None) -> Iterator[None]:
+    """Trainings in this process: Accelerator, float32 switches and variables of a test that has
+    trained do not reach the next, and are gone before the test is asked what it leaves.
     """
+    kept = dict(os.environ)
+    yield
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.PartialState._shared_state:
+        return
     import torch
 
-    kept = dict(os.environ)
-    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = tf32
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
     os.environ.clear()
     os.environ.update(kept)
 

@@ -101,7 +101,7 @@ class Evaluator:
     @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
-        moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
+        moment = self._moment_of(evaluation_set) if evaluation_set else current()
         states = rng.read()
         self.strategy.sync_copies(self.agreement.gather)
         self.strategy.model.eval()

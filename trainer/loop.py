@@ -54,8 +54,12 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        divided = launched is None or bool(launched.strategy.held)
-        row = row_of(config, callbacks, origins or {}, divided=divided)
+        row = row_of(
+            config,
+            callbacks,
+            origins or {},
+            divided=not launched or bool(launched.strategy.held),
+        )
         self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)
         self._first_step = self.run.step
@@ -105,10 +109,11 @@ class Trainer:
                 is_last = micro is window.micros[-1]
                 with padding, strategy.micro_step(boundary=is_last):  # averages at the last
                     batch = strategy.to_device(micro.batch)
-                    with without_backward():
+                    is_first = run.step == self._first_step
+                    with without_backward() if is_first else nullcontext():
                         result = run.task.training_step(run.model, batch)
                     loss = losses.add(result, micro.weights)
-                    if run.step == self._first_step:
+                    if is_first:
                         refuse_independent(loss)
                     strategy.backward(loss)
 

@@ -139,8 +139,9 @@ def refuse_independent(loss: Tensor) -> None:
 def _depends(loss: Tensor) -> bool:
     """Return whether a parameter has a part in a loss, or a function that may hide a parameter."""
     known = nn.Parameter | BackwardCFunction
-    found = (getattr(node, "variable", node) for node in graph_of(loss))
-    return isinstance(loss, known) or any(isinstance(each, known) for each in found)
+    return isinstance(loss, known) or any(
+        isinstance(getattr(node, "variable", node), known) for node in graph_of(loss)
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import isnan, nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,10 +23,8 @@ from .errors import DataError, Origin
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# A name, and whether it is a plain sum, which is not divided by a weight.
-Key = tuple[str, bool]
-# The shape of each sum.
-Layout = dict[Key, tuple[int, ...]]
+# The shape of each sum, by name.
+Layout = dict[str, tuple[int, ...]]
 
 
 class Metric(Protocol):
@@ -54,7 +53,8 @@ class WeightedSums:
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
         self._objects = objects
         self.named: set[str] = set()
-        self._sums: dict[Key, Tensor] = {}  # of shape (2, *shape): sums, and weights
+        # Of shape (2, *shape): sums, and weights. A plain sum has the weight NaN.
+        self._sums: dict[str, Tensor] = {}
         for metric in objects.values():
             metric.dist_sync_fn = _gather
 
@@ -113,21 +113,20 @@ class WeightedSums:
             )
             raise Origin("evaluation_step", key=name).error(rule)
 
-        key = (name, weight is None)
         if not isinstance(weight, Tensor):
             # A fill makes a number on the device. A copy from the host would wait for the device.
-            weight = sums.new_full((), float(1 if weight is None else weight))
+            weight = sums.new_full((), nan if weight is None else float(weight))
         weights = _wide(weight).to(sums.device).expand_as(sums)
+        if not counts:
+            sums, weights = torch.zeros_like(sums), 0.0 * weights
         # A batch without weight adds nothing, not even if its mean is NaN.
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
-        if not counts:
-            pair = torch.zeros_like(pair)
-        agreed([self.layout(), {key: tuple(sums.shape)}])
-        self._sums[key] = pair + self._sums.get(key, 0.0)
+        agreed([self.layout(), {name: tuple(sums.shape)}])
+        self._sums[name] = pair + self._sums.get(name, 0.0)
 
     def layout(self) -> Layout:
         """Return the names and shapes of this rank's sums. Ranks may have different names."""
-        return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
+        return {name: tuple(pair.shape[1:]) for name, pair in self._sums.items()}
 
     def keep(self, names: Collection[str]) -> None:
         """Drop the torchmetrics of other names. Call it with the same names on every rank."""
@@ -143,7 +142,7 @@ class WeightedSums:
             layout: names and shapes of all ranks together, see ``agreed``.
         """
         values = self._reduce_sums(accelerator, layout) if layout else {}
-        parts = [values.get(name, 0.0) for name, _ in layout if name.startswith("loss/")]
+        parts = [values.get(name, 0.0) for name in layout if name.startswith("loss/")]
         if parts:  # a part without items in the whole set is NaN
             values.setdefault("loss", float(numpy.nansum(parts)))
         for name in sorted(self._objects):
@@ -152,19 +151,19 @@ class WeightedSums:
 
     def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
         """Add up the sums and weights of all ranks, and divide. Collective: call on every rank."""
-        pairs, labels = [], []
-        for key, shape in layout.items():
-            name, is_plain_sum = key
-            missing = torch.zeros(2, *shape)  # only other ranks have this name
-            pair = self._sums.get(key, missing).to(accelerator.device)
+        pairs: list[Tensor] = []
+        labels: list[str] = []
+        for name, shape in layout.items():
+            # Only other ranks may have this name.
+            pair = self._sums.get(name, torch.zeros(2, *shape)).to(accelerator.device)
             pairs.append(_wide(pair).reshape(2, -1))
-            labels += [(label, is_plain_sum) for label in _labels(name, shape)]
+            labels += _labels(name, shape)
         totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
 
         values = {}
-        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
-            mean = total / weight if weight else float("nan")
-            values[label] = total if is_plain_sum else mean
+        for label, total, weight in zip(labels, totals, weights, strict=True):
+            mean = total / weight if weight else nan
+            values[label] = total if isnan(weight) else mean
         return values
 
 
@@ -176,10 +175,10 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
     """
     found: Layout = {}
     for layout in layouts:
-        for key, shape in layout.items():
-            if found.setdefault(key, shape) != shape:
+        for name, shape in layout.items():
+            if found.setdefault(name, shape) != shape:
                 raise DataError(
-                    f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
+                    f"metric {name!r} has shape {shape} in one batch and {found[name]} in another"
                 )
     return dict(sorted(found.items()))
 
@@ -216,8 +215,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
-    with_data = [part.to(tensor.device) for part in gathered if part.numel()]
-    return with_data or [tensor]
+    return [part.to(tensor.device) for part in gathered if part.numel()] or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:

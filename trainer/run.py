@@ -5,9 +5,8 @@ A loop of your own (``examples/own_loop.py``) has the exact data order and the c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -415,7 +414,7 @@ class Run(Read):
         with self.meter.paused("evaluation"):
             return self.evaluator.evaluate(names)
 
-    @contextlib.contextmanager
+    @contextmanager
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes with the model as an evaluation does.
 
@@ -464,7 +463,7 @@ class Run(Read):
         """
         form = self.parts.model_file
         check: Callable[[Path], object] = bool
-        if form.load is not None:
+        if form.load:
             from .checkpoint.same_logits import check_of
 
             with self.evaluating():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import DEFAULT, Origin
@@ -71,18 +71,18 @@ class Plan:
     warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
-    context_parallel: int = 1
-    find_unused_parameters: bool = False
-    sync_each_batch: bool = False
-    bucket_cap_mb: int | None = None
-    reduce_dtype: str = "float32"
-    float32: str = "exact"
-    fsdp: Mapping[str, Any] = field(default_factory=dict)
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)
-    dynamo: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    context_parallel: int
+    find_unused_parameters: bool
+    sync_each_batch: bool
+    bucket_cap_mb: int | None
+    reduce_dtype: str
+    float32: str
+    fsdp: Mapping[str, Any]
+    deepspeed: Mapping[str, Any]
+    dynamo: Mapping[str, Any]
+    files: tuple[str, ...]
+    notices: tuple[str, ...]
+    origins: Mapping[str, Origin]
 
     def origin(self, key: str) -> Origin:
         """Return the place that set a value, for messages."""

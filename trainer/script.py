@@ -109,18 +109,17 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     left_out = {key for key, origin in origins.items() if not origin.is_default}
     if left_out & {"schedule", *WARMUPS}:
         left_out.update(WARMUPS)
-    if own_optimizer(task) is not None:
+    if own_optimizer(task):
         left_out.update(OF_GROUPS)
-    if own_schedule(task) is not None:
+    if own_schedule(task):
         left_out.update(("schedule", *WARMUPS))
 
-    defaults = task.fine_tuning_defaults()
-    return {key: value for key, value in defaults.items() if key not in left_out}
+    return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
 
 
 def _folders(config_file: str | None) -> list[str]:
     """List the folders of a task's module: the working folder, the config's, and those between."""
     here = Path.cwd()
-    folder = here if config_file is None else Path(config_file).resolve().parent
+    folder = Path(config_file).resolve().parent if config_file else here
     between = [path for path in (folder, *folder.parents) if here in path.parents]
     return [str(path) for path in (here, *(between or [folder]))]

@@ -181,12 +181,12 @@ class Task:
         from .private.transformers import initializer_of
 
         draw = initializer_of(model)
-        if draw is not None:
+        if draw:
             draw(module)
             return
         for name in RESET_METHODS:
             reset: Any = getattr(module, name, None)
-            if reset is not None:
+            if reset:
                 reset()
                 return
 

@@ -51,6 +51,6 @@ def test_determined_preempts_a_trial_and_brings_it_back(tmp_path: Path, one_proc
     assert metadata["steps_completed"] == 21
     determined(tmp_path / "second", tmp_path / "storage", newest=newest)
     assert_same_curve(tmp_path / "second", one_process(STEPS))
-    told = json_lines(tmp_path / "second" / "told.jsonl")
+    told = json_lines(tmp_path / "second/told.jsonl")
     assert [step for step, _ in told] == list(range(22, STEPS + 1))
     assert told[-1][1]["loss"] == by_step(tmp_path / "second")[STEPS]

@@ -16,7 +16,7 @@ from cluster_runs import SETTINGS, Run, assert_same_curve, by_step, environment,
 from hosts import ADDRESSES, NAMES, Hosts
 from launchers import BIN, ROOT, json_in
 
-CLUSTERS = ROOT / "examples" / "clusters"
+CLUSTERS = ROOT / "examples/clusters"
 STEPS = 40
 TORCHX = ("torchx==0.7.0", "setuptools<81")  # it imports pkg_resources
 SKYPILOT = ("skypilot==0.14.1",)

@@ -84,7 +84,7 @@ def test_a_list_of_machines_for_the_deepspeed_launcher(
         f"IdentityFile {keys / 'user'}\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
     )
     ssh = (
-        tmp_path / "bin" / "ssh"
+        tmp_path / "bin/ssh"
     )  # pdsh and DeepSpeed start it by name; the user's own configuration stays as it is
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')

@@ -53,7 +53,7 @@ def test_a_job_whose_time_is_over_is_saved_and_goes_on(
     reached = max(by_step(run))
     log = (tmp_path / "job.log").read_text()
     assert reached < steps and f"stopped at step {reached} of {steps}" in log, log[-6000:]
-    assert (run / "checkpoints" / f"step-{reached:08}").is_dir(), "what was trained was saved"
+    assert (run / f"checkpoints/step-{reached:08}").is_dir(), "what was trained was saved"
     slurm.ask(
         "scontrol", "update", f"JobId={job}", "StartTime=now"
     )  # it would wait for two minutes

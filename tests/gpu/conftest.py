@@ -20,7 +20,7 @@ import pytest
 from launchers import ROOT, SHOW_GPUS, installed
 
 REHEARSAL = os.environ.get("DEVICE") == "cpu"
-OWN = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
+OWN = ROOT / "runs/gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
 RESULTS = Path(os.environ.get("RESULTS", OWN))
 FAKE = "FAKE_GPUS" in os.environ  # benchmarks/gpu_run.py --fake: no values
 STARTED = time.time()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from gpu_jobs import STRATEGIES, Results, job_pool, launch_files, result, start
 from launchers import HIDE_GPUS, installed
-from preferences import save_preferences
-from tiny_language import save_masked, save_model, save_texts
+from tuning import task_settings
 
 from trainer.commands.curves import LOW
 
@@ -50,13 +49,6 @@ pytestmark = pytest.mark.skipif(not installed("datasets", "peft"), reason="datas
 @cache
 def jobs(folder: Path, world: int) -> dict[str, Future[Results]]:
     """Start a job on the CPU and a job under each strategy, all at the same time."""
-    given = folder / "given"
-    for name in ("llama", "gpt2", "mixtral"):
-        save_model(given / name, name)
-    save_masked(given / "bert")
-    save_texts(given / "texts.jsonl", 300)
-    save_preferences(given / "pairs.jsonl", 50)
-
     pool = job_pool()
     on_cpu = pool.submit(start, folder / "cpu", commands(folder, "cpu", 1), 0, {}, HIDE_GPUS)
     found = {"cpu": on_cpu}
@@ -70,9 +62,8 @@ def commands(folder: Path, how: str, world: int) -> list[list[str]]:
     """Return the cases of a job: each trains ten steps of two rows."""
     found = []
     for name, (kind, of_task, settings) in CASES.items():
-        cache_dir = str(folder / f"cache-{how}-{name}")
-        task = {"sequence_length": 96, **of_task, "cache_dir": cache_dir}
-        task |= {key: str(folder / "given" / task[key]) for key in ("model", "data")}
+        cache = {"cache_dir": str(folder / f"cache-{how}-{name}")}
+        task = task_settings(folder, **{"sequence_length": 96, **of_task, **cache})
         words = {
             "task": f"{LANGUAGE}:{kind}",
             **{f"task_settings.{key}": json.dumps(value) for key, value in task.items()},

@@ -75,5 +75,5 @@ def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(
             "no step is lost, none comes twice"
         )
         assert (run / "model").is_dir()
-        assert (run / "checkpoints" / f"step-{steps[-1]:08}").is_dir(), "what was trained was saved"
+        assert (run / f"checkpoints/step-{steps[-1]:08}").is_dir(), "what was trained was saved"
         last = steps[-1]

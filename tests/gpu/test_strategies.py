@@ -160,9 +160,9 @@ def test_a_rehearsal_says_what_a_step_takes(
 ) -> None:
     """cuBLAS takes a workspace of 0.07 to 0.08 GiB beside the tensors, as measured on an H200."""
     workspace = 0 if FAKE else 0.075 * 2**30
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/workers"))
     files = launch_files(folder, strategy, gpus)
-    file = files["accel_config"] if files else str(ROOT / "accel_configs" / "single.yaml")
+    file = files["accel_config"] if files else str(ROOT / "accel_configs/single.yaml")
     launched = dict(read_document(file).data)
     (rehearsed,) = Job(launch_file=launched, words=LARGE, gpus=gpus, gpu="H100").rehearse()
     predicted = rehearsed["most"]

@@ -51,15 +51,14 @@ def forked(words: list[str], **files: Any) -> subprocess.CompletedProcess[str]:
     """Start the ranks of a training that parity starts, without the seconds of a launcher."""
     file = words[words.index("--config_file") + 1] if "--config_file" in words else None
     named = ["--accel_config", file] if file else []
-    seed, *settings = words[words.index("trainer.commands.nudged") + 1 :]
+    settings = words[words.index("trainer") + 2 :]
     world = 2 if file or "torch.distributed.run" in words else 0  # of a DeepSpeed JSON
-    done = ranks(["tests/workers/nudged_run.py", seed, *named, *settings], world)
+    done = ranks(["examples/train.py", *named, *settings], world)
     files["stdout"].write(done.stdout + done.stderr)
     return done
 
 
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_the_same_numbers_as_in_one_process(
     launched: bool,
     tmp_path: Path,
@@ -83,12 +82,12 @@ def test_the_same_numbers_as_in_one_process(
     assert verdicts(done) == ["reference", "same", "same"]
     assert "16 x 4 x 1" in done.stdout and "16 x 2 x 2" in done.stdout
     names = ["0-one-process", "1-fsdp", "2-zero2"]
-    runs = [read_run(tmp_path / "kept" / "runs" / name) for name in names]
+    runs = [read_run(tmp_path / "kept/runs" / name) for name in names]
     assert [run.name for run in runs] == names
     assert [run.plan["world_size"] for run in runs] == [1, 2, 2]
     assert [run.plan["strategy"] for run in runs] == ["single", "fsdp", "zero2"]
     assert f"curves: {tmp_path}/kept/compare.html" in done.stdout
-    logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
+    logs = sorted(path.name for path in (tmp_path / "kept/logs").iterdir())
     assert logs == [f"{name}.txt" for name in names]
 
 
@@ -116,7 +115,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     files = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml"]
     done = parity(*files, *DIGITS, "--to", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stdout + done.stderr
-    page = tmp_path / "kept" / "compare.html"
+    page = tmp_path / "kept/compare.html"
     assert f"curves: {page}" in done.stdout
     probed = tmp_path / "probed.html"
     probed.write_text(page.read_text() + PROBE)

@@ -24,6 +24,7 @@ from launchers import (
     json_lines,
     launch_file,
     run,
+    slow_but,
     some_quick,
     worked,
 )
@@ -92,21 +93,15 @@ LAYOUTS = [
     *((strategy, 2) for strategy in STRATEGIES),
     ("ddp", 3),
 ]
-QUICK = [("single", 1), ("ddp", 2)]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in LAYOUTS],
-    ids=lambda layout: f"{layout[0]}-{layout[1]}",
-)
+@pytest.mark.parametrize(("strategy", "world"), slow_but([("single", 1), ("ddp", 2)], LAYOUTS))
 def test_values_and_predictions_are_the_same_everywhere(
-    layout: tuple[str, int], digits: Path, tmp_path: Path
+    strategy: str, world: int, digits: Path, tmp_path: Path
 ) -> None:
     """359 examples are divided by none of the numbers of processes."""
-    strategy, world = layout
     values, predictions = evaluate(digits, strategy, world, tmp_path)
-    if layout == ("ddp", 2):
+    if (strategy, world) == ("ddp", 2):
         assert values["values"] == reported(digits), "to the bit on the layout of the run"
     assert values["values"] == pytest.approx(reported(digits), rel=1e-6, abs=1e-9)
     assert values["predictions"] == {str(predictions): HELD_OUT}

@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Sets that the ranks cannot share evenly have the values of one process, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
+| Sets that the ranks cannot share evenly have the values of one process, those of torchmetrics too, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
 | A run is equal to the bit with and without a sanity evaluation | one process; all on 2 | test_the_sanity_evaluation_changes_no_bit |
 | A run that is resumed in the middle is equal to the bit | one process; all on 2 | test_a_resumed_run_is_equal_to_the_bit |
 
@@ -16,35 +16,55 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import json_in, some_quick, worked, wrapper_of
+from launchers import Job, json_in, some_quick, trained
 
 QUICK = some_quick("ddp")
 AND_ONE_PROCESS = ["single", *QUICK]
+CONFIG = {
+    **{"task": "evaluation_sets:TwoSets", "optimizer": "sgd", "lr": 0.05, "max_steps": 12},
+    **{"global_batch_size": 4, "evaluation_batch_size": 2, "best_metric": "eval/seven/loss"},
+    **{"log_every": 1, "save_every": "1/3 epoch", "keep_last": 9},
+}
 
 
 @cache
-def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """What is left of each training of ``tests/workers/evaluation_sets.py``."""
+def results(strategy: str, folder: Path) -> dict[str, Job]:
     here = folder / strategy
-    here.mkdir()
-    world = 0 if strategy == "single" else 2
-    words = ["tests/workers/evaluation_sets.py", f"accel_configs/{strategy}.yaml", str(here)]
-    worked(words, world)
-    found = json_in(here / "results.json")
-    model = "Sequential" if strategy == "single" else wrapper_of(strategy)
-    for training in found.values():
-        assert training["world"] == max(world, 1) and training["model"].startswith(model)
-    return found
+    restless = {"task_settings": {"norm": True, "dropout": 0.2}}
+    middle = here / "restless/checkpoints/step-00000006"
+    cases: dict[str, dict[str, Any]] = {
+        "calm": {"task_settings": {"norm": False}},
+        "restless": restless,
+        "without": {**restless, "sanity_evaluation": False},
+        "resumed": {**restless, "resume": str(middle)},
+    }
+    micro = {"micro_batch_size": 4 if strategy == "single" else 2}
+    configs = {name: {**CONFIG, **micro, **case} for name, case in cases.items()}
+    return trained(strategy, here, configs)
 
 
-def evaluations(training: dict[str, Any], name: str) -> dict[int, dict[str, float]]:
+def rows(job: Job, since: int = 0) -> list[dict[str, Any]]:
+    """Return losses, norms and evaluations."""
+    return [
+        {key: row[key] for key in row if key in ("step", "loss", "grad_norm") or "eval/" in key}
+        for row in job.rows
+        if row["step"] > since
+    ]
+
+
+def evaluations(job: Job, name: str) -> dict[int, dict[str, float]]:
     """Return the values of a set by step."""
-    found: dict[int, dict[str, float]] = {}
-    for row in training["rows"]:
-        values = {key: value for key, value in row.items() if key.startswith(f"eval/{name}/")}
-        if values:
-            found[row["step"]] = values
-    return found
+    found = {
+        row["step"]: {key: row[key] for key in row if key.startswith(f"eval/{name}/")}
+        for row in job.rows
+    }
+    return {step: values for step, values in found.items() if values}
+
+
+def left(job: Job, names: str) -> list[Any]:
+    """Return files of a run's folder, and the best evaluation of its summary."""
+    best = json_in(job.output_dir / "summary.json")["best"]
+    return [best, *((job.output_dir / name).read_bytes() for name in names.split())]
 
 
 @pytest.mark.parametrize("strategy", QUICK)
@@ -57,27 +77,29 @@ def test_values_of_each_set_are_those_of_one_process(strategy: str, folder: Path
         for step in expected:
             assert values[step] == pytest.approx(reference[step], rel=1e-5, abs=1e-6), step
 
-    last = divided["last"]
+    last = json_in(divided.output_dir / "summary.json")["evaluation"]
     names = {name.removeprefix("eval/") for name in last}
     own = {"one/ids", "one/logit/0", "one/logit/1", "one/logit/2", "one/logit/3"}
     assert names == {"seven/loss", "seven/accuracy", "seven/order"} | own
-    assert divided["steps"] == [f"step-{step:08}" for step in (3, 6, 9, 12)]
+    saved = sorted(path.name for path in (divided.output_dir / "checkpoints").iterdir())
+    assert saved == [f"step-{step:08}" for step in (3, 6, 9, 12)]
     assert last == evaluations(divided, "seven")[12] | evaluations(divided, "one")[12]
 
 
 @pytest.mark.parametrize("strategy", AND_ONE_PROCESS)
 def test_the_sanity_evaluation_changes_no_bit(strategy: str, folder: Path) -> None:
-    found = results(strategy, folder)
-    assert found["restless"] == found["without"]
+    restless, without = (results(strategy, folder)[name] for name in ("restless", "without"))
+    assert rows(restless) == rows(without)
+    names = "model/model.safetensors best/model.safetensors best/best.json"
+    assert left(restless, names) == left(without, names)
 
 
 @pytest.mark.parametrize("strategy", AND_ONE_PROCESS)
 def test_a_resumed_run_is_equal_to_the_bit(strategy: str, folder: Path) -> None:
-    found = results(strategy, folder)
-    whole, resumed = found["restless"], found["resumed"]
-    assert resumed["rows"] == [row for row in whole["rows"] if row["step"] > 6]
-    for key in ("last", "saved"):
-        assert resumed[key] == whole[key], key
-    if whole["summary"]["step"] > 6:  # else it has no best/ in its folder, and begins anew
-        for key in ("best", "summary", "kept"):
-            assert resumed[key] == whole[key], key
+    whole, resumed = (results(strategy, folder)[name] for name in ("restless", "resumed"))
+    assert rows(resumed) == rows(whole, since=6)
+    model = "model/model.safetensors"
+    assert left(resumed, model)[1] == left(whole, model)[1]
+    best = "best/model.safetensors best/best.json"
+    # Else it has no best/ in its folder, and begins anew.
+    assert left(whole, best)[0]["step"] <= 6 or left(resumed, best) == left(whole, best)

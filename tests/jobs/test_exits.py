@@ -36,8 +36,11 @@ from trainer import load_export
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
 
 
-def train(launcher: str, strategy: str, output_dir: Path, *arguments: str) -> Job:
-    return run([*command(launcher, strategy), *arguments], output_dir)
+def train(launcher: str, strategy: str, folder: Path, task: str, **settings: object) -> Job:
+    """Train the digits with a task, which leaves a stamp."""
+    words = ["--task", f"tests.workers.{task}", "--max_steps", "40"]
+    words += options({"stamp": folder / "stamp", **settings}, "task_settings.")
+    return run([*command(launcher, strategy), *DIGITS, *words], folder / "run")
 
 
 def tracebacks(job: Job) -> list[str]:
@@ -61,12 +64,12 @@ def tracebacks(job: Job) -> list[str]:
 def test_the_first_error_is_the_last_thing_to_read(
     launcher: str, strategy: str, rank: int, tmp_path: Path
 ) -> None:
-    task = ["--task", "tests.workers.failing:FailsOnOneRank", "--task_settings.bad_rank", str(rank)]
-    job = train(launcher, strategy, tmp_path / "run", *DIGITS, "--max_steps", "40", *task)
+    fault = {"fault": "raises", "rank": rank, "after": 3}
+    job = train(launcher, strategy, tmp_path, "faults:Faulty", **fault)
     assert job.code == 1
     assert [row["step"] for row in job.rows] == [1, 2], "the third step fails"
     assert tracebacks(job) == [f"rank {rank}"]
-    cause = f"RuntimeError: the cat sat on rank {rank}"
+    cause = "RuntimeError: the cat sat on the keyboard"
     ours, _, report = job.err.partition(f"\n{cause}\n")
     assert cause not in ours
     if launcher == "deepspeed":
@@ -88,11 +91,8 @@ def test_a_rank_that_is_stuck_when_another_fails_is_ended(
     launcher: str, patience: float, seconds: float, tmp_path: Path
 ) -> None:
     """It takes no signal of the launcher, which would kill it after 30 seconds."""
-    stamp = tmp_path / "failed"
-    task = ["--task", "tests.workers.failing:FailsBesideAStuckRank", "--max_steps", "40"]
-    settings = ["--task_settings.patience", str(patience), "--task_settings.stamp", str(stamp)]
-    job = train(launcher, "ddp", tmp_path / "run", *DIGITS, *task, *settings)
-    assert time.time() - stamp.stat().st_mtime < seconds
+    job = train(launcher, "ddp", tmp_path, "failing:FailsBesideAStuckRank", patience=patience)
+    assert time.time() - (tmp_path / "stamp").stat().st_mtime < seconds
     assert job.code == 1 and tracebacks(job) == ["rank 0"]
 
 
@@ -106,8 +106,7 @@ def exported(folder: Path) -> bool:
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    task = ["--task", "tests.workers.failing:Terminated", "--max_steps", "40"]
-    job = train("ranks", "zero3", tmp_path / "run", *DIGITS, *task)
+    job = train("ranks", "zero3", tmp_path, "faults:Faulty", fault="SIGTERM", after=3)
     # Sent in step 3; told to the others in the vote after step 4 and known at the next, four steps
     # later at most.
     last = job.rows[-1]["step"]
@@ -116,9 +115,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert job.code == 143
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        f"step-{last:08}"
-    ]
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step-{last:08}"]
 
 
 # A finished job
@@ -151,7 +148,7 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 @pytest.mark.slow
 def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
     with started(command("torchrun", "ddp"), tmp_path / "run") as job:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
+        wait_for(tmp_path / "run/metrics.jsonl")
         workers = psutil.Process(job.pid).children()
         assert len(workers) == 2
         job.kill()
@@ -161,13 +158,13 @@ def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
         for process in alive:
             process.kill()
     assert alive == [], "they train on without anybody to end them"
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert "stopped at step" in (tmp_path / "run" / "log.txt").read_text()
+    assert list((tmp_path / "run/checkpoints").glob("step-*"))
+    assert "stopped at step" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_ctrl_c_says_where_training_stopped(tmp_path: Path) -> None:
     with started([sys.executable, "examples/train.py"], tmp_path / "run") as job:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
+        wait_for(tmp_path / "run/metrics.jsonl")
         job.send_signal(signal.SIGINT)
         said, _ = job.communicate(timeout=60)
     assert job.returncode == 130
@@ -225,5 +222,5 @@ def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
         assert not [path.name for path in folder.rglob(".*") if path.name != ".lock"], said
         assert (job.plan["strategy"], job.plan["world_size"]) == (strategy, world)
         assert job.rows[-1]["step"] == drawn["max_steps"]
-        assert (folder / "model" / "model.safetensors").exists()
+        assert (folder / "model/model.safetensors").exists()
         shutil.rmtree(folder)

@@ -44,7 +44,7 @@ def with_gpus(count: int) -> dict[str, str]:
     process.
     """
     path = os.pathsep.join(
-        [str(ROOT / "tests" / "support" / "forged_gpus"), os.environ.get("PYTHONPATH", "")]
+        [str(ROOT / "tests/support/forged_gpus"), os.environ.get("PYTHONPATH", "")]
     )
     shown = {name: value for name, value in clean_environment().items() if name not in HIDE_GPUS}
     return shown | {"PYTHONPATH": path, "FORGED_GPUS": str(count)}
@@ -121,7 +121,7 @@ def test_the_task_of_the_readme_trains(launcher: str, tmp_path: Path) -> None:
         words += ["--accel_config", file, "--epochs", "4"]
         done = ranks([command_script(tmp_path), *words])
     assert done.returncode == 0, done.stderr[-4000:]
-    folder = tmp_path / "runs" / "default"
+    folder = tmp_path / "runs/default"
     plan = json_in(folder / "plan.json")
     assert (plan["strategy"], plan["world_size"]) == ("fsdp", 2)
     assert json_in(folder / "summary.json")["evaluation"]["eval/accuracy"] > 0.8
@@ -164,7 +164,7 @@ def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
 
     fresh = tmp_path / "fresh"
     answer_of([sys.executable, "-m", "venv", "--without-pip", str(fresh)], tmp_path)
-    python = fresh / "bin" / "python"
+    python = fresh / "bin/python"
     packages = Path(
         answer_of(
             [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path
@@ -173,10 +173,10 @@ def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
     # A path line of ours does not read the .pth files over there, so an editable install of ours
     # stays out.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (fresh / "bin" / "accelerate").write_text(
+    (fresh / "bin/accelerate").write_text(
         f"#!{python}\nfrom accelerate.commands.accelerate_cli import main\nraise SystemExit(main())\n"
     )
-    (fresh / "bin" / "accelerate").chmod(0o755)
+    (fresh / "bin/accelerate").chmod(0o755)
     answer_of(
         [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], tmp_path
     )
@@ -185,10 +185,10 @@ def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
     ).strip()
     assert found.startswith(str(packages))
 
-    *_, command = answer_of([str(fresh / "bin" / "trainer"), "new", "demo"], tmp_path).splitlines()
+    *_, command = answer_of([str(fresh / "bin/trainer"), "new", "demo"], tmp_path).splitlines()
     said = answer_of(["bash", "-c", command], tmp_path)
     assert "strategy   ddp, 2 x cpu" in said
-    assert (tmp_path / "demo" / "runs" / "classifier" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "demo/runs/classifier/model/model.safetensors").is_file()
     accuracy = float(said.rpartition("eval/accuracy ")[2].split()[0])
     assert accuracy > 0.5, "always naming the largest package is right for a quarter of the pieces"
     assert "2 passed" in answer_of([str(python), "-m", "pytest", "-q", "demo"], tmp_path)

@@ -92,4 +92,4 @@ def test_a_server_that_refuses_or_hangs_ends_no_run(how: str, failure: str, tmp_
     assert said in done.out
     for name in ("best . --revision main", "model . --revision last"):
         assert f"hf upload anna/digits {done.output_dir}/{name}" in done.out
-    assert (done.output_dir / "model" / "model.safetensors").is_file()
+    assert (done.output_dir / "model/model.safetensors").is_file()

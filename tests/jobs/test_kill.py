@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import Job, command, connection, json_in, layouts, run
+from launchers import Job, command, connection, json_in, layouts, options, run
 from small_examples import digits
 from tiny_language import save_rows
 
@@ -138,7 +138,13 @@ def test_whatever_is_killed_goes_on_anywhere(task: str, workers: int, tmp_path: 
 
 DIGITS = digits(steps=8, warmup_steps=2)
 SAVING = ["--save_every", "2", "--save_in_background", "false"]
-BROKEN = [*DIGITS, *SAVING, "--task", "tests.workers.failing:DiesOnce"]
+FAULT = ["--task", "tests.workers.faults:Faulty", "--task_settings.fault", "killed"]
+
+
+def broken_at(call: int, folder: Path) -> list[str]:
+    """Return the arguments of a training whose rank 1 is killed in some micro-batch, once."""
+    settings = options({"after": call, "stamp": folder / "stamp"}, "task_settings.")
+    return [*DIGITS, *SAVING, *FAULT, *settings]
 
 
 def assert_went_on(job: Job, processes: int) -> None:
@@ -173,7 +179,8 @@ def test_a_job_that_is_started_again_ends_as_one_that_nobody_broke(
     words = command(launcher, strategy)
     at = 2 if launcher == "accelerate" else 1
     broken = run(
-        [*words[:at], "--max_restarts", "1", *rendezvous, *words[at:], *BROKEN], tmp_path / "broken"
+        [*words[:at], "--max_restarts", "1", *rendezvous, *words[at:], *broken_at(5, tmp_path)],
+        tmp_path / "broken",
     ).ok()
     whole = run([*command("ranks", strategy), *DIGITS], tmp_path / "whole").ok()
     assert_went_on(broken, 2)
@@ -189,13 +196,8 @@ def test_a_job_that_is_started_again_on_other_processes_keeps_its_batch(
 ) -> None:
     """By the words of the first attempt, ``--overwrite`` among them, which deletes nothing now."""
     commands, batch = layouts(tmp_path), ["--global_batch_size", "48", "--micro_batch_size", "8"]
-    broken = [
-        *BROKEN,
-        *batch,
-        "--task_settings.at",
-        "13",
-        "--overwrite",
-    ]  # 3 micro-batches a step on two processes
+    # 3 micro-batches a step on two processes.
+    broken = [*broken_at(13, tmp_path), *batch, "--overwrite"]
     assert run([*commands["ddp", 2], *broken], tmp_path / "run").code != 0
     restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
     job = run([*commands[strategy, world], *broken], tmp_path / "run", environment=restarted).ok()

@@ -2,14 +2,15 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Training has the losses of a plain loop, also after a resume | one process, all on 2 (nightly) | test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resume |
+| Training has the losses of a plain loop | one process (nightly) | test_a_model_in_4_bits_learns_as_in_a_plain_loop |
 | It leaves an adapter that other packages load | DDP on 2 (nightly) | test_the_adapter_of_a_model_in_4_bits_is_what_transformers_and_peft_load |
 | It is divided, and computes in the precision of the run | DDP, FSDP2 on 2 (nightly) | test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run |
+
+That all strategies have the curve of one process, also after a resume, is in test_tuned_cases.py.
 """
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
-from launchers import STRATEGIES, Job, run
-from small_examples import words
-from tiny_language import language_settings
+from launchers import Job, trained
+from tuning import given, task_settings
 from whole_model import build_whole
 
 from trainer.data.order import epoch_order
@@ -28,38 +27,25 @@ from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED
 
 STEPS, BATCH = 10, 8
-RUN = {
-    "micro_batch_size": 2,
-    "global_batch_size": BATCH,
-    "max_steps": STEPS,
-    "log_every": 1,
-    "save_every": 5,
-}
 OPTIMIZER = {"lr": 3e-3, "eps": 1e-4, "weight_decay": 0.0}
 ADAPTER = {"r": 4, "quantize": "nf4"}
+RUN = {
+    **{"task": "trainer.language:CausalLM", "max_steps": STEPS, "log_every": 1, "keep_last": 0},
+    **{"micro_batch_size": 2, "global_batch_size": BATCH, **OPTIMIZER},
+    **{"schedule": "constant", "max_grad_norm": 0},
+}
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    return {**language_settings(folder), "evaluation": 0.1}
-
-
-def tune(strategy: str, folder: Path, output_dir: Path, *more: str) -> Job:
-    file = folder / "qlora.yaml"
-    task = {
-        "task": "trainer.language:CausalLM",
-        "task_settings": {**settings(folder), "adapter": ADAPTER},
-    }
-    file.write_text(
-        yaml.safe_dump({**task, **RUN, **OPTIMIZER, "schedule": "constant", "max_grad_norm": 0})
-    )
-    return run(
-        [*words(strategy, "examples/train.py"), "--config", str(file), *more], output_dir
-    ).ok()
+    given = {"model": "llama", "data": "texts.jsonl", "sequence_length": 96, "evaluation": 0.1}
+    return task_settings(folder, **given)
 
 
 @cache
-def tuned(strategy: str, folder: Path) -> Job:
-    return tune(strategy, folder, folder / strategy)
+def tuned(strategy: str, folder: Path, precision: str = "no") -> Job:
+    config = {**RUN, "mixed_precision": precision}
+    config["task_settings"] = {**settings(folder), "adapter": ADAPTER}
+    return trained(strategy, folder / f"{strategy}-{precision}", {"run": config})["run"]
 
 
 def in_4_bits(folder: Path) -> Any:
@@ -74,7 +60,7 @@ def in_4_bits(folder: Path) -> Any:
         bnb_4bit_compute_dtype=torch.float32,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        folder / "llama", quantization_config=how, device_map={"": "cpu"}
+        given("llama", folder), quantization_config=how, device_map={"": "cpu"}
     )
     for layer in model.modules():
         if isinstance(
@@ -137,34 +123,20 @@ def test_the_adapter_of_a_model_in_4_bits_is_what_transformers_and_peft_load(fol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
-def test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resume(
-    strategy: str, folder: Path, tmp_path: Path
-) -> None:
-    first, done = tuned("ddp", folder), tuned(strategy, folder)
-    assert done.plan["world_size"] == (1 if strategy == "single" else 2)
-    plain = plain_losses(folder)
+def test_a_model_in_4_bits_learns_as_in_a_plain_loop(folder: Path) -> None:
+    done, plain = tuned("single", folder), plain_losses(folder)
     assert done.losses[0] == pytest.approx(plain[0], rel=1e-6)
     assert done.losses == pytest.approx(plain, rel=1e-5) and plain[-1] < plain[0] - 0.05
-    assert done.evaluation == pytest.approx(first.evaluation, rel=1e-6)
-    run_folder = shutil.copytree(first.output_dir, tmp_path / "run")
-    shutil.rmtree(max((run_folder / "checkpoints").glob("step-*")))
-    resumed = tune(strategy, folder, run_folder, "--resume", "auto")
-    assert "step-00000005" in resumed.out and resumed.losses == pytest.approx(
-        first.losses, rel=1e-6
-    )
 
 
 @pytest.mark.slow
 def test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run(
-    folder: Path, tmp_path: Path
+    folder: Path,
 ) -> None:
     whole, shared = (
         tuned(strategy, folder).plan["state_bytes_per_rank"] for strategy in ("ddp", "fsdp")
     )
     assert shared < 0.51 * whole
-    bf16 = tune("fsdp", folder, tmp_path / "bf16", "--mixed_precision", "bf16")
-    assert (
-        bf16.losses == pytest.approx(plain_losses(folder), rel=1e-3)
-        and bf16.losses != tuned("fsdp", folder).losses
-    )
+    bf16 = tuned("fsdp", folder, "bf16").losses
+    assert bf16 == pytest.approx(plain_losses(folder), rel=1e-3)
+    assert bf16 != tuned("fsdp", folder).losses

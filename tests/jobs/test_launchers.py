@@ -103,7 +103,7 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    plan = json_in(tmp_path / "run" / "plan.json")
+    plan = json_in(tmp_path / "run/plan.json")
     assert (plan["launcher"], plan["world_size"], plan["strategy"]) == ("mpirun", 2, strategy)
 
 
@@ -112,7 +112,7 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
 
 def trained(folder: Path, processes: int) -> dict[int, float]:
     """Run the cells in a folder, as one script, and return the losses by step."""
-    cells = json_in(ROOT / "examples" / "clusters" / "notebook.ipynb")["cells"]
+    cells = json_in(ROOT / "examples/clusters/notebook.ipynb")["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
     call = "num_processes=2)"
@@ -123,9 +123,9 @@ def trained(folder: Path, processes: int) -> dict[int, float]:
     done = completed([sys.executable, "cells.py"], folder=folder, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "accuracy 0." in done.stdout
-    plan = json_in(folder / "runs" / "notebook" / "plan.json")
+    plan = json_in(folder / "runs/notebook/plan.json")
     assert (plan["strategy"], plan["world_size"]) == (("single", "ddp")[processes - 1], processes)
-    rows = json_lines(folder / "runs" / "notebook" / "metrics.jsonl")
+    rows = json_lines(folder / "runs/notebook/metrics.jsonl")
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 

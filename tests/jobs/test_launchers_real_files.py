@@ -4,6 +4,7 @@
 |---|---|---|
 | Optimizer, scheduler and auto of a DeepSpeed JSON hold | ZeRO-2 on 2, deepspeed (nightly) | test_a_deepspeed_json_with_optimizer_scheduler_and_auto |
 | A YAML may leave the processes to its launcher | ZeRO-2 on 2, accelerate launch (nightly) | test_a_yaml_that_leaves_the_processes_to_the_launcher |
+| Groups of FSDP2 train together | HSDP on 4, accelerate launch (nightly) | test_groups_of_fsdp2_train_together |
 | Every file of tests/launch_files trains, or says why not | what the file names, on 2 (nightly) | test_trains_as_asked_or_says_why_not |
 """
 
@@ -18,7 +19,7 @@ import pytest
 import yaml
 from launchers import ROOT, Job, command, run
 
-WRITTEN = ROOT / "tests" / "launch_files"
+WRITTEN = ROOT / "tests/launch_files"
 DIGITS = [
     "--task",
     "digits_cnn:DigitsCNN",
@@ -116,6 +117,13 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
     assert plan["notices"] == [
         f"{at}:10: scheduler.params.warmup_type: DeepSpeed's default holds, log"
     ]
+
+
+@pytest.mark.slow
+def test_groups_of_fsdp2_train_together(tmp_path: Path) -> None:
+    plan = run([*command("accelerate", "hsdp", 4), *DIGITS], tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"], plan["distributed_type"]) == ("fsdp", 4, "FSDP")
+    assert plan["fsdp"]["dp_replicate_size"] == 2
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])

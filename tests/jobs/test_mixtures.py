@@ -16,120 +16,111 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import STRATEGIES, json_in, json_lines, launch_file, worked, wrapper_of
-from preferences import save_preferences
-from tiny_language import conversation, paragraphs, save_model, save_rows, save_texts
+from launchers import STRATEGIES, Job, slow_but, trained
+from tuning import given, task_settings
 
-QUICK = [("ddp", 3), ("fsdp", 2)]
-CASES = [
-    *QUICK,
-    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in STRATEGIES if name != "fsdp"),
-]
+LAYOUTS = [("ddp", 3), ("fsdp", 2), *((name, 2) for name in STRATEGIES if name != "fsdp")]
+CONFIG = {
+    **{"max_steps": 12, "save_every": 6, "global_batch_size": 24},
+    **{"lr": 0.01, "eps": 1e-4, "log_every": 1},
+}
 LANGUAGE = ["documents", "preferences", "streamed", "packed"]
 ROWS = 200  # in blocks
 
 
 @cache
-def given(folder: Path) -> Path:
-    here = folder / "given"
-    save_model(here / "llama")
-    save_texts(here / "texts.jsonl")
-    save_texts(here / "texts-2.jsonl")
-    texts = paragraphs(60)
-    chats = [conversation(texts[at][:60], texts[at + 1]) for at in range(0, 60, 2)]
-    save_rows(here / "chats.jsonl", chats)
-    save_preferences(here / "pairs.jsonl")
-    return here
-
-
-@cache
-def in_blocks(folder: Path) -> Path:
+def in_blocks(folder: Path) -> str:
+    """Return the pattern of two files of rows."""
     here = folder / "blocks"
     here.mkdir()
     for file in range(2):
         rows = [{"id": row, "label": row % 3} for row in range(file, ROWS, 2)]
         (here / f"rows{file}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return here
+    return f"{here}/rows*.jsonl"
+
+
+def task_of(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    if name == "own":
+        return "data_tasks:Mixture", {}
+    if name == "blocks":
+        return "data_tasks:OnBlocks", {"files": in_blocks(folder)}
+
+    texts, pairs = given("texts.jsonl", folder), given("pairs.jsonl", folder)
+    settings: dict[str, Any] = {"data": texts.replace(".jsonl", "*.jsonl"), "stream": True}
+    settings |= {"evaluation": texts, "sequence_length": 48}
+    if name == "streamed":
+        settings |= {"packing": "none", "long_documents": "cut"}
+    if name == "preferences":
+        few = {"path": pairs, "weight": 1, "max_samples": 20}
+        settings = {"data": [few, {"path": pairs, "weight": 3, "name": "all"}]}
+        settings |= {"sequence_length": 96, "adapter": {"r": 4}}
+    if name == "documents":
+        half = {"path": texts, "weight": 0.5, "passes": 1}
+        settings = {"data": [half, {"path": given("chats.jsonl", folder), "weight": 0.5}]}
+        settings |= {"sequence_length": 64, "weight_by": "tokens"}
+    given("texts-2.jsonl", folder)
+    task = "trainer.language:DPO" if name == "preferences" else "trainer.language:CausalLM"
+    return task, task_settings(folder, model="llama", **settings)
 
 
 @cache
-def trained(strategy: str, world: int, folder: Path, *, resumed: bool, language: bool) -> Path:
-    here = folder / f"{strategy}-{world}-{resumed}-{language}"
-    here.mkdir()
-    start = trained("single", 1, folder, resumed=False, language=language) if resumed else ""
-    told = {
-        "accel_config": str(launch_file(here / "accel.yaml", strategy, world)),
-        "folder": str(here),
-        "given": str(given(folder) if language else in_blocks(folder)),
-        "names": LANGUAGE if language else ["own", "blocks"],
-        "micro_batch_size": 8 if strategy == "single" else 4,
-        "resume": str(start),
-    }
-    worked(["tests/workers/mixing.py", json.dumps(told)], world)
-    if strategy != "single":
-        facts = json_in(here / "found.json")
-        assert facts["world_size"] == world
-        assert facts["model_class"].startswith(wrapper_of(strategy))
-    return here
+def mixed(how: str, world: int, folder: Path, *, resumed: bool, language: bool) -> dict[str, Job]:
+    """Train under a layout, or go on from one process, with a loading process."""
+    configs = {}
+    for name in LANGUAGE if language else ("own", "blocks"):
+        task, settings = task_of(name, folder)
+        micro = 8 if how == "single" else 4
+        configs[name] = {"task": task, "task_settings": settings, **CONFIG}
+        configs[name] |= {"micro_batch_size": micro, "workers": int(resumed)}
+        if resumed:
+            alone = mixed("single", 1, folder, resumed=False, language=language)[name]
+            start = alone.output_dir / "checkpoints/step-00000006"
+            configs[name]["resume"] = str(start)
+    return trained(how, folder / f"{how}-{world}-{resumed}-{language}", configs, world=world)
 
 
-def rows_of(folder: Path, name: str, key: str = "loss") -> list[dict[str, Any]]:
-    return [row for row in json_lines(folder / name / "metrics.jsonl") if key in row]
+def check_same(how: str, world: int, folder: Path, name: str, *, resumed: bool = False) -> Job:
+    """Compare a run with the run of one process, which is returned."""
+    language = name in LANGUAGE
+    alone = mixed("single", 1, folder, resumed=False, language=language)[name]
+    found = mixed(how, world, folder, resumed=resumed, language=language)[name]
+    since = 6 * resumed
+    assert found.column("step") == [step for step in alone.column("step") if step > since]
+    assert found.losses == pytest.approx(alone.losses[since:], rel=1e-6)
+    keys = sorted({key for row in alone.rows for key in row if key.startswith("mix/")})
+    assert bool(keys) == (name not in ("blocks", "streamed", "packed"))
+    for key in keys:
+        assert found.column(key) == alone.column(key)[since:]
+    assert found.column("eval/loss") == pytest.approx(alone.column("eval/loss"), rel=1e-6)
+    assert alone.column("eval/loss") or name in ("documents", "preferences")
+    return alone
 
 
-def check_same(alone: Path, found: Path, name: str, since: int = 0) -> None:
-    wanted = [row for row in rows_of(alone, name) if row["step"] > since]
-    rows = rows_of(found, name)
-    assert [row["step"] for row in rows] == [row["step"] for row in wanted]
-    for row, of_one in zip(rows, wanted, strict=True):
-        assert row["loss"] == pytest.approx(of_one["loss"], rel=1e-6)
-        mix = {key: value for key, value in of_one.items() if key.startswith("mix/")}
-        assert bool(mix) == (name not in ("blocks", "streamed", "packed"))
-        assert {key: row[key] for key in mix} == mix
-
-    evaluated = [
-        [row["eval/loss"] for row in rows_of(of, name, "eval/loss")] for of in (alone, found)
-    ]
-    if name not in ("documents", "preferences"):
-        assert evaluated[0] and evaluated[1] == pytest.approx(evaluated[0], rel=1e-6)
-
-
-@pytest.mark.parametrize(("strategy", "world"), CASES)
-def test_a_mixture_has_the_curve_of_one_process(strategy: str, world: int, folder: Path) -> None:
-    alone = trained("single", 1, folder, resumed=False, language=False)
-    found = trained(strategy, world, folder, resumed=False, language=False)
-    check_same(alone, found, "own")
-    last = rows_of(alone, "own")[-1]
+@pytest.mark.parametrize(("how", "world"), slow_but(LAYOUTS[:2], LAYOUTS))
+def test_a_mixture_has_the_curve_of_one_process(how: str, world: int, folder: Path) -> None:
+    last = check_same(how, world, folder, "own")
     # Two passes over 20 rows end within the first steps, and the others share in proportion.
-    assert last["mix/web/epoch"] == 2.0 and last["mix/web/share"] == 0.0
+    assert last.column("mix/web/epoch")[-1] == 2.0 and last.column("mix/web/share")[-1] == 0.0
 
 
-@pytest.mark.parametrize(("strategy", "world"), CASES)
-def test_a_mixture_goes_on_on_another_layout(strategy: str, world: int, folder: Path) -> None:
-    alone = trained("single", 1, folder, resumed=False, language=False)
-    found = trained(strategy, world, folder, resumed=True, language=False)
-    check_same(alone, found, "own", since=6)
+@pytest.mark.parametrize(("how", "world"), slow_but(LAYOUTS[:2], LAYOUTS))
+def test_a_mixture_goes_on_on_another_layout(how: str, world: int, folder: Path) -> None:
+    check_same(how, world, folder, "own", resumed=True)
 
 
-@pytest.mark.parametrize(("strategy", "world"), CASES)
-def test_rows_in_blocks_have_the_curve_of_one_process(
-    strategy: str, world: int, folder: Path
-) -> None:
-    alone = trained("single", 1, folder, resumed=False, language=False)
+@pytest.mark.parametrize(("how", "world"), slow_but(LAYOUTS[:2], LAYOUTS))
+def test_rows_in_blocks_have_the_curve_of_one_process(how: str, world: int, folder: Path) -> None:
     for resumed in (False, True):
-        found = trained(strategy, world, folder, resumed=resumed, language=False)
-        check_same(alone, found, "blocks", since=6 * resumed)
-    assert rows_of(alone, "blocks")[-1]["epoch"] > 1
+        alone = check_same(how, world, folder, "blocks", resumed=resumed)
+    assert alone.column("epoch")[-1] > 1
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world"),
-    [("ddp", 3), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("fsdp", "zero3"))],
+    ("how", "world"), slow_but([("ddp", 3)], [("ddp", 3), ("fsdp", 2), ("zero3", 2)])
 )
-def test_language_tasks_mix_documents_and_pairs(strategy: str, world: int, folder: Path) -> None:
-    alone = trained("single", 1, folder, resumed=False, language=True)
-    found = trained(strategy, world, folder, resumed=True, language=True)
+def test_language_tasks_mix_documents_and_pairs(how: str, world: int, folder: Path) -> None:
     for name in LANGUAGE:
-        check_same(alone, found, name, since=6)
-    shares = [row["mix/all/share"] for row in rows_of(alone, "preferences")]
-    assert sum(shares) / len(shares) == pytest.approx(0.75, abs=0.1)
+        alone = check_same(how, world, folder, name, resumed=True)
+        if name == "preferences":
+            shares = alone.column("mix/all/share")
+            assert sum(shares) / len(shares) == pytest.approx(0.75, abs=0.1)

@@ -10,29 +10,27 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from doc_pages import write_files
-from launchers import ROOT, Job, json_in, json_lines, ranks, some_quick
+from launchers import ROOT, Job, json_lines, some_quick, trained
 from safetensors.torch import load_file, save_file
 
-RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "weighted": ("Weighted", {}),
-    "two_sources": ("TwoSources", {}),
-    "distilled": ("Distilled", {}),
-    "truncated": ("Truncated", {}),
-    "contrastive": ("Contrastive", {"lr": 0.01}),
-    "moving": ("Moving", {"callbacks": ["moving:Follow"]}),
-    "moco": ("Moco", {"callbacks": ["moco:Enqueue"], "lr": 0.003, "max_steps": 28}),
-    "items": ("Numbered", {"callbacks": ["items:WriteItems"]}),
-    "writing": ("Writing", {}),
-    "detector": ("Detector", {}),
+RECIPES: dict[str, dict[str, Any]] = {
+    "weighted": {"task": "weighted:Weighted"},
+    "two_sources": {"task": "two_sources:TwoSources"},
+    "distilled": {"task": "distilled:Distilled"},
+    "truncated": {"task": "truncated:Truncated"},
+    "contrastive": {"task": "contrastive:Contrastive", "lr": 0.01},
+    "moving": {"task": "moving:Moving", "callbacks": ["moving:Follow"]},
+    "moco": {"task": "moco:Moco", "callbacks": ["moco:Enqueue"], "lr": 0.003, "max_steps": 28},
+    "items": {"task": "items:Numbered", "callbacks": ["items:WriteItems"]},
+    "writing": {"task": "writing:Writing"},
+    "detector": {"task": "detector:Detector"},
 }
 SETTINGS: dict[str, Any] = {
     "max_steps": 12,
@@ -49,15 +47,12 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the page, a config for each recipe, and a teacher."""
+    """A folder with the files of the page and a teacher."""
     folder = tmp_path_factory.mktemp("recipes")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         for page in ("README.md", "docs/recipes.md"):
             write_files((ROOT / page).read_text())
-    for name, (task, settings) in RECIPES.items():
-        lines = {"task": f"{name}:{task}", **SETTINGS, **settings}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(lines))
     teacher = folder / "teacher.safetensors"
     torch.manual_seed(5)
     layers = {0: torch.nn.Linear(64, 256), 2: torch.nn.Linear(256, 10)}
@@ -76,64 +71,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(strategy: str, runs: dict[Path, Path], *settings: str) -> None:
-    """Train configs into folders, one after the other, in one job."""
-    told = {
-        "accel_config": f"accel_configs/{strategy}.yaml",
-        "runs": {str(config): str(output_dir) for config, output_dir in runs.items()},
-        "settings": settings,
-    }
-    words = ["tests/workers/recipes.py", json.dumps(told)]
-    done = ranks(words, 0 if strategy == "single" else 2)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-
-
 @cache
-def trained(strategy: str, folder: Path) -> Path:
-    """Return the folder with the runs of all recipes under a strategy."""
-    train(strategy, {folder / f"{name}.yaml": folder / strategy / name for name in RECIPES})
-    return folder / strategy
-
-
-def job(name: str, strategy: str, folder: Path) -> Job:
-    return Job(code=0, out="", err="", output_dir=trained(strategy, folder) / name)
+def recipes(strategy: str, folder: Path) -> dict[str, Job]:
+    """Train all recipes under a strategy."""
+    configs = {name: {**SETTINGS, **settings} for name, settings in RECIPES.items()}
+    return trained(strategy, folder / strategy, configs)
 
 
 @pytest.mark.parametrize("strategy", some_quick("ddp", "fsdp"))
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_the_curve_of_one_process(name: str, strategy: str, folder: Path) -> None:
-    done, alone = job(name, strategy, folder), job(name, "single", folder)
-    assert done.plan["world_size"] == 2 and done.plan["strategy"] == strategy
+    done, alone = recipes(strategy, folder)[name], recipes("single", folder)[name]
     first = 4 if name == "moco" else 0  # until then the queue fills with keys
     assert len(alone.losses) >= 12 and sum(alone.losses[-3:]) < sum(alone.losses[first:][:3])
     bound = 1e-5 if name == "distilled" else 1e-6  # a loss of 0.003, a difference of logarithms
     assert done.losses == pytest.approx(alone.losses, rel=bound)
-
-    ours, theirs = (json_in(one.output_dir / "summary.json")["evaluation"] for one in (done, alone))
-    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-6)
 
 
 def test_a_teacher_and_a_queue_continue(folder: Path) -> None:
     """From the checkpoint in the middle, in a folder of its own."""
-    whole = trained("single", folder)
-    continued = folder / "continued"
-    middle = "checkpoints/step-00000006"
+    whole = recipes("single", folder)
+    configs = {}
     for name in ("moving", "moco"):
-        train(
-            "single",
-            {folder / f"{name}.yaml": continued / name},
-            "--resume",
-            f"{whole / name / middle}",
-        )
-        losses = Job(code=0, out="", err="", output_dir=continued / name).losses
-        assert losses == job(name, "single", folder).losses[6:]
+        middle = whole[name].output_dir / "checkpoints/step-00000006"
+        configs[name] = {**SETTINGS, **RECIPES[name], "resume": str(middle)}
+    for name, job in trained("single", folder / "continued", configs).items():
+        assert job.losses == whole[name].losses[6:]
 
 
 def test_the_items_of_each_step_are_written(folder: Path) -> None:
-    paths = (
-        trained(strategy, folder) / "items/files/items.jsonl" for strategy in ("single", "ddp")
+    alone, divided = (
+        json_lines(recipes(strategy, folder)["items"].output_dir / "files/items.jsonl")
+        for strategy in ("single", "ddp")
     )
-    alone, divided = map(json_lines, paths)
     assert [row["step"] for row in divided] == list(range(1, 13))
     for one, two in zip(alone, divided, strict=True):
         [[items]], [[first], [second]] = one["items"], two["items"]
@@ -141,6 +112,7 @@ def test_the_items_of_each_step_are_written(folder: Path) -> None:
 
 
 def test_the_student_alone_is_exported(folder: Path) -> None:
-    exported = load_file(trained("single", folder) / "distilled" / "model/model.safetensors")
+    done = recipes("single", folder)["distilled"]
+    exported = load_file(done.output_dir / "model/model.safetensors")
     assert sorted(exported) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert exported["0.weight"].shape == (64, 64)

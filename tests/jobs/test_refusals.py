@@ -6,7 +6,7 @@
 | use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2; under accelerate launch (nightly) | test_use_cpu_runs_the_strategy_that_was_asked_for |
 | A class to wrap that the model lacks is named | FSDP2 on 2 | test_a_wrap_class_that_the_model_does_not_have |
 | Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
-| Copies of a parameter that drift apart are neither measured nor written | DDP on 2; others (nightly) | test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written |
+| Copies of a parameter that drift apart are neither measured nor written | DDP on 2; others, HSDP on 4 (nightly) | test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written, test_groups_that_drift_apart_are_not_saved |
 | One run at a time writes to a folder, and a finished run stays as it is | one process, DDP, FSDP2 on 2 | test_a_second_run_is_refused_until_the_first_is_gone, test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it |
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, Job, command, json_in, run, some_quick, worked
+from launchers import ROOT, Job, command, json_in, run, some_quick, trained, worked
 from one_process import fit, steps
 from run_folders import another_run, everything
 from small_examples import digits
@@ -135,7 +135,7 @@ def answers_of(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     place = folder / how
     place.mkdir()
     told = {
-        "file": {"accel_config": str(ROOT / "accel_configs" / f"{how}.yaml")},
+        "file": {"accel_config": str(ROOT / f"accel_configs/{how}.yaml")},
         "folder": str(place),
         "names": [*CASES],
     }
@@ -172,6 +172,16 @@ def test_copies_that_drift_apart_are_refused_before_they_are_measured_or_written
         assert not list((folder / how / name).glob("model/*")), "nothing is exported"
 
 
+@pytest.mark.slow
+def test_groups_that_drift_apart_are_not_saved(folder: Path) -> None:
+    config = {"task": "unlike:Plain", "callbacks": ["unlike:Drifts"], "max_steps": 4}
+    more = {"micro_batch_size": 2, "save_every": 2}
+    job = trained("hsdp", folder / "hsdp", {"drifts": {**config, **more}}, world=4)["drifts"]
+    said = r"LaunchError: rank 2: the checksum of \S+ is \w{16}, rank 0: \w{16}: code has changed"
+    assert re.match(said, job.err), job.err
+    assert not list(job.output_dir.glob("checkpoints/step-*"))
+
+
 @pytest.mark.parametrize("how", some_quick("ddp"))
 def test_what_is_no_difference_trains(how: str, folder: Path) -> None:
     found = answers_of(how, folder)
@@ -187,7 +197,6 @@ SHORT = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=4)
     before = everything(tmp_path / "checkpoints")

@@ -27,7 +27,17 @@ from typing import Any
 import pytest
 from architectures import save_architecture
 from doc_pages import places_that_wait
-from launchers import ROOT, completed, json_in, launch_file, options, ranks, start_ranks, worked
+from launchers import (
+    ROOT,
+    completed,
+    json_in,
+    launch_file,
+    options,
+    ranks,
+    slow_but,
+    start_ranks,
+    worked,
+)
 from preferences import save_preferences
 from tiny_language import language_settings
 
@@ -46,7 +56,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(words: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
         path, _ = start_ranks("fake")
-        script = [ROOT / "tests" / "workers" / "rehearsed.py", words[-1]]
+        script = [ROOT / "tests/workers/rehearsed.py", words[-1]]
         done = ranks(script, 0, environment=env, work_dir=Path.cwd(), starter=path)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout + done.stderr)
 
@@ -86,7 +96,7 @@ def job(file: Path, words: list[str], gpus: int) -> Job:
 
 
 def committed(strategy: str) -> Path:
-    return ROOT / "accel_configs" / f"{strategy}.yaml"
+    return ROOT / f"accel_configs/{strategy}.yaml"
 
 
 def settings_of_language(folder: Path) -> dict[str, str]:
@@ -131,13 +141,7 @@ def compared(real: dict[str, Any], rehearsed: dict[str, Any]) -> None:
 QUICK = {("fsdp", "recomputed"), ("zero3", "accumulated"), ("zero1", "muon")}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "case"),
-    [
-        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
-        for pair in product(WORLDS, CASES)
-    ],
-)
+@pytest.mark.parametrize(("strategy", "case"), slow_but(QUICK, product(WORLDS, CASES)))
 def test_a_rehearsal_is_like_a_real_run(strategy: str, case: str, tmp_path: Path) -> None:
     compared(*real_and_rehearsed(strategy, WORLDS[strategy], case, tmp_path))
 
@@ -147,7 +151,7 @@ def test_dpo_on_an_adapter_is_rehearsed(tmp_path: Path) -> None:
     settings = {**SETTINGS, **settings_of_language(tmp_path), "task": "trainer.language:DPO"}
     settings["task_settings.data"] = str(save_preferences(tmp_path / "pairs.jsonl"))
     settings["task_settings.adapter"] = "{r: 4}"
-    gathers = ROOT / "tests" / "workers" / "zero3_gathers.json"
+    gathers = ROOT / "tests/workers/zero3_gathers.json"
     text = committed("zero3").read_text()
     file = tmp_path / "zero3.yaml"
     file.write_text(text.replace("zero_stage: 3", f"deepspeed_config_file: {gathers}"))
@@ -155,48 +159,42 @@ def test_dpo_on_an_adapter_is_rehearsed(tmp_path: Path) -> None:
     assert found["plan"]["strategy"] == "zero3"
 
 
+CAUSAL = {"task": "trainer.language:CausalLM"}
 CASES_ON_GPU: dict[str, dict[str, str]] = {
-    "words": {"mixed_precision": "bf16"},
-    "packed": {"mixed_precision": "bf16", "task": "trainer.language:CausalLM"},
+    "words": {},
+    "packed": {**CAUSAL},
     "mask": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.attention": "sdpa",
     },
     "adapter": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.adapter": "{r: 4}",
     },
     "fp16": {"mixed_precision": "fp16"},
-    "skip": {"mixed_precision": "bf16", "optimizer": "sgd", "on_nan": "skip"},
+    "skip": {"optimizer": "sgd", "on_nan": "skip"},
     "tf32": {"mixed_precision": "no", "task": "gpu_cases:Pictures", "float32": "tf32"},
     "deterministic": {"mixed_precision": "no", "deterministic": "true"},
-    "average": {"mixed_precision": "bf16", "ema_decay": "0.9"},
-    "muon": {"mixed_precision": "bf16", "optimizer": "muon"},
+    "average": {"ema_decay": "0.9"},
+    "muon": {"optimizer": "muon"},
     "experts": {
-        "mixed_precision": "bf16",
         "task": "observed:Llama",
         "task_settings.family": "mixtral",
         "task_settings.layers": "1",
     },
-    "padded": {"mixed_precision": "bf16", "task": "observed:Padded"},
+    "padded": {"task": "observed:Padded"},
     "alone": {
-        "mixed_precision": "bf16",
-        "task": "trainer.language:CausalLM",
+        **CAUSAL,
         "task_settings.packing": "none",
     },
-    "unclipped": {"mixed_precision": "bf16", "checks": "none", "max_grad_norm": "null"},
+    "unclipped": {"checks": "none", "max_grad_norm": "null"},
 }
 QUICK_ON_GPU = {("zero3", "packed"), ("fsdp", "padded"), ("fsdp", "muon")}
 
 
 @pytest.mark.parametrize(
     ("strategy", "case"),
-    [
-        pytest.param(*pair, marks=() if pair in QUICK_ON_GPU else pytest.mark.slow)
-        for pair in product(("single", "ddp", "fsdp", "zero2", "zero3"), CASES_ON_GPU)
-    ],
+    slow_but(QUICK_ON_GPU, product(("single", "ddp", "fsdp", "zero2", "zero3"), CASES_ON_GPU)),
 )
 def test_a_step_on_the_fake_gpu_waits_where_the_page_says(
     strategy: str, case: str, tmp_path: Path
@@ -237,7 +235,7 @@ def test_a_whole_training_runs_on_the_fake_gpu(tmp_path: Path) -> None:
     """With an evaluation, a profile, checkpoints and a resume, which no rehearsal has."""
     done = ranks(["tests/workers/fake_gpu.py", tmp_path], 0, starter=start_ranks("fake")[0])
     assert done.returncode == 0, done.stderr[-3000:]
-    summary = json_in(tmp_path / "run" / "summary.json")
+    summary = json_in(tmp_path / "run/summary.json")
     assert summary["steps"] == 4 and "mfu" in summary and len(summary["attempts"]) == 2
     assert summary["machine"]["gpus"] == {"H100": 1}
     found = json_in(tmp_path / "found.json")
@@ -370,7 +368,7 @@ def test_the_command_finds_a_change_that_fits(
     assert "DOES NOT FIT" in out
     told = json_in(report)
     assert told["change"] == "accel_configs/fsdp.yaml", out
-    assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["trainable"]
+    assert told["phases"]["step"]["at_most"][OPTIMIZER] >= 8 * told["plan"]["trainable_parameters"]
     assert "save" not in told["phases"]
 
 

@@ -2,14 +2,14 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit |
+| On the same layout a run resumes bit by bit | one process, DDP, FSDP2, ZeRO-2 on 3, ZeRO-3 on 2, HSDP on 4; all on 1 to 4 (nightly) | test_the_same_layout_goes_on_bit_by_bit |
 | Under bf16 it resumes from weights in full precision | FSDP2 on 2; ZeRO-2, ZeRO-3 on 2 (nightly) | test_low_precision_goes_on_from_its_full_precision_weights |
-| Any layout resumes from any other, losing nothing | from five layouts to ZeRO-3 on 2; from all to all (nightly) | test_any_layout_goes_on_from_any_other, test_the_whole_matrix |
+| The ranks of all groups of FSDP2 write the model once, and each a part | HSDP on 4 | test_ranks_of_all_groups_write_the_model_once |
+| Any layout resumes from any other, losing nothing | from six layouts to ZeRO-3 on 2; from all to all (nightly) | test_any_layout_goes_on_from_any_other, test_the_whole_matrix |
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import json_in, json_lines, launch_file, worked
+from launchers import Job, json_in, slow_but, trained
+from safetensors.torch import load_file
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
@@ -33,6 +34,7 @@ QUICK: list[Layout] = [
     ("fsdp", 3),
     ("zero2", 3),
     ("zero3", 2),
+    ("hsdp", 4),
 ]  # ZeRO-1 saves as ZeRO-2 does
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 ALL: list[Layout] = [
@@ -40,24 +42,44 @@ ALL: list[Layout] = [
     *(("ddp", world) for world in (2, 3, 4)),
     *((name, world) for name in SHARDED for world in (1, 2, 3, 4)),
     ("zero3_offload", 2),
+    ("hsdp", 4),
 ]
 TASKS: dict[str, dict[str, Any]] = {"plain": {}, "sgd": {"sgd": True}, "dropout": {"dropout": 0.3}}
 SAVED_AT, STEPS = 4, 8
+# 24 is cut evenly by 1 to 4 processes. Of 50 samples an epoch has 3 steps.
+CONFIG = {
+    **{"task": "resuming:Odd", "max_steps": STEPS, "global_batch_size": 24, "lr": 0.05},
+    **{"max_grad_norm": 1.0, "schedule": "cosine", "ema_decay": 0.9},
+    **{"log_every": 1, "save_every": SAVED_AT, "keep_last": 5},
+}
 
 
-def launched(layout: Layout, folder: Path, **told: Any) -> Path:
-    strategy, world = layout
-    folder.mkdir(parents=True, exist_ok=True)
-    config = launch_file(folder / "accel.yaml", strategy, world, told.get("mixed_precision"))
-    told |= {"accel_config": str(config), "folder": str(folder), "world": world}
-    worked(["tests/workers/resuming.py", json.dumps(told)], world)
+def launched(layout: Layout, folder: Path, runs: dict[str, dict[str, Any]]) -> Path:
+    """Train under a layout. A run that begins with files writes them again at once."""
+    how, world = layout
+    shared = {**CONFIG, "micro_batch_size": 24 // world}
+    configs = {}
+    for name, settings in runs.items():
+        begins = settings.keys() & {"resume", "weights"}
+        hooks = ["resuming:Writes"] if begins else []
+        configs[name] = {**shared, "callbacks": hooks, **settings}
+    for job in trained(how, folder, configs, world=world).values():
+        job.ok()
     return folder
 
 
 @cache
-def unbroken(layout: Layout, folder: Path) -> Path:
+def unbroken(
+    layout: Layout, folder: Path, tasks: tuple[str, ...] = tuple(TASKS), precision: str = "no"
+) -> Path:
     """A job that trains each task through, and again from its own checkpoint in the middle."""
-    return launched(layout, folder / f"{layout[0]}{layout[1]}", unbroken=TASKS)
+    here = folder / f"{layout[0]}{layout[1]}{precision}"
+    runs: dict[str, dict[str, Any]] = {}
+    for name in tasks:
+        runs[name] = {"task_settings": TASKS[name], "mixed_precision": precision}
+        middle = checkpoint(here / name, SAVED_AT)
+        runs[f"{name}-again"] = {**runs[name], "resume": str(middle)}
+    return launched(layout, here, runs)
 
 
 def checkpoint(run: Path, step: int) -> Path:
@@ -65,8 +87,8 @@ def checkpoint(run: Path, step: int) -> Path:
 
 
 def losses(run: Path) -> dict[int, float]:
-    rows = json_lines(run / "metrics.jsonl")
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    job = Job(code=0, out="", err="", output_dir=run)
+    return dict(zip(job.column("step"), job.losses, strict=True))
 
 
 def opened(path: Path) -> Ranges:
@@ -104,25 +126,14 @@ def assert_equal(one: Path, other: Path, *, streams: bool) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "layout", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in ALL]
-)
-def test_the_same_layout_goes_on_bit_by_bit(layout: Layout, folder: Path) -> None:
-    check_same_layout(unbroken(layout, folder))
+@pytest.mark.parametrize(("how", "world"), slow_but(QUICK, ALL))
+def test_the_same_layout_goes_on_bit_by_bit(how: str, world: int, folder: Path) -> None:
+    check_same_layout(unbroken((how, world), folder))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        ("fsdp", 2),
-        *(pytest.param(layout, marks=pytest.mark.slow) for layout in (("zero2", 2), ("zero3", 2))),
-    ],
-)
-def test_low_precision_goes_on_from_its_full_precision_weights(
-    layout: Layout, folder: Path
-) -> None:
-    out = folder / f"bf16-{layout[0]}"
-    launched(layout, out, unbroken={"dropout": TASKS["dropout"]}, mixed_precision="bf16")
+@pytest.mark.parametrize("how", slow_but(["fsdp"], ["fsdp", "zero2", "zero3"]))
+def test_low_precision_goes_on_from_its_full_precision_weights(how: str, folder: Path) -> None:
+    out = unbroken((how, 2), folder, ("dropout",), "bf16")
     check_same_layout(out, ["dropout"])
     kept = contents(checkpoint(out / "dropout", SAVED_AT), streams=False)
     learnt = [
@@ -133,6 +144,20 @@ def test_low_precision_goes_on_from_its_full_precision_weights(
     assert not torch.equal(weights, weights.bfloat16().float()), (
         "more digits than the layers compute with"
     )
+
+
+def test_ranks_of_all_groups_write_the_model_once(folder: Path) -> None:
+    groups, alone = (unbroken(layout, folder) / "plain" for layout in (("hsdp", 4), SINGLE))
+    assert json_in(groups / "plan.json")["fsdp"]["dp_replicate_size"] == 2
+    elements = []
+    for run in (groups, alone):
+        files = sorted(checkpoint(run, SAVED_AT).glob("rank-*.safetensors"))
+        parts = [load_file(file) for file in files]
+        elements.append(
+            [sum(part[key].numel() for key in part if "rng." not in key) for part in parts]
+        )
+    assert len(elements[0]) == 4 and all(elements[0])
+    assert sum(elements[0]) == elements[1][0]
 
 
 def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
@@ -156,15 +181,16 @@ def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path)
         f"{name}{world}": checkpoint(unbroken((name, world), folder) / task, SAVED_AT)
         for name, world in sources
     }
-    told = {name: str(path) for name, path in paths.items()}
     exported = unbroken(SINGLE, folder) / task / "model"
-    weights = {"exported": str(exported), "saved": str(checkpoint(exported.parent, STEPS))}
-    out = folder / f"to-{layout[0]}{layout[1]}-{task}-of-{len(sources)}"
-    launched(layout, out, sources=told, settings=TASKS[task], weights=weights)
+    weights = {"exported": exported, "saved": checkpoint(exported.parent, STEPS)}
+    runs = {
+        name: {"task_settings": TASKS[task], "resume": str(path)} for name, path in paths.items()
+    }
+    runs |= {name: {"weights": str(path)} for name, path in weights.items()}
+    out = launched(layout, folder / f"to-{layout[0]}{layout[1]}-{task}-of-{len(sources)}", runs)
     for name in weights:  # the weights alone, from the model's file as from a checkpoint
-        assert (out / name / "model/model.safetensors").read_bytes() == (
-            exported / "model.safetensors"
-        ).read_bytes()
+        begun = out / name / "begun/model.safetensors"
+        assert begun.read_bytes() == (exported / "model.safetensors").read_bytes()
     for name, path in paths.items():
         # What was read by another layout and written again holds the same bits: nothing was lost or
         # mixed up.

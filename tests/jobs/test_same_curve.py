@@ -146,9 +146,7 @@ def test_export_is_the_model_that_was_trained(strategy: str, launcher: str, fold
 def test_files_and_curves_equal_one_process(strategy: str, folder: Path) -> None:
     alone = job("single", "ranks", folder)
     done = job(strategy, "ranks", folder)
-    ours, theirs = (
-        load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done)
-    )
+    ours, theirs = (load_file(run.output_dir / "model/model.safetensors") for run in (alone, done))
     assert list(ours) == list(theirs)
     for key, tensor in ours.items():
         assert (theirs[key].shape, theirs[key].dtype) == (tensor.shape, tensor.dtype), key

@@ -9,91 +9,66 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from launchers import json_in, launch_file, some_quick, worked, wrapper_of
-from moments import SAVED_AT, STEPS
+from launchers import Job, json_in, some_quick, trained
+from moments import STEPS
 
 QUICK = some_quick("ddp")  # what a task sees is not the strategy's doing
-
-
-class Found(NamedTuple):
-    """What a job left.
-
-    Args:
-        facts: world size and class of the model.
-        folder: of its runs.
-    """
-
-    facts: dict[str, Any]
-    folder: Path
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    def values(self, name: str, key: str) -> dict[int, float]:
-        return {row["step"]: row[key] for row in self.rows(name) if key in row}
+CONFIG: dict[str, Any] = {
+    **{"task": "moments:Moments", "callbacks": [{"moments:Watch": {"first": 1}}]},
+    **{"max_steps": STEPS, "global_batch_size": 8, "lr": 0.05},  # four steps an epoch
+    **{"log_every": 1, "eval_every": 4, "save_every": 5},
+}
 
 
 @cache
-def trained(strategy: str, folder: Path) -> Found:
+def moments(strategy: str, folder: Path) -> dict[str, Job]:
+    """Train whole, and from the checkpoint in the middle of an epoch."""
     here = folder / strategy
-    here.mkdir()
-    world = 1 if strategy == "single" else 2
-    told = {
-        "accel_config": str(launch_file(here / "accel.yaml", strategy, world)),
-        "folder": str(here),
-        "world": world,
-        "accumulation": world,
-        "workers": 0 if strategy == "single" else 2,
-    }
-    worked(["tests/workers/moments.py", json.dumps(told)], world)
-    return Found(json_in(here / "found.json"), here)
+    batch = {"micro_batch_size": 8 if strategy == "single" else 2}
+    config = {**CONFIG, **batch, "workers": 0 if strategy == "single" else 2}
+    middle = here / "whole/checkpoints/step-00000005"
+    return trained(strategy, here, {"whole": config, "resumed": {**config, "resume": str(middle)}})
 
 
-def check_layout(found: Found, strategy: str) -> None:
-    assert found.facts["world_size"] == 2
-    assert found.facts["model_class"].startswith(wrapper_of(strategy))
+def values(job: Job, key: str) -> dict[int, float]:
+    return {row["step"]: row[key] for row in job.rows if key in row}
 
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_what_follows_from_step_and_epoch_has_the_curve_of_one_process(
     strategy: str, folder: Path
 ) -> None:
-    alone, found = trained("single", folder), trained(strategy, folder)
-    check_layout(found, strategy)
+    alone, found = (moments(how, folder)["whole"] for how in ("single", strategy))
     steps = range(1, STEPS + 1)
-    assert list(found.values("moments", "loss")) == list(steps)
+    assert list(values(found, "loss")) == list(steps)
     for key in ("loss", "part", "eval/loss"):
-        wanted = alone.values("moments", key)
-        assert found.values("moments", key) == pytest.approx(wanted, rel=1e-5), key
+        assert values(found, key) == pytest.approx(values(alone, key), rel=1e-5), key
 
-    assert found.values("moments", "at_step") == {step: step for step in steps}
+    assert values(found, "at_step") == {step: step for step in steps}
     samples = [0, 8, 16, 24, 26, 34, 42, 50, 52, 60]
-    at_epoch = dict(zip(steps, [place / 26 for place in samples], strict=True))
-    assert found.values("moments", "at_epoch") == pytest.approx(at_epoch)
-    assert found.values("moments", "eval/at_step") == {step: step for step in (4, 8, STEPS)}
-    assert len(set(found.values("moments", "part").values())) == STEPS, "drawn anew at each step"
+    assert found.column("at_epoch") == pytest.approx([place / 26 for place in samples])
+    assert values(found, "eval/at_step") == {step: step for step in (4, 8, STEPS)}
+    assert len(set(found.column("part"))) == STEPS, "drawn anew at each step"
 
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one(
     strategy: str, folder: Path
 ) -> None:
-    found = trained(strategy, folder)
+    whole, resumed = moments(strategy, folder).values()
     for key in ("loss", "eval/loss"):
-        whole = found.values("moments", key)
-        rest = {step: value for step, value in whole.items() if step > SAVED_AT}
-        assert found.values("moments-resumed", key) == rest, "to the bit"
+        rest = {step: value for step, value in values(whole, key).items() if step > 5}
+        assert values(resumed, key) == rest, "to the bit"
 
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_a_callback_of_the_config_is_called_and_resumed(strategy: str, folder: Path) -> None:
-    found = trained(strategy, folder)
-    check_layout(found, strategy)
-    assert found.facts["seen"] == STEPS, "those before the resume included"
+    last = moments(strategy, folder)["resumed"].output_dir / "checkpoints/step-00000010"
+    states = json_in(last / "state.json")["callbacks"].values()
+    [seen] = [state["seen"] for state in states if "seen" in state]
+    assert seen == STEPS, "those before the resume included"

@@ -25,7 +25,7 @@ from trackers import inspect, quiet
 
 from trainer.commands.finished_runs import read_run
 
-PAGE = (ROOT / "docs" / "sweeps.md").read_text()
+PAGE = (ROOT / "docs/sweeps.md").read_text()
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--task_settings.width=8"]
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the page, beside the task that it names."""
     monkeypatch.chdir(tmp_path)
     write_files(PAGE)
-    shutil.copy(ROOT / "examples" / "digits_cnn.py", tmp_path)
+    shutil.copy(ROOT / "examples/digits_cnn.py", tmp_path)
     shutil.copytree(ROOT / "accel_configs", tmp_path / "accel_configs")
     return tmp_path
 
@@ -129,10 +129,10 @@ def test_the_command_of_a_wandb_agent(folder: Path) -> None:
     sweep = yaml.safe_load((folder / "wandb_sweep.yaml").read_text())
     chosen = {key: parameter["values"][0] for key, parameter in sweep["parameters"].items()}
     chosen |= {"lr": 0.003, "seed": 1}
-    worker = str(ROOT / "tests" / "workers" / "wandb_agent.py")
+    worker = str(ROOT / "tests/workers/wandb_agent.py")
     said = shell([sys.executable, worker, "wandb_sweep.yaml", "run7", json.dumps(chosen)], folder)
 
-    output = folder / "runs" / "digits-w8-lr0.003-s1"
+    output = folder / "runs/digits-w8-lr0.003-s1"
     assert "WANDB_" not in said, "nothing that the agent sets is without effect"
     assert names_on_wandb(output) == {
         "name": "digits-w8-lr0.003-s1",

@@ -41,7 +41,7 @@ def gan(strategy: str, folder: Path) -> Job:
 
 
 def both_losses(job: Job) -> list[float]:
-    lines = (job.output_dir / "generator" / "metrics.jsonl").read_text().splitlines()
+    lines = (job.output_dir / "generator/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows] == list(range(1, 33))
     return [row[name] for row in rows for name in ("discriminator", "generator")]
@@ -98,7 +98,7 @@ def broken_off(whole: Job, output_dir: Path, *names: str) -> Path:
     """A copy of a finished run without the last checkpoint of the models that are named."""
     shutil.copytree(whole.output_dir, output_dir)
     for name in names:
-        shutil.rmtree(output_dir / name / "checkpoints" / "step-00000032")
+        shutil.rmtree(output_dir / name / "checkpoints/step-00000032")
     shutil.rmtree(output_dir / "model")
     return output_dir
 
@@ -110,7 +110,7 @@ def test_gan_goes_on_bit_by_bit(strategy: str, folder: Path) -> None:
     resumed = run([*words(strategy, "examples/gan.py"), *GAN, "--resume", "auto"], halfway).ok()
     assert resumed.out.count("resumed from") == 2
     assert both_losses(resumed) == both_losses(whole)
-    ours, theirs = (job.output_dir / "model" / "model.safetensors" for job in (resumed, whole))
+    ours, theirs = (job.output_dir / "model/model.safetensors" for job in (resumed, whole))
     assert ours.read_bytes() == theirs.read_bytes()
 
 

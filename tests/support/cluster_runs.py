@@ -70,7 +70,7 @@ def environment(name: str, *packages: str, trains: bool = True) -> Path:
         trains: the engine runs training itself, so that it sees the packages of this environment
             behind its own.
     """
-    folder = ROOT / "build" / "clusters" / name
+    folder = ROOT / "build/clusters" / name
     done = folder / "installed"
     if not done.exists() or done.read_text() != "\n".join(packages):
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
@@ -80,7 +80,7 @@ def environment(name: str, *packages: str, trains: bool = True) -> Path:
             # A line of code, since the links of editable packages count there as well.
             lines = [f"import site; site.addsitedir({path!r})" for path in beneath]
             (own / "beneath.pth").write_text("\n".join(lines) + "\n")
-        install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
+        install = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *packages]
         subprocess.run(install, env=clean_environment(), check=True)
         done.write_text("\n".join(packages))
     return folder / "bin"

@@ -30,5 +30,5 @@ PLACE = re.compile(r"`([\w/]+\.py: \w+)`")
 
 def places_that_wait() -> set[str]:
     """Return the places of the page at which the host waits for a device."""
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs/gpu.md").read_text()
     return set(PLACE.findall(page.split(SECTION)[1].split("\n## ")[0]))

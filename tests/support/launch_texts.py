@@ -11,7 +11,7 @@ from origins import sourced
 
 from trainer.errors import ConfigError, Sourced
 
-WRITTEN = ROOT / "tests" / "launch_files"  # as people and their tools write them
+WRITTEN = ROOT / "tests/launch_files"  # as people and their tools write them
 
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 FSDP = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"

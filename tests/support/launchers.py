@@ -8,19 +8,21 @@ import importlib.util
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -35,12 +37,25 @@ SHOW_GPUS = {name: os.environ.get(name) for name in HIDE_GPUS}  # as it was befo
 
 def some_quick(*names: str) -> list[Any]:
     """Return all strategies to be tested, those that are not named with the slow tests."""
-    return [pytest.param(one, marks=() if one in names else pytest.mark.slow) for one in STRATEGIES]
+    return slow_but(names, STRATEGIES)
+
+
+def slow_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return cases to be tested, of one argument or of a tuple, the others with the slow tests."""
+    chosen = [*quick]
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else [case]),
+            marks=() if case in chosen else pytest.mark.slow,
+        )
+        for case in cases
+    ]
 
 
 def wrapper_of(strategy: str) -> str:
     """Return how the name of the class begins that a strategy makes of a model."""
-    return {"ddp": "DistributedDataParallel", "fsdp": "FSDP"}.get(strategy, "DeepSpeedEngine")
+    names = {"single": "", "ddp": "DistributedDataParallel", "fsdp": "FSDP"}
+    return names.get(strategy, "DeepSpeedEngine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +77,15 @@ class Job:
 
     @property
     def losses(self) -> list[float]:
-        return [row["loss"] for row in self.rows if "loss" in row]
+        return self.column("loss")
+
+    def column(self, name: str) -> list[Any]:
+        """Return a value of all rows that have it."""
+        return [row[name] for row in self.rows if name in row]
 
     @property
     def evaluation(self) -> dict[str, float]:
-        return [row for row in self.rows if any(key.startswith("eval/") for key in row)][-1]
+        return dict(json_in(self.output_dir / "summary.json")["evaluation"])
 
     def ok(self) -> Job:
         assert self.code == 0, (
@@ -158,11 +177,10 @@ def deepspeed_launcher(world: int = 2) -> list[str]:
 
 def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:
     """Write a committed YAML, for another number of processes or in another precision, to ``path``."""
-    text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
-    assert "mixed_precision:" not in text and (
-        "num_processes: 2" in text or (how == "single" and world == 1)
-    )
-    text = text.replace("num_processes: 2", f"num_processes: {world}")
+    text = (ROOT / f"accel_configs/{how}.yaml").read_text()
+    assert "mixed_precision:" not in text
+    text, count = re.subn(r"num_processes: \d", f"num_processes: {world}", text)
+    assert count == 1
     path.write_text(text + (f"mixed_precision: '{mixed_precision}'\n" if mixed_precision else ""))
     return path
 
@@ -225,6 +243,50 @@ def worked(words: Sequence[object], world: int = 2, *, timeout: float = 300) -> 
     done = ranks(words, world, timeout=timeout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout
+
+
+def trained(
+    how: str,
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    *words: str,
+    world: int = 2,
+    files: Mapping[str, str | Path] | None = None,
+    ends: bool = False,
+    script: str = "tests/workers/trainings.py",
+) -> dict[str, Job]:
+    """Train configs in one job, each into a folder of its name, and return what each has left.
+
+    Each has run under the strategy on as many processes, or its ``err`` has the error.
+
+    Args:
+        how: a strategy, whose committed launch file is taken, or its variant.
+        words: of the command line, behind each config.
+        world: how many processes, if it is not ``single``.
+        files: other launch files, by name of the config.
+        ends: whether an error on one rank ends the job.
+        script: a worker that trains the configs, and goes on.
+    """
+    world = 1 if how == "single" else world
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, config in configs.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(config)))
+    file = launch_file(folder / "accel.yaml", how, world)
+    of_config = {name: str((files or {}).get(name, file)) for name in configs}
+    told = {"folder": str(folder), "files": of_config, "words": words, "ends": ends}
+    done = ranks([script, json.dumps(told)], 0 if how == "single" else world, timeout=900)
+    assert bool(done.returncode) == ends, done.stdout[-3000:] + done.stderr[-6000:]
+    strategy = how.partition("_")[0].replace("hsdp", "fsdp")
+    jobs = {}
+    for name in configs:
+        error = folder / f"{name}.error"
+        err = error.read_text() if error.exists() else done.stderr if ends else ""
+        job = Job(code=len(err), out=done.stdout, err=err, output_dir=folder / name)
+        jobs[name] = job
+        if not err:
+            assert (job.plan["strategy"], job.plan["world_size"]) == (strategy, world), name
+            assert job.plan["model_class"].startswith(wrapper_of(strategy)), name
+    return jobs
 
 
 def json_in(path: Path) -> Any:
@@ -308,7 +370,7 @@ def start_ranks(*kind: str) -> tuple[str, int]:
     """
     folder = tempfile.TemporaryDirectory()
     path = str(Path(folder.name) / "ranks")
-    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py"), path, *kind]
+    words = [sys.executable, str(ROOT / "tests/workers/rank_starter.py"), path, *kind]
     shown = {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cuda", "PYTHONPATH": str(ROOT)}
     environment = clean_environment(shown if kind else {})
     starter = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.PIPE)

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tiny_language import paragraphs, save_rows
@@ -74,6 +75,21 @@ def trainer(task: Task, folder: Path, **settings: Any) -> Trainer:
         "log_every": 1,
     }
     return Trainer(task, TrainConfig(**{**defaults, **settings}))
+
+
+def check_steps(training: Trainer, exact: list[dict[str, float]]) -> None:
+    """Compare the steps of a training with those of a formula."""
+    for ours, theirs in zip(steps(training), exact, strict=True):
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def steps(training: Trainer) -> list[dict[str, float]]:
+    """Train, and return the metrics and the gradient norm of each step."""
+    found = [
+        {**(info.metrics or {}), "grad_norm": float(info.grad_norm)} for info in training.steps()
+    ]
+    training.close()
+    return found
 
 
 def log_probs(model: Any, tokenizer: Any, row: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

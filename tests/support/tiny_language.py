@@ -83,6 +83,23 @@ def save_model(
     return folder
 
 
+def save_adapter(base: Path, folder: Path, **more: Any) -> Path:
+    """Save an adapter as peft writes it, every value of which was drawn; returns the folder."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    how: dict[str, Any] = {"r": 3, "lora_alpha": 9, "target_modules": ["q_proj", "up_proj"]}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(base)
+    model: Any = get_peft_model(loaded, LoraConfig(**how, **more, task_type="CAUSAL_LM"))
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
 def save_masked(folder: Path) -> Path:
     """Save a small BERT that predicts hidden words, and a tokenizer with a token that hides one."""
     import torch

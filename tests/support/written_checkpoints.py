@@ -26,7 +26,7 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
     (temporary / "extras").mkdir()
     files.append(write_file(temporary / store.STATE, [state_text(state(step, world))]))
     files.append(
-        write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
+        write_file(temporary / "extras/config.json", [f"{step}".encode()], "extras/config.json")
     )
     facts = {
         "step": step,
@@ -51,7 +51,7 @@ def state(step: int, world: int = 2) -> dict[str, Any]:
         "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
         "mathematics": {"optimizer": "SGD", "optimizer_groups": [{"names": [], "settings": {}}]},
         "task": {}, "callbacks": {},
-        "content": {}, "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
+        "content": {}, "last_evaluation": {}, "spent": {"tokens": 0.0, "seconds": 0.0}, "model": [["w", [world, 100], "float32"]],
     }  # fmt: skip
 
 

@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from doc_pages import places_that_wait, write_files
 from launchers import ROOT
 
 import trainer
 from trainer.language import DPO, CausalLM, RewardModel
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_public_names_and_their_methods_have_docstrings() -> None:
@@ -33,9 +30,7 @@ def test_public_names_and_their_methods_have_docstrings() -> None:
 
 
 def test_the_api_page_names_every_public_name() -> None:
-    named = re.findall(
-        r"^::: trainer\.([\w.]+)\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M
-    )
+    named = re.findall(r"^::: trainer\.([\w.]+)\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.M)
     assert {name: module for module, name in named} == trainer._MODULES
 
 
@@ -43,7 +38,7 @@ def test_the_api_page_names_every_public_name() -> None:
 # ------------------------------------------------------------------------------------------
 
 
-COMING_FROM = (ROOT / "docs" / "coming_from.md").read_text()
+COMING_FROM = (ROOT / "docs/coming_from.md").read_text()
 KEYS = {field.name for field in dataclasses.fields(trainer.TrainConfig)}
 VERSIONS = (5, 17), (5, 23)  # of transformers, the first and the last that the page is for
 HOLD_NO_PLACES = ("Defaults that differ", "Optimizers", "Schedules")  # tables of values
@@ -218,7 +213,7 @@ def defined(path: Path) -> set[str]:
 
 
 def test_code_and_tests_named_beside_each_trap_exist() -> None:
-    page = (ROOT / "docs" / "accelerate_traps.md").read_text()
+    page = (ROOT / "docs/accelerate_traps.md").read_text()
     assert [
         path for path in re.findall(r"`([\w/]+\.py)[:`]", page) if not (ROOT / path).is_file()
     ] == []
@@ -232,7 +227,7 @@ def test_code_and_tests_named_beside_each_trap_exist() -> None:
 
 
 def test_each_test_of_a_trap_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "accelerate_traps.md").read_text()
+    page = (ROOT / "docs/accelerate_traps.md").read_text()
     for path in ("tests/upstream/test_two_processes.py", "tests/upstream/test_one_process.py"):
         tests = [name for name in defined(ROOT / path) if name.startswith("test_")]
         assert [name for name in tests if f"`{path}: {name}`" not in page] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from collections.abc import Mapping
@@ -22,9 +21,7 @@ from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.data.indexed import IndexedData
 from trainer.optim.learning_rate import lr_factor
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
-PAGE = (ROOT / "docs" / "coming_from.md").read_text()
+PAGE = (ROOT / "docs/coming_from.md").read_text()
 
 
 @pytest.fixture
@@ -42,7 +39,6 @@ def fit(task: Task, **settings: Any) -> dict[str, float]:
     return evaluation
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Normed(Task):
     """Digits through BatchNorm, each with a partner for mixup."""
 

@@ -49,7 +49,7 @@ def test_origins_print_their_place_and_key() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "file"
+    path = tmp_path / "missing/file"
     with (
         pytest.raises(
             CheckpointError,

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,8 +40,6 @@ from trainer.evaluator import (
     set_of_metric,
     sets_of,
 )
-
-fresh = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def run_of(folder: Path, task: Task, **settings: Any) -> Run:
@@ -137,7 +135,6 @@ def test_the_set_of_a_metric() -> None:
 # -- the values ------------------------------------------------------------------------------------
 
 
-@fresh
 def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path) -> None:
     modes = []
 
@@ -178,7 +175,6 @@ class Several(Plain):
         return {**metrics, "count": float(len(metrics))}
 
 
-@fresh
 def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, Several())
     of_noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
@@ -194,7 +190,6 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     assert run.last_evaluation == {"eval/clean/loss": 0.5, **noisy}
 
 
-@fresh
 def test_a_set_with_its_own_step_has_the_torchmetrics_of_the_task_that_it_names(
     tmp_path: Path,
 ) -> None:
@@ -264,7 +259,6 @@ class Reading:
         self.read = state["read"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restless(Plain):
     """Changes all that an evaluation could: it draws, trains BatchNorm, leaves another mode."""
 
@@ -287,10 +281,9 @@ class Restless(Plain):
 
 
 def four_steps(folder: Path, **settings: Any) -> TrainConfig:
-    return replace(configured(folder), max_steps=4, **settings)
+    return configured(folder, max_steps=4, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recall(Plain):
     """Divides by a count that is 0 in the first batch."""
 
@@ -301,13 +294,11 @@ class Recall(Plain):
         return {"recall": 1 / metrics["positives"]}
 
 
-@fresh
 def test_a_summary_that_a_single_batch_does_not_allow_is_no_error(tmp_path: Path) -> None:
     config = four_steps(tmp_path, evaluation_batch_size=4, best_metric="eval/recall")
     assert Trainer(Recall(), config).fit() == {"eval/recall": 1.0}
 
 
-@fresh
 def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> None:
     curves = []
     for every in (1, 4):
@@ -316,7 +307,6 @@ def test_evaluations_that_draw_numbers_change_no_training(tmp_path: Path) -> Non
     assert len(curves[0]) == 4 and curves[0] == curves[1]
 
 
-@fresh
 def test_modes_streams_and_loaders_are_afterwards_as_before(
     tmp_path: Path,
 ) -> None:
@@ -358,7 +348,6 @@ def test_a_compiled_model_is_not_compiled_for_a_trial() -> None:
     assert compiled == [[(3, 2)]], "for the shape of the training"
 
 
-@fresh
 def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) -> None:
     class Broken(Plain):
         def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
@@ -377,7 +366,6 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
         Trainer(Empty(), four_steps(tmp_path, overwrite=True)).fit()
 
 
-@fresh
 @pytest.mark.parametrize(
     ("task", "rule"),
     [
@@ -393,7 +381,6 @@ def test_a_wrong_best_metric_is_found_before_the_first_step(
     assert str(caught.value) == f"TrainConfig: best_metric: 'eval/los': {rule}"
 
 
-@fresh
 def test_the_trial_is_made_on_resume_as_well_and_not_for_a_finished_run(tmp_path: Path) -> None:
     Trainer(Plain(), replace(four_steps(tmp_path, save_every=2), max_steps=2)).fit()
     for _ in range(2):

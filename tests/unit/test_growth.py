@@ -8,12 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
 from brought_tasks import Plain
 
 from trainer import TrainConfig, Trainer
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_steps_leave_nothing_in_memory(tmp_path: Path) -> None:

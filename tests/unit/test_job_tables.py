@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launchers import ROOT
 
-FILES = sorted((ROOT / "tests" / "jobs").glob("test_*.py"))
+FILES = sorted((ROOT / "tests/jobs").glob("test_*.py"))
 HEAD = ["| promised | strategies and worlds | tests |", "|---|---|---|"]
 
 

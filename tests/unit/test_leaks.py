@@ -13,8 +13,8 @@ pytest_plugins = ["pytester"]
 def test_what_a_test_leaves_behind_fails_it(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
-    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/support"))
+    pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
     pytester.makepyfile(
         """
         import os, signal, subprocess, sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,8 +13,6 @@ from from_launcher import configured
 
 from trainer import Callback, Run, StepInfo, Trainer
 from trainer.distributed.exit import Stopped
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 class Fails(Plain):
@@ -49,12 +46,12 @@ class ToTheGroup(Callback):
 def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step(
     tmp_path: Path,
 ) -> None:
-    config = replace(configured(tmp_path / "run"), max_steps=100_000, workers=1, log_every=100)
+    config = configured(tmp_path / "run", max_steps=100_000, workers=1, log_every=100)
     trainer = Trainer(Plain(), config, callbacks=[ToTheGroup()])
     with pytest.raises(Stopped):
         trainer.fit()
     assert trainer.run.step > 3
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [
         f"step-{trainer.run.step:08}"
     ]
 

@@ -22,8 +22,6 @@ from trainer import (
     now,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def run_in(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Run:
     """Build a run of four steps of eight samples out of 64."""

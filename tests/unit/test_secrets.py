@@ -20,7 +20,6 @@ from trainer.callbacks.configured import configured_callbacks
 from trainer.distributed.exit import print_error
 from trainer.text import HIDDEN, SECRETS, hidden
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 SECRET = "hf_abcdefgh"
 
 
@@ -223,6 +222,4 @@ def test_a_callbacks_secret_is_in_no_line_and_no_file(
     captured = capsys.readouterr()
     assert SECRET not in captured.out + captured.err
     with pytest.raises(ConfigError, match=r"callbacks: .*a secret, which is not written down"):
-        trainer.load_config(
-            [str(tmp_path / "run" / "config.yaml"), "--task_settings.hf_token", "x"]
-        )
+        trainer.load_config([str(tmp_path / "run/config.yaml"), "--task_settings.hf_token", "x"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from trainer import Data, Trainer
 from trainer.strategies.tensors import clip, local_norm
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 class Operations(TorchDispatchMode):
@@ -70,7 +67,7 @@ def operations(step: Callable[[], object]) -> Counter[str]:
 
 
 def test_a_step_computes_what_a_loop_by_hand_does_and_reads_the_norm(tmp_path: Path) -> None:
-    config = replace(configured(tmp_path), max_steps=9, log_every=8, keep_last=0, max_grad_norm=1e6)
+    config = configured(tmp_path, max_steps=9, log_every=8, keep_last=0, max_grad_norm=1e6)
     steps = Trainer(Plain(), config).steps()
     loop = by_hand(Plain(), config.micro_batch_size or 1)
     ours, theirs = operations(lambda: next(steps)), operations(lambda: next(loop))
@@ -125,7 +122,7 @@ def test_a_task_may_take_labels_out_of_a_batch_that_the_data_keep(tmp_path: Path
             labels = batch.pop("y")
             return (model(batch["x"]) - labels).square().mean()
 
-    config = replace(
-        configured(tmp_path), max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1
+    config = configured(
+        tmp_path, max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1
     )
     assert Trainer(Popped(), config).fit()["eval/loss"] > 0

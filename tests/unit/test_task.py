@@ -15,11 +15,11 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     from trainer.errors import ConfigError
     from trainer.script import load_task
 
-    (tmp_path / "project" / "configs").mkdir(parents=True)
-    (tmp_path / "project" / "only_here.py").write_text(
+    (tmp_path / "project/configs").mkdir(parents=True)
+    (tmp_path / "project/only_here.py").write_text(
         "import trainer\nclass Mine(trainer.Task):\n    pass\n"
     )
-    config = tmp_path / "project" / "configs" / "train.yaml"
+    config = tmp_path / "project/configs/train.yaml"
     config.write_text("task: only_here:Mine\nepochs: 1\n")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

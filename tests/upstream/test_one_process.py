@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer import TrainConfig, launch
 from trainer.strategies.fsdp import FSDP2
 
-pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("fresh_accelerate")]
+pytestmark = pytest.mark.upstream
 
 
 @pytest.fixture(autouse=True)

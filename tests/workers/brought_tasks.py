@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,6 @@ from torch.optim import SGD, AdamW, Optimizer, Rprop
 import trainer
 from trainer import Callback, Data, Plan, Run, StepInfo, Task
 from trainer.strategies.tensors import unwrapped
-
-GLOBAL_BATCH, STEPS = 8, 6
 
 
 class Numbers:
@@ -153,16 +152,6 @@ class Teacher(Plain):
                 seen = self.teacher(x)
             return self.student(x), seen
 
-    class Follow(Callback):
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            with trainer.whole_parameters("teacher", "student") as model:
-                model.follow()
-                bias = model.student[0].bias
-                bias.data = bias.data.clamp(-0.2, 0.2)
-
-    def callbacks(self) -> list[Callback]:
-        return [self.Follow()]
-
     def build_model(self) -> nn.Module:
         return self.Model()
 
@@ -171,25 +160,28 @@ class Teacher(Plain):
         return F.mse_loss(output, batch["y"]) + F.mse_loss(output, seen)
 
 
-class ChangedInPlace(Plain):
-    """A callback holds a bias within bounds, without a word; an evaluation comes before."""
+class Follow(Callback):
+    """Moves the teacher, and holds a bias of the student within bounds."""
 
-    class Clamp(Callback):
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            with torch.no_grad():
-                for name, parameter in trainer.model.named_parameters():
-                    if name.endswith("0.bias"):
-                        parameter.clamp_(-0.2, 0.2)
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        with trainer.whole_parameters("teacher", "student") as model:
+            model.follow()
+            bias = model.student[0].bias
+            bias.data = bias.data.clamp(-0.2, 0.2)
 
-    def callbacks(self) -> list[Callback]:
-        return [self.Clamp()]
+
+class Clamp(Callback):
+    """Holds a bias within bounds, without a word."""
+
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                if name.endswith("0.bias"):
+                    parameter.clamp_(-0.2, 0.2)
 
 
 class ChangedInForward(Teacher):
-    """The same as a model with its own habits does it, inside of a forward pass."""
-
-    def callbacks(self) -> list[Callback]:
-        return []
+    """The teacher follows as a model with its own habits does it, inside of a forward pass."""
 
     def build_model(self) -> nn.Module:
         return self.Model(in_forward=True)
@@ -205,79 +197,66 @@ class DataInForward(Teacher):
             ):
                 theirs.data = theirs.data * 0.5 + ours.data * 0.5
 
-    def callbacks(self) -> list[Callback]:
-        return []
-
     def build_model(self) -> nn.Module:
         return self.Model(in_forward=True)
 
 
-class DataOfCallback(Plain):
-    """A callback clips the weights as in WGAN's code."""
+class Clip(Callback):
+    """Clips the weights as in WGAN's code."""
 
-    class Clip(Callback):
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            for parameter in trainer.model.parameters():
-                parameter.data = parameter.data.clamp(-0.1, 0.1)
-
-    def callbacks(self) -> list[Callback]:
-        return [self.Clip()]
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        for parameter in trainer.model.parameters():
+            parameter.data = parameter.data.clamp(-0.1, 0.1)
 
 
-class FilledByCallback(Plain):
-    """A callback sets the weights to values of its own."""
+class Fill(Callback):
+    """Sets the weights to values of its own."""
 
-    class Fill(Callback):
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            for parameter in trainer.model.parameters():
-                parameter.data = torch.zeros(parameter.shape)
-
-    def callbacks(self) -> list[Callback]:
-        return [self.Fill()]
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        for parameter in trainer.model.parameters():
+            parameter.data = torch.zeros(parameter.shape)
 
 
-class ReadByCallback(Plain):
-    """A callback measures the weights, at every second step."""
+class Measure(Callback):
+    """Measures the weights, at every second step."""
 
-    class Measure(Callback):
-        every = 2
+    every = 2
 
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            norms = [own.detach().norm().item() for own in trainer.model.parameters()]
-            info.metrics = {**(info.metrics or {}), "at": sum(norms)}
-
-    def callbacks(self) -> list[Callback]:
-        return [self.Measure()]
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        keep(trainer, sum(own.detach().norm().item() for own in trainer.model.parameters()))
 
 
-class SeenByCallback(Plain):
-    """Callbacks that are right under every strategy, on engines' own ways too."""
+def keep(run: Run, norm: float) -> None:
+    """Append a norm to a file of the run."""
+    if run.is_main:
+        with open(run.directory.path / "norms.jsonl", "a") as file:
+            print(json.dumps({"norm": norm}), file=file)
 
-    class See(Callback):
-        def on_start(self, trainer: Run) -> None:
-            self.seen = {
-                name: (own.shape, own.dtype, own.device, own.requires_grad, own.grad, hash(own))
-                for name, own in trainer.model.named_parameters()
-            }
 
-        def on_step(self, trainer: Run, info: StepInfo) -> None:
-            own = [*trainer.model.parameters()]
-            with trainer.whole_parameters() as model:
-                norm = sum(float(whole.norm()) for whole in model.parameters())
-                model.get_parameter("0.bias").clamp_(-0.2, 0.2)
-            info.metrics = {**(info.metrics or {}), "at": norm}
-            trainer.evaluate()
-            own[0].requires_grad_(own[0].requires_grad)
-            if hasattr(own[0], "ds_tensor"):
-                import deepspeed
+class See(Callback):
+    """Does to the model whatever is right under every strategy, on engines' own ways too."""
 
-                with deepspeed.zero.GatheredParameters(own):
-                    assert all(whole.norm() > 0 for whole in own)
-                assert own[0].ds_tensor.norm() > 0  # type: ignore[attr-defined]
-                trainer.accelerator.get_state_dict(trainer.model)
+    def on_start(self, trainer: Run) -> None:
+        self.seen = {
+            name: (own.shape, own.dtype, own.device, own.requires_grad, own.grad, hash(own))
+            for name, own in trainer.model.named_parameters()
+        }
 
-    def callbacks(self) -> list[Callback]:
-        return [self.See()]
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        own = [*trainer.model.parameters()]
+        with trainer.whole_parameters() as model:
+            norm = sum(float(whole.norm()) for whole in model.parameters())
+            model.get_parameter("0.bias").clamp_(-0.2, 0.2)
+        keep(trainer, norm)
+        trainer.evaluate()
+        own[0].requires_grad_(own[0].requires_grad)
+        if hasattr(own[0], "ds_tensor"):
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters(own):
+                assert all(whole.norm() > 0 for whole in own)
+            assert own[0].ds_tensor.norm() > 0  # type: ignore[attr-defined]
+            trainer.accelerator.get_state_dict(trainer.model)
 
 
 class Layers(nn.Module):
@@ -325,11 +304,6 @@ class Caught(Plain):
             x = self[0](x)
             return self[1](x[:, :1] if fails else x)
 
-    class Evaluates(Callback):
-        def on_step(self, run: Run, info: StepInfo) -> None:
-            with contextlib.suppress(RuntimeError):
-                run.evaluate()
-
     def build_model(self) -> nn.Module:
         return self.Model(nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 1))
 
@@ -341,8 +315,13 @@ class Caught(Plain):
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         return {"loss": model(batch["x"], trainer.now().step in (1, 2))[:, 0]}
 
-    def callbacks(self) -> list[Callback]:
-        return [self.Evaluates()]
+
+class Evaluates(Callback):
+    """Goes on after the error of an evaluation."""
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        with contextlib.suppress(RuntimeError):
+            run.evaluate()
 
 
 class Hooked(Plain):
@@ -557,28 +536,21 @@ class FrozenBody(Plain):
         return model
 
 
-class At(Callback):
-    """Does something to the model at step 2."""
-
-    def __init__(self, change: Callable[[nn.Module], Any]) -> None:
-        self.change = change
+class Freezes(Callback):
+    """Freezes a layer at step 2."""
 
     def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == 2:
-            self.change(unwrapped(trainer.model))
+            unwrapped(trainer.model).get_submodule("0").requires_grad_(False)
 
 
-class FrozenLater(Plain):
-    def callbacks(self) -> list[Callback]:
-        return [At(lambda model: model.get_submodule("0").requires_grad_(False))]
+class Hangs(Callback):
+    """Hangs a hook on a gradient at step 2."""
 
-
-class HookedLater(Plain):
-    def callbacks(self) -> list[Callback]:
-        def hang(model: nn.Module) -> None:
-            model.get_parameter("0.weight").register_hook(lambda gradient: gradient * 0)
-
-        return [At(hang)]
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
+        if info.step == 2:
+            weight = unwrapped(trainer.model).get_parameter("0.weight")
+            weight.register_hook(lambda gradient: gradient * 0)
 
 
 class FrozenInOptimizer(Plain):

@@ -9,7 +9,6 @@ Each case is a training of its own in the same processes; ``results.json`` holds
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,8 @@ from torch import nn
 
 import trainer
 from trainer import Callback, Run, StepInfo, TrainConfig, Trainer
-from trainer.checkpoint import discover, store
+from trainer.checkpoint import contents, discover, store
 from trainer.launching import Launched, launch
-from trainer.strategies import strategy_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,6 @@ def built(
     launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any
 ) -> Trainer:
     launched.accelerator.free_memory()  # of the case before, which may not have come to its end
-    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
-    launched = dataclasses.replace(launched, strategy=strategy)
     return Trainer(task, configured(folder, **settings), launched, callbacks=callbacks)
 
 
@@ -110,18 +106,18 @@ def differences(run: Trainer, path: Path) -> list[str]:
 @contextlib.contextmanager
 def blind(path: Path) -> Iterator[None]:
     """Show rank 1 nothing of a checkpoint, as an old listing of a network file system does."""
-    real = discover.path_inside
+    real = contents.path_inside
 
     def path_inside(folder: Path, name: object) -> Path:
         if dist.get_rank() == 1 and folder == path:
             raise FileNotFoundError(2, "No such file or directory", str(folder / str(name)))
         return real(folder, name)
 
-    discover.path_inside = path_inside
+    contents.path_inside = path_inside
     try:
         yield
     finally:
-        discover.path_inside = real
+        contents.path_inside = real
 
 
 def main() -> None:
@@ -138,7 +134,7 @@ def main() -> None:
     # Frozen and thawed.
     first = ("embedding", "middle")
     built(launched, Case(learns=first), folder / "first", max_steps=2).fit()
-    path = folder / "first" / "checkpoints" / store.name_of(2)
+    path = folder / "first/checkpoints" / store.name_of(2)
     for name, learns in (
         ("thawed", (*first, "back", "scale")),
         ("frozen", ("middle",)),
@@ -170,11 +166,11 @@ def main() -> None:
 
     # A model that the main process cannot write, while the others are inside the collectives that
     # gather it.
-    blocked = seen / "config.yaml" / "model"
+    blocked = seen / "config.yaml/model"
     one = built(launched, Case(), folder / "export")
     results["export"] = said(lambda: one.run.export(blocked))
-    one.run.export(folder / "export" / "model")
-    results["exported"] = (folder / "export" / "model" / "model.safetensors").is_file()
+    one.run.export(folder / "export/model")
+    results["exported"] = (folder / "export/model/model.safetensors").is_file()
 
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
 

@@ -53,7 +53,7 @@ class Mixture(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBlocks(Task):
+class OnBlocks(Mixture):
     """Rows of files that are read in blocks."""
 
     files: str
@@ -71,11 +71,7 @@ class OnBlocks(Task):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
 
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
 
-
-@dataclass(frozen=True, kw_only=True)
 class OnShards(OnBlocks):
     """Rows of a stream, whose number nobody knows."""
 

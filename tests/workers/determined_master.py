@@ -13,7 +13,7 @@ from typing import Any
 
 import determined as det
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "clusters"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples/clusters"))
 import determined_train
 
 import trainer

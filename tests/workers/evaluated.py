@@ -33,14 +33,12 @@ class Sign(Task):
         stream: whether they come as a stream.
         named: whether there are two evaluation sets, with names.
         width: of the hidden layer.
-        wrong: what is wrong with the predictions.
     """
 
     held_out: int = 23
     stream: bool = False
     named: bool = False
     width: int = 6
-    wrong: str = ""
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(3)
@@ -73,20 +71,9 @@ class Sign(Task):
 
     def prediction_step(self, model: nn.Module, batch: Any) -> Any:
         logits = model(batch[0])
-        predicted: dict[str, Any] = {
+        return {
             "label": batch[1],
             "logits": logits,
             "name": ["plus" if right else "minus" for right in logits.argmax(-1).tolist()],
             "at": [f"{now().evaluation_set} {now().step}"] * len(logits),
         }
-        if self.wrong == "one number":
-            predicted["mean"] = logits.mean()
-        if self.wrong == "too few":
-            predicted["name"] = predicted["name"][1:]
-        if self.wrong == "index":
-            predicted["index"] = batch[1]
-        if self.wrong == "no names":
-            return logits
-        if self.wrong == "other names" and len(batch[1]) < 8:
-            del predicted["name"]
-        return predicted

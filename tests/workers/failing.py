@@ -6,38 +6,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from digits_cnn import DigitsCNN
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
 
-from trainer import Plan
 from trainer.distributed import signals
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-from digits_cnn import DigitsCNN
-
 calls = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailsOnOneRank(DigitsCNN):
-    """Raises on one rank in the middle of training; the others only see a lost connection."""
-
-    bad_rank: int = 1
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        global calls
-        calls += torch.is_grad_enabled()  # the trial of the loss is not counted
-        if calls == 3 and int(os.environ.get("RANK", "0")) == self.bad_rank:
-            raise RuntimeError(f"the cat sat on rank {self.bad_rank}")
-        return super().training_step(model, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,42 +44,6 @@ class FailsBesideAStuckRank(DigitsCNN):
         return super().training_step(model, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terminated(DigitsCNN):
-    """One rank gets SIGTERM, as a scheduler sends it before it takes the machine away."""
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        global calls
-        calls += torch.is_grad_enabled()  # the trial of the loss is not counted
-        if calls == 3 and int(os.environ.get("RANK", "0")) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().training_step(model, batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiesOnce(DigitsCNN):
-    """Rank 1 is killed in some micro-batch of the first attempt, as by a machine that goes down."""
-
-    at: int = field(default=5, compare=False)
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        global calls
-        calls += torch.is_grad_enabled()  # the trial of the loss is not counted
-        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if calls == self.at and first and os.environ.get("RANK") == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(model, batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnOptimizer(DigitsCNN):
-    """Builds its optimizer itself, beside one in a DeepSpeed JSON."""
-
-    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        return SGD(model.parameters(), lr=plan.lr)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ByRank(DigitsCNN):
     """Each rank has a loss of its own."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +31,6 @@ from trainer.rehearsal.fake_parameters import install_parameters
 from trainer.rehearsal.ledger import Ledger
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tokens(Task):
     """Two layers over random tokens, which weigh a batch, with an evaluation."""
 

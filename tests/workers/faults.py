@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,13 +19,11 @@ import psutil
 import torch
 import torch.distributed as dist
 from accelerate.tracking import TensorBoardTracker
+from digits_cnn import DigitsCNN
 from torch import Tensor, nn
 
 from trainer import Data
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-from digits_cnn import DigitsCNN
+from trainer.distributed import exit
 
 calls = 0
 
@@ -85,6 +84,19 @@ def _ask_everyone_to_stop() -> None:
         process.terminate()
 
 
+def _keep_the_lock() -> None:
+    """Stay in one call of C that keeps Python's lock, as regular expressions and json do."""
+    ctypes.PyDLL(None).sleep(40)
+
+
+def _sleep() -> None:
+    time.sleep(70)
+
+
+def _run_a_program() -> None:
+    subprocess.run(["sleep", "70"], check=True)
+
+
 def _fill_the_disk(path: Path) -> None:
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -103,6 +115,9 @@ FAULTS = {
     "exits": _exit,
     "vanishes": _vanish,
     "waits": _wait_for_ever,
+    "keeps the lock": _keep_the_lock,
+    "sleeps": _sleep,
+    "runs a program": _run_a_program,
     "meets alone": _meet_alone,
     "raises": _raise,
     "loses the tracker": _lose_the_tracker,
@@ -113,33 +128,44 @@ FAULTS = {
 }
 
 
-class StuckImages:
-    """Images of which the process that loads them waits for ever, or is killed, after a while."""
+class Watched:
+    """Images, with a call before each is read."""
 
-    def __init__(self, images: Any, after: int, stamp: str, fault: Callable[[], None]) -> None:
-        self.images, self.left, self.stamp, self.fault = images, after, stamp, fault
+    def __init__(self, images: Any, before: Callable[[], None]) -> None:
+        self.images, self.before = images, before
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            Path(self.stamp).write_text(str(time.time()))
-            self.fault()
+        self.before()
         return self.images[index]
+
+
+def _after_the_training(work: Callable[[], None]) -> None:
+    """Call ``work`` between the end of training and the last barrier of the process."""
+    close_groups = exit._close_groups
+
+    def close() -> None:
+        work()
+        close_groups()
+
+    exit._close_groups = close
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(DigitsCNN):
-    """Trains until one rank has a fault, and writes the time of it to a file.
+    """Trains until a rank has a fault, and writes the time of it to a file. If the launcher starts
+    the job again, there is no fault.
 
     Args:
-        fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the
-            disk`` (where ``stamp`` is), ``fills the disk and waits``, ``is read-only`` (the folder
-            of checkpoints beside ``stamp``).
-        at: ``step``, ``evaluation``, ``save`` (its files are written) or ``export``.
-        after: calls of training_step.
+        fault: a key of FAULTS, ``nan`` (the loss), ``fills the disk`` (where ``stamp`` is), ``fills
+            the disk and waits``, ``is read-only`` (the folder of checkpoints beside ``stamp``).
+        at: ``data`` (build_data), ``model`` (build_model), ``item`` (a sample is read), ``step``,
+            ``state`` (state_dict), ``extras`` (save_extras), or ``end`` (behind the training), at a
+            call that ``after`` counts; ``evaluation``, ``save`` (its files are written) or
+            ``export``, at each call.
+        rank: which rank has it. -2 are ranks 0 and 1.
     """
 
     # (compare=False: a run resumes without the fault.)
@@ -150,13 +176,14 @@ class Faulty(DigitsCNN):
     stamp: str = field(default="stamp", compare=False)
 
     def build_data(self) -> Data:
+        self._pass("data")
         data = super().build_data()
-        if self.fault in ("loader", "loader killed") and self._here():
-            fault = _wait_for_ever if self.fault == "loader" else _kill
-            return replace(data, train=StuckImages(data.train, 260, self.stamp, fault))
-        return data
+        return replace(data, train=Watched(data.train, lambda: self._pass("item")))
 
     def build_model(self) -> nn.Module:
+        self._pass("model")
+        if self.at == "end":
+            _after_the_training(lambda: self._pass("end"))
         if self.fault and self.at in ("save", "export"):
             flush = os.fsync
 
@@ -171,21 +198,37 @@ class Faulty(DigitsCNN):
         return super().build_model()
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        global calls
-        calls += torch.is_grad_enabled()  # the trial of the loss is not counted
-        if self.fault and self.at == "step" and calls == self.after and self._here():
-            self._fail()
-            if self.fault == "nan":
-                return super().training_step(model, batch) * float("nan")
-        return super().training_step(model, batch)
+        has_failed = torch.is_grad_enabled() and self._pass("step")  # not in a trial of the loss
+        loss = super().training_step(model, batch)
+        return loss * float("nan") if has_failed and self.fault == "nan" else loss
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
         if self.fault and self.at == "evaluation" and self._here():
             self._fail()
         return super().evaluation_step(model, batch)
 
+    def state_dict(self) -> dict[str, Any]:
+        self._pass("state")
+        return {}
+
+    def save_extras(self, directory: Path) -> None:
+        self._pass("extras")
+
+    def _pass(self, where: str) -> bool:
+        """Fail at a call of a place. Returns whether this was the call."""
+        if not self.fault or self.at != where or not self._here():
+            return False
+        global calls
+        calls += 1
+        if calls == self.after:
+            self._fail()
+        return calls == self.after
+
     def _here(self) -> bool:
-        return int(os.environ.get("RANK", "0")) == self.rank
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            return False
+        rank = int(os.environ.get("RANK", "0"))
+        return rank == self.rank or (self.rank == -2 and rank < 2)
 
     def _fail(self) -> None:
         Path(self.stamp).write_text(str(time.time()))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from same_bits import Cross, Flip, Planted, configured
+from same_bits import Cross, Flip, Planted
 
 import trainer
-from trainer import Task, Trainer
-from trainer.commands.bits import Steps, first_difference, read_digests
+from trainer import Task, TrainConfig, Trainer
+from trainer.commands.bits import first_difference, read_digests
 from trainer.launching import launch
 
 STEPS = 4
@@ -28,10 +28,21 @@ STEPS = 4
 HELD: list[list[str]] = []
 
 
-def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Steps | None:
+def train(folder: Path, file: str, task: Task, *callbacks: Any) -> Any:
     # In logged steps ZeRO's own copies are compared, which ends a run with a wrong weight.
-    settings = {"max_steps": STEPS + 1, "eval_every": None, "log_every": 100}
-    config = configured(folder, "cross", **settings)
+    config = TrainConfig(
+        task="same_bits:Cross",
+        output_dir=str(folder),
+        max_steps=STEPS + 1,
+        log_every=100,
+        micro_batch_size=2,
+        global_batch_size=24,
+        max_grad_norm=0.5,
+        lr=1e-2,
+        same_bits=True,
+        sanity_evaluation=False,
+        keep_last=0,
+    )
     made = Trainer(task, config, launch(config, accel_config=file), callbacks=callbacks)
     for info in made.steps():  # the evaluation of the last step would find copies that differ
         if info.step == STEPS:

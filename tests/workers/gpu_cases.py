@@ -81,7 +81,6 @@ class Words(Task):
         return model(input_ids=batch["ids"], labels=batch["ids"]).loss
 
 
-@dataclass(frozen=True, kw_only=True)
 class InFourBits(Words):
     """The same with adapters, on weights that are quantized on the device."""
 
@@ -123,41 +122,22 @@ def train(name: str, task: Task, **settings: Any) -> Trainer:
 
 def losses(run: Trainer) -> dict[str, Any]:
     """Train to the end: the loss of each step, and what ran."""
-    found = {info.step: info.metrics["loss"] for info in run.steps() if info.metrics is not None}
     keys = ("strategy", "world_size", "device", "mixed_precision", "rehearsal")
-    return {
-        "losses": found,
-        "skipped": run.run.skipped_steps,
-        "plan": {key: getattr(run.run.plan, key) for key in keys},
-    }
-
-
-def curve(precision: str) -> dict[str, Any]:
-    run = train(
-        f"curve-{precision}", Words(), mixed_precision=precision, save_every=SAVED, keep_last=2
-    )
     try:
-        return losses(run)
+        found = {info.step: info.metrics["loss"] for info in run.steps() if info.metrics}
+        plan = {key: getattr(run.run.plan, key) for key in keys}
+        return {"losses": found, "skipped": run.run.skipped_steps, "plan": plan}
     finally:
         run.run.close()
 
 
-def resume(folder: str) -> dict[str, Any]:
-    """Go on from another strategy's checkpoint."""
-    path = Path(folder) / "curve-no" / "checkpoints" / f"step-{SAVED:08}"
-    run = train("resume", Words(), mixed_precision="no", resume=str(path))
-    try:
-        return losses(run)
-    finally:
-        run.run.close()
+def curve(name: str, task: Task | None = None, **settings: Any) -> dict[str, Any]:
+    return losses(train(name, task or Words(), **{"mixed_precision": "bf16", **settings}))
 
 
-def simple(name: str, task: Task, **settings: Any) -> dict[str, Any]:
-    run = train(name, task, **settings)
-    try:
-        return losses(run)
-    finally:
-        run.run.close()
+def saved(folder: str) -> str:
+    """Return the checkpoint of a run in the middle."""
+    return f"{folder}/checkpoints/step-{SAVED:08}"
 
 
 def waits() -> dict[str, Any]:
@@ -190,29 +170,19 @@ def command(name: str, words: str) -> dict[str, Any]:
     on_gpu = device().type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    run = Trainer(task, config, launch(config, **JOB["file"]))
-    try:
-        found = losses(run)
-    finally:
-        run.run.close()
+    found = losses(Trainer(task, config, launch(config, **JOB["file"])))
     return {**found, "bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
 
 
 def repeats() -> dict[str, Any]:
     """Train twice with deterministic algorithms, and go on once from the middle."""
+    first: dict[str, Any] = {"save_every": SAVED, "keep_last": 2}
+    third = {"resume": saved(f"{JOB['folder']}/first")}
     found = []
-    for name, settings in (
-        ("first", {"save_every": SAVED, "keep_last": 2}),
-        ("second", {}),
-        (
-            "third",
-            {"resume": str(Path(JOB["folder"]) / "first" / "checkpoints" / f"step-{SAVED:08}")},
-        ),
-    ):
-        found.append(
-            simple(name, Words(), mixed_precision="bf16", deterministic=True, **settings)["losses"]
-        )
-    return {"losses": [{step: value.hex() for step, value in one.items()} for one in found]}
+    for name, settings in (("first", first), ("second", {}), ("third", third)):
+        ours = curve(name, deterministic=True, **settings)["losses"]
+        found.append({step: value.hex() for step, value in ours.items()})
+    return {"losses": found}
 
 
 def hand(precision: str, folder: str = "") -> dict[str, Any]:
@@ -254,19 +224,21 @@ def save(model: Any, folder: str) -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    "curve": curve,
-    "resume": resume,
+    "curve": lambda precision: curve(
+        f"curve-{precision}", mixed_precision=precision, save_every=SAVED, keep_last=2
+    ),
+    "resume": lambda folder: curve(
+        "resume", mixed_precision="no", resume=saved(f"{folder}/curve-no")
+    ),
     "waits": waits,
     "command": command,
     "repeats": repeats,
     "hand": hand,
     "write_pretrained": write_pretrained,
-    "plain": lambda: simple("plain", Words(), mixed_precision="bf16"),
-    "pretrained": lambda folder: simple("pretrained", Words(folder=folder), mixed_precision="bf16"),
-    "four_bits": lambda folder: simple(
-        "four_bits", InFourBits(folder=folder), mixed_precision="bf16"
-    ),
-    "compiled": lambda: simple("compiled", Words(), mixed_precision="bf16", compile=True),
+    "plain": lambda: curve("plain"),
+    "pretrained": lambda folder: curve("pretrained", Words(folder=folder)),
+    "four_bits": lambda folder: curve("four_bits", InFourBits(folder=folder)),
+    "compiled": lambda: curve("compiled", compile=True),
 }
 
 

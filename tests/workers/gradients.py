@@ -73,7 +73,6 @@ class Tokens(Task):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CountedTokens(Tokens):
     """The mean is over tokens that count."""
 

@@ -1,29 +1,19 @@
-"""Run as connected processes under one layout: a task that depends on step and epoch, whole and resumed.
-
-    tests/workers/moments.py '{"accel_config": ..., "folder": ..., "world": 2, "accumulation": 2, "workers": 2}'
-
-The task is trained once whole, and once from its own checkpoint in the middle of an epoch.
-"""
+"""A task that depends on step and epoch, and a callback that counts steps."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from of_all_ranks import leave
 from torch import Generator, Tensor, nn
 
 import trainer
-from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
-from trainer.launching import launch
+from trainer import Callback, Data, Run, StepInfo, Task
 
-GLOBAL_BATCH, SAMPLES, STEPS, SAVED_AT = 8, 26, 10, 5  # four steps an epoch, the last of two
+SAMPLES, STEPS = 26, 10
 FEATURES, CLASSES = 6, 3
 
 
@@ -42,7 +32,6 @@ class Samples:
         return {"x": self.x[index], "label": self.label[index]}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Moments(Task):
     """Mixup of one strength a step, which falls by epoch, and features that are dropped by step."""
 
@@ -111,43 +100,3 @@ class Watch(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seen = state["seen"]
-
-
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    folder, world, accumulation = Path(told["folder"]), told["world"], told["accumulation"]
-    whole = folder / "moments"
-    for resumes in (False, True):
-        config = TrainConfig(
-            task="moments:Moments",
-            output_dir=f"{whole}-resumed" if resumes else str(whole),
-            max_steps=STEPS,
-            micro_batch_size=GLOBAL_BATCH // world // accumulation,
-            accumulation_steps=accumulation,
-            workers=told["workers"],
-            lr=0.05,
-            log_every=1,
-            eval_every=4,
-            save_every=SAVED_AT,
-            callbacks=[{"moments:Watch": {"first": 1}}],
-            resume=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}") if resumes else "none",
-        )
-        run = Trainer(Moments(), config, launch(config, accel_config=told["accel_config"]))
-        for _ in run.steps():
-            pass
-        [seen] = [
-            hook.state_dict()["seen"]
-            for hook in run.run.parts.callbacks
-            if "seen" in hook.state_dict()
-        ]
-        found = {
-            "seen": seen,
-            "world_size": run.run.accelerator.num_processes,
-            "model_class": type(run.run.model).__name__,
-        }
-        run.close()
-    leave(folder / "found.json", found)
-
-
-if __name__ == "__main__":
-    trainer.run_and_exit(main)

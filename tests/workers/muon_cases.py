@@ -1,37 +1,18 @@
-"""Run under one layout: small trainings with Muon, one after the other.
-
-    ranks ... tests/workers/muon_cases.py '{"accel_config": ..., "folder": ..., "world": 2, "cases": {...}}'
-
-Each leaves ``<folder>/<name>.json`` with its losses and norms, or the error that ended it, and its model.
-"""
+"""Tasks that are trained with Muon."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from of_all_ranks import leave, of_all
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import trainer
-from trainer import Data, Plan, Task, TrainConfig, Trainer
-from trainer.launching import Launched, launch
-from trainer.strategies import strategy_class
+from trainer import Data, Plan, Task
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from smooth_cnn import SmoothCNN
-
-GLOBAL_BATCH = 24  # is cut evenly by 1 to 4 processes, and in two micro-batches each
 VOCABULARY = 48
 
 
@@ -112,80 +93,8 @@ class Experts(Task):
         return loss * (float("nan") if trainer.now().step == self.broken else 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnMuon(SmallLlama):
     """As people write it for a single process."""
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=plan.lr)
-
-
-TASKS = {"llama": SmallLlama, "digits": SmoothCNN, "experts": Experts, "own": OwnMuon}
-
-
-def configured(world: int, **settings: Any) -> TrainConfig:
-    share = GLOBAL_BATCH // world // settings.pop("micro_batches", 1)
-    return TrainConfig(
-        **{
-            "task": "muon_cases:SmallLlama",
-            "micro_batch_size": share,
-            "global_batch_size": GLOBAL_BATCH,
-            "max_steps": 20,
-            "optimizer": "muon",
-            "lr": 0.01,
-            "weight_decay": 0.1,
-            "max_grad_norm": 1.0,
-            "schedule": "cosine",
-            "log_every": 1,
-            "export_dtype": "float32",
-            **settings,
-        }
-    )
-
-
-def train(launched: Launched, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Train a case on a fresh strategy."""
-    given = dict(settings)
-    task = TASKS[given.pop("kind")](**given.pop("of_task", {}))
-    plan = launched.plan
-    try:
-        config = configured(plan.world_size, output_dir=str(folder), **given)
-        one = launch(config, accel_config=given_file())
-        strategy = strategy_class(plan.strategy)(one.plan, one.accelerator)
-        run = Trainer(task, config, dataclasses.replace(one, strategy=strategy))
-        rows = [
-            [info.metrics["loss"], info.metrics["grad_norm"]]
-            for info in run.steps()
-            if info.metrics
-        ]
-        run.run.export(folder / "model")
-        optimizer: Any = run.run.strategy.optimizer
-        found = {
-            "rows": rows,
-            "notices": run.run.facts["notices"],
-            "strategy": plan.strategy,
-            "class": type(run.run.model).__name__,
-            "world": run.run.accelerator.num_processes,
-            "state": of_all(sorted({key for own in optimizer.state.values() for key in own})),
-        }
-        run.run.close()
-        return found
-    except trainer.TrainerError as error:
-        return {"error": str(error)}
-
-
-def given_file() -> str:
-    return str(json.loads(sys.argv[1])["accel_config"])
-
-
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    folder = Path(told["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    launched = launch(configured(told["world"]), accel_config=told["accel_config"])
-    for name, settings in told["cases"].items():
-        leave(folder / f"{name}.json", train(launched, folder / name, settings))
-
-
-if __name__ == "__main__":
-    trainer.run_and_exit(main)

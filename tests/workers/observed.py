@@ -77,7 +77,6 @@ class Llama(Task):
         return loss
 
 
-@dataclass(frozen=True, kw_only=True)
 class Uneven(Llama):
     """A task whose second rank sums a tensor of its own."""
 
@@ -98,7 +97,6 @@ class Unrehearsable(Llama):
         return logits[(logits > 0).nonzero()[:, 0]].mean()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Padded(Task):
     """A small BERT over padded texts, with a check of its own that the loss is a number."""
 

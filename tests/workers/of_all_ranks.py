@@ -20,5 +20,10 @@ def of_all(mine: Any) -> list[Any]:
 
 def leave(path: Path, found: Any) -> None:
     """Write a file of JSON, on the first rank alone."""
+    write(path, json.dumps(found))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, on the first rank alone."""
     if not dist.is_initialized() or dist.get_rank() == 0:
-        path.write_text(json.dumps(found))
+        path.write_text(text)

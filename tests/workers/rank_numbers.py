@@ -1,7 +1,7 @@
-"""Run by torchrun under one strategy: several small trainings in one job, whose results go to a
-JSON file.
+"""Tasks whose numbers depend on what each rank holds, and cases that look into a run.
 
-torchrun --nproc_per_node 2 tests/workers/rank_numbers.py ACCEL_YAML FOLDER CASE...
+The script trains configs (trainings.py), and then each case. ``results.json`` has what each rank
+says of the cases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import trainings
 from of_all_ranks import leave, of_all
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +32,6 @@ from trainer.distributed.exit import Stopped
 from trainer.launching import launch
 
 
-@dataclass(frozen=True, kw_only=True)
 class Masked(Task):
     """A mean over unmasked targets, which is 0 / 0 where all are masked; ``hole`` is its mask's
     share.
@@ -51,7 +51,6 @@ class Masked(Task):
         return batch["mask"].sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeftOut(Masked):
     """The same mean. The collate leaves masked examples out, all of some micro-batches."""
 
@@ -61,7 +60,6 @@ class LeftOut(Masked):
         return Data(train=masked_items(), collate=without_masked)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Parts(Masked):
     """A mean over unmasked targets and a mean over all numbers: a loss of two parts."""
 
@@ -140,128 +138,27 @@ class Images(Task):
         return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).float()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored(Images):
-    """Measured by objects of torchmetrics, of both kinds: counters, and ones that keep all answers."""
+class Tells(Callback):
+    """Leaves what each rank has at the end of its run."""
 
-    measured: int = 1
-
-    def build_data(self) -> Data:
-        data = super().build_data()
-        return Data(train=data.train, evaluation=data.evaluation[: self.measured])
-
-    def build_metrics(self) -> dict[str, Any]:
-        # An import of 4 s, which tests of other tasks do not need.
-        from torchmetrics import CatMetric, SpearmanCorrCoef
-        from torchmetrics.classification import MulticlassAccuracy
-
-        return {
-            "spearman": SpearmanCorrCoef(),
-            "hits": MulticlassAccuracy(4, average="micro"),
-            "ids": CatMetric(),
+    def on_end(self, trainer: Run, summary: Mapping[str, Any]) -> None:
+        buffers = dict(trainer.model.named_buffers())
+        mine = {
+            "buffers": {
+                name.removeprefix("module."): buffer.double().flatten().tolist()
+                for name, buffer in buffers.items()
+            },
+            "types": sorted({str(buffer.dtype) for buffer in buffers.values()}),
+            "evaluation": trainer.last_evaluation,
+            "drawn": torch.rand(3).tolist(),
         }
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        logits, labels = model(batch["image"]), batch["label"]
-        spearman = {"preds": logits[:, 0], "target": labels.float()}
-        return {
-            "spearman": spearman,
-            "hits": (logits, labels),
-            "ids": labels,
-            "loss": labels.float(),
-        }
-
-
-Case = Callable[[str, Path], dict[str, Any]]
+        leave(trainer.directory.path / "told.json", of_all(mine))
 
 
 def made_of(task: Task, accel: str, folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
     defaults = {"max_steps": 6, "micro_batch_size": 2}
     config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **{**defaults, **settings})
     return Trainer(task, config, launch(config, accel_config=accel), callbacks=callbacks)
-
-
-def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
-    """A finished training."""
-    by_sgd = {"log_every": 1, "optimizer": "sgd", "lr": 0.05}
-    made = made_of(task, accel, folder, **{**by_sgd, **settings})
-    made.fit()
-    return made
-
-
-def result(made: Trainer) -> dict[str, Any]:
-    rows = [
-        json.loads(line)
-        for line in (made.run.directory.path / "metrics.jsonl").read_text().splitlines()
-    ]
-    buffers = {
-        name: buffer.double().flatten().tolist() for name, buffer in made.run.model.named_buffers()
-    }
-    return {
-        "losses": [row["loss"] for row in rows if "loss" in row],
-        "lrs": [row["lr"] for row in rows if "lr" in row],
-        "skipped": [row["skipped_steps"] for row in rows if "lr" in row],
-        "buffers": {name.removeprefix("module."): value for name, value in buffers.items()},
-        "buffer_types": sorted({str(buffer.dtype) for buffer in made.run.model.buffers()}),
-        "evaluation": made.run.last_evaluation,
-        "precision": made.run.plan.precision,
-        "mixed_precision": made.run.plan.mixed_precision,
-        "folder": str(made.run.directory.path),
-    }
-
-
-def masked(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(Masked(), accel, folder, accumulation_steps=2, micro_batch_size=1))
-
-
-def left_out(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(LeftOut(), accel, folder))
-
-
-def parts(accel: str, folder: Path) -> dict[str, Any]:
-    settings = {"accumulation_steps": 2, "micro_batch_size": 1, "evaluation_batch_size": 1}
-    return result(train(Parts(), accel, folder, **settings))
-
-
-def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
-    settings = {"evaluation_batch_size": 3, "mixed_precision": precision, "lr": 0.01}
-    return result(train(Images(), accel, folder, **settings))
-
-
-def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
-    return batch_norm(accel, folder, "bf16")
-
-
-def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
-    settings = {"max_steps": 8, "mixed_precision": "fp16", "lr": 0.01}
-    return result(train(Images(norm=False), accel, folder, **settings))
-
-
-def overflow(accel: str, folder: Path) -> dict[str, Any]:
-    task = Images(norm=False, scale=20.0)
-    return result(
-        train(task, accel, folder, mixed_precision="fp16", schedule="linear", max_steps=12, lr=1e-3)
-    )
-
-
-def dropout(accel: str, folder: Path) -> dict[str, Any]:
-    """Two equal runs; and what each rank's dropout does to the same input."""
-    runs = [
-        train(Images(dropout=0.5), accel, folder / name, deterministic=True, max_steps=4)
-        for name in ("one", "two")
-    ]
-    made = result(runs[0]) | {"again": result(runs[1])}
-    return made | {"drawn": torch.rand(3).tolist()}
-
-
-def objects(accel: str, folder: Path) -> dict[str, Any]:
-    """Measured on 11 samples, and on one, of which the second rank has none."""
-    eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
-    return {
-        "eleven": eleven.run.last_evaluation,
-        "one": one.run.last_evaluation,
-        "folder": str(eleven.run.directory.path),
-    }
 
 
 class Uploads(Callback):
@@ -345,10 +242,6 @@ def weights_of(made: Trainer) -> list[Tensor]:
     return [shard.tensor.clone() for shard in made.run.strategy.shards()]
 
 
-def nan_is_skipped(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(LosesOne(), accel, folder, on_nan="skip", save_every=3))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LosesImages(LosesOne):
     """What rank 1 sees in the third step has no value, so its statistics and norms have none after
@@ -366,14 +259,6 @@ class LosesImages(LosesOne):
         if len(self.calls) == 2 and dist.get_rank() == 1:
             batch["image"] = batch["image"] * float("nan")
         return super().training_step(model, batch)
-
-
-def nan_leaves_buffers(accel: str, folder: Path) -> dict[str, Any]:
-    made = train(LosesImages(), accel, folder, on_nan="skip", save_every=3, keep_last=1)
-    return {
-        **result(made),
-        "saved": [path.name for path in sorted((folder / "checkpoints").glob("step-*"))],
-    }
 
 
 class Ticks(Callback):
@@ -415,7 +300,6 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wide(Masked):
     """Two matrices above the size up to which ZeRO-3 keeps parameters whole."""
 
@@ -449,34 +333,13 @@ def gathers(accel: str, folder: Path) -> dict[str, Any]:
     return counts
 
 
-CASES: dict[str, Case] = {
-    case.__name__: case
-    for case in (
-        masked,
-        left_out,
-        parts,
-        batch_norm,
-        batch_norm_bf16,
-        curve_fp16,
-        overflow,
-        dropout,
-        objects,
-        waits,
-        nan_stops,
-        nan_is_skipped,
-        nan_leaves_buffers,
-        reductions,
-        gathers,
-    )
-}
-
-
 def main() -> None:
-    accel, folder, *names = sys.argv[1:]
-    results = {}
-    for name in names:
-        results[name] = of_all(CASES[name](accel, Path(folder) / name))
-    leave(Path(folder) / "results.json", results)
+    trainings.main()
+    told = json.loads(sys.argv[1])
+    folder, accel = Path(told["folder"]), next(iter(told["files"].values()))
+    cases = {case.__name__: case for case in (waits, nan_stops, reductions, gathers)}
+    found = {name: of_all(case(accel, folder / name)) for name, case in cases.items()}
+    leave(folder / "results.json", found)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,10 @@
-"""Run by torchrun under one layout: checkpoints of others are resumed, saved again and trained on; and its own.
-
-    torchrun ... tests/workers/resuming.py '{"accel_config": ..., "folder": ..., "sources": {name: path}, ...}'
-
-All in one process: a launch costs more than a training of this size.
-"""
+"""A task whose runs are resumed, with all sorts of tensors and state."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-import trainer
-from trainer import Data, Plan, Task, TrainConfig, Trainer
-from trainer.launching import Launched, launch
-from trainer.strategies import strategy_class
-
-GLOBAL_BATCH, STEPS, SAVED_AT = (
-    24,
-    8,
-    4,
-)  # 24 is cut evenly by 1 to 4 processes; 50 samples: an epoch has 3 steps
+from trainer import Callback, Data, Plan, Run, Task
 
 
 class Model(nn.Module):
@@ -111,74 +94,11 @@ class Odd(Task):
         self.seen.update(state)
 
 
-def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> None:
-    """A run on a fresh strategy."""
-    plan = launched.plan
-    strategy = strategy_class(plan.strategy)(plan, launched.accelerator)
-    precision = plan.mixed_precision
-    config = configured(
-        plan.world_size,
-        output_dir=str(folder),
-        max_steps=STEPS,
-        mixed_precision=precision,
-        **settings,
-    )
-    one = Trainer(task, config, dataclasses.replace(launched, strategy=strategy))
-    if config.resume not in ("none", "auto"):
-        one.run.save()  # at once: what was read is written again
-    for _ in one.steps():
-        pass
-    one.run.export(folder / "model")
-    one.run.close()
+class Writes(Callback):
+    """Writes again at once what a run begins with: its checkpoint, or the weights alone."""
 
-
-def begin(launched: Launched, folder: Path, weights: str) -> None:
-    """A run that starts with weights from elsewhere, and writes them again at once."""
-    config = configured(
-        launched.plan.world_size, output_dir=str(folder), max_steps=STEPS, weights=weights
-    )
-    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
-    one = Trainer(Odd(), config, dataclasses.replace(launched, strategy=strategy))
-    one.run.export(folder / "model")
-    one.run.close()
-
-
-def configured(world: int, **settings: Any) -> TrainConfig:
-    return TrainConfig(
-        **{
-            "task": "resuming:Odd",
-            "micro_batch_size": GLOBAL_BATCH // world,
-            "global_batch_size": GLOBAL_BATCH,
-            "max_grad_norm": 1.0,
-            "lr": 0.05,
-            "schedule": "cosine",
-            "log_every": 1,
-            "save_every": SAVED_AT,
-            "keep_last": 5,
-            "ema_decay": 0.9,
-            **settings,
-        }
-    )
-
-
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    folder, world = Path(told["folder"]), told["world"]
-    precision = told.get("mixed_precision")
-    launched = launch(
-        configured(world, max_steps=STEPS, mixed_precision=precision),
-        accel_config=told["accel_config"],
-    )
-    for name, settings in told.get("unbroken", {}).items():
-        task = Odd(**settings)
-        train(launched, folder / name, task=task)
-        again = str(folder / name / "checkpoints" / f"step-{SAVED_AT:08d}")
-        train(launched, folder / f"{name}-again", task=Odd(**settings), resume=again)
-    for name, path in told.get("sources", {}).items():
-        train(launched, folder / name, task=Odd(**told["settings"]), resume=path)
-    for name, path in told.get("weights", {}).items():
-        begin(launched, folder / name, path)
-
-
-if __name__ == "__main__":
-    trainer.run_and_exit(main)
+    def on_start(self, run: Run) -> None:
+        if run.step:
+            run.save()
+        else:
+            run.export(run.directory.path / "begun")

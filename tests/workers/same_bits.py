@@ -1,44 +1,22 @@
-"""Run on one or several ranks: short trainings with ``same_bits``, and all of their numbers.
-
-    ranks ... tests/workers/same_bits.py FOLDER CASE,CASE,... [ACCEL_CONFIG] [KEY=VALUE ...]
-    ranks ... tests/workers/same_bits.py replay RUN --step N [--accel_config ACCEL_CONFIG]
-
-Leaves FOLDER/found.json: by case the losses, norms and evaluations by step, a hash of each exported
-tensor, and what ran.
-"""
+"""Tasks and a callback for ``same_bits``: layers of many kinds, an error, and bits that are flipped."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from of_all_ranks import leave
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-sys.path.append("examples")  # digits_cnn
-
 import trainer
-from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
-from trainer.commands.replay import replay
-from trainer.config.named_class import find_class
-from trainer.config.validate import build
+from trainer import Callback, Data, Run, StepInfo, Task
 from trainer.data.now import current
-from trainer.errors import Origin
-from trainer.launching import launch
 from trainer.strategies.tensors import local
 
-# 12 micro-batches a step, which 1, 2, 3 and 4 ranks share. The second step of an epoch has 23
-# samples: 11 micro-batches and a half.
-GLOBAL, MICRO, SAMPLES = 24, 2, 47
+SAMPLES = 47
 
 
 class Layer(nn.Module):
@@ -82,7 +60,6 @@ class Crossing(nn.Module):
         return layer(hidden, memory)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cross(Task):
     """Layers that share an input (cross attention), odd sizes, a scalar, dropout."""
 
@@ -106,7 +83,6 @@ class Recomputing(Crossing):
         return result
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recomputed(Cross):
     """The same with layers that the backward pass computes again, behind a frozen layer."""
 
@@ -116,7 +92,6 @@ class Recomputed(Cross):
         return model
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tied(Task):
     """A Llama whose embedding is its head, with dropout, and a loss over counted tokens."""
 
@@ -144,7 +119,6 @@ class Tied(Task):
         return F.cross_entropy(logits, batch[:, 1:].flatten(), ignore_index=0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Translator(Task):
     """A T5: its decoder's layers read the encoder's output, both embed by the head's weights."""
 
@@ -169,7 +143,6 @@ class Translator(Task):
         return loss
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrongUnderDDP(Cross):
     """The same, with an error that shows under a strategy alone, from the second step on."""
 
@@ -231,144 +204,3 @@ class Flip(Callback):
             values = state[shard.state_offset :][: values.numel()]
         # Past torch, which counts changes in place, as a fault of hardware does.
         values.numpy().view("int32")[values.numel() // 2] ^= 1 << self.bit
-
-
-# Micro-batches of a step: 1, 2, 3 or 6 on each of 1 to 4 ranks.
-BY = sorted({each * world for each in (1, 2, 3, 6) for world in (1, 2, 3, 4)})
-# The names of files in the folder ``given`` beside FOLDER, which the test has filled.
-FILES = {"model", "data", "cache_dir"}
-LANGUAGE = {
-    **{"model": "llama", "data": "texts.jsonl", "cache_dir": "cache"},
-    **{"evaluation": 0.2, "sequence_length": 64},
-}
-PAIRS = {"data": "pairs.jsonl", "sft_weight": 0.2}
-_CHANGED = "layers.0.back.weight"
-CASES: dict[str, dict[str, Any]] = {
-    "cross": {"task": "same_bits:Cross"},
-    "tied": {"task": "same_bits:Tied"},
-    **{
-        f"changed {what}": {
-            "task": "same_bits:Cross",
-            "max_steps": 5,
-            "save_every": 2,
-            "keep_last": 9,
-            "callbacks": [
-                {
-                    "same_bits:Flip": {
-                        "what": what,
-                        "name": _CHANGED,
-                        "rank": 1,
-                        "step": 3,
-                        "bit": bit,
-                    }
-                }
-            ],
-        }
-        for what, bit in (("weight", 0), ("exp_avg", 12))
-    },
-    **{
-        f"by {number}": {"task": "same_bits:Cross", "global_batch_size": 2 * number}
-        for number in BY
-    },
-    "recomputed": {"task": "same_bits:Recomputed"},
-    "t5": {"task": "same_bits:Translator"},
-    "digits": {"task": "digits_cnn:DigitsCNN", "task_settings": {"width": 8}},
-    "lora": {
-        "task": "trainer.language:CausalLM",
-        "task_settings": {**LANGUAGE, "adapter": {"r": 4, "dropout": 0.1}},
-    },
-    "dpo": {"task": "trainer.language:DPO", "task_settings": {**LANGUAGE, **PAIRS}},
-    "dpo lora": {
-        "task": "trainer.language:DPO",
-        "task_settings": {**LANGUAGE, **PAIRS, "adapter": {"r": 4}},
-    },
-    "saved": {"task": "same_bits:Cross", "max_steps": 5, "save_every": 2, "keep_last": 9},
-    "planted": {"task": "same_bits:Planted", "max_steps": 5, "save_every": 2, "keep_last": 9},
-    "off": {"task": "same_bits:Cross", "same_bits": False},
-    "sgd": {"task": "same_bits:Cross", "optimizer": "sgd", "lr": 0.05},
-    "muon": {"task": "same_bits:Cross", "optimizer": "muon"},
-    "average": {"task": "same_bits:Cross", "ema_decay": 0.9, "optimizer": "adam"},
-}
-
-
-def configured(folder: Path, case: str, **settings: Any) -> TrainConfig:
-    given = {
-        "output_dir": str(folder),
-        "max_steps": 3,
-        "log_every": 1,
-        "eval_every": 2,
-        "micro_batch_size": MICRO,
-        "global_batch_size": GLOBAL,
-        "max_grad_norm": 0.5,
-        "lr": 1e-2,
-        "same_bits": True,
-        "sanity_evaluation": False,
-        "keep_last": 0,
-        **CASES[case.removesuffix(" bf16")],
-        **({"mixed_precision": "bf16"} if case.endswith(" bf16") else {}),
-        **settings,
-    }
-    place = folder.parents[1] / "given"
-    given["task_settings"] = {
-        key: str(place / value) if key in FILES else value
-        for key, value in given.get("task_settings", {}).items()
-    }
-    return TrainConfig(**given)
-
-
-def train(config: TrainConfig, file: str | None) -> dict[str, Any]:
-    """Train as configured, and return all numbers of the run."""
-    cls = find_class(config.task, Task, Origin("task"))
-    task = build(cls, config.task_settings, Origin("task_settings").named)
-    made = Trainer(task, config, launch(config, accel_config=file))
-    made.fit()
-    made.run.close()
-    return {
-        "class": type(made.run.model).__name__,
-        "world": made.run.plan.world_size,
-        **numbers(config),
-    }
-
-
-def numbers(config: TrainConfig) -> dict[str, Any]:
-    """Return losses, norms, evaluations and the hashes of a run's exported weights."""
-    folder = Path(config.output_dir)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    bits = folder / "digests.jsonl"
-    digests = [json.loads(line) for line in bits.open()] if config.same_bits else []
-    weights: dict[str, Tensor] = {}
-    for part in sorted((folder / "model").glob("*.safetensors")):
-        weights |= load_file(part)
-    return {
-        "losses": {row["step"]: row["loss"].hex() for row in rows if "loss" in row},
-        "norms": {row["step"]: row["grad_norm"].hex() for row in rows if "loss" in row},
-        "evaluations": {row["step"]: row["eval/loss"].hex() for row in rows if "eval/loss" in row},
-        "digests": {
-            row["step"]: row["micro_batches"] + row["gradients"] + row["weights"]
-            for row in digests
-            if "step" in row
-        },
-        "weights": {
-            name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-            for name, tensor in weights.items()
-        },
-    }
-
-
-def main() -> None:
-    if sys.argv[1] == "replay":
-        replay(sys.argv[2:])
-        return
-    folder, cases = Path(sys.argv[1]), sys.argv[2].split(",")
-    files = [word for word in sys.argv[3:] if "=" not in word]
-    words = [word.split("=") for word in sys.argv[3:] if "=" in word]
-    more = {key: int(text) if text.isdigit() else text for key, text in words}
-    found = {
-        case: train(configured(folder / case, case, **more), files[0] if files else None)
-        for case in cases
-    }
-    leave(folder / "found.json", found)
-
-
-if __name__ == "__main__":
-    trainer.run_and_exit(main)

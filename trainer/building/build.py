@@ -399,7 +399,7 @@ def _load(run: Run) -> None:
         from ..checkpoint.restore import load
 
         state, changes = load(parts, start.found, allow_change=config.allow_config_change)
-        run.meter.before = state.get("spent", run.meter.before)
+        run.meter.before = state["spent"]
         run.note(f"resumed from {start.found.path}", *changes)
         if start.continues:
             run.saver.last_step = run.step
@@ -410,7 +410,7 @@ def _load(run: Run) -> None:
             from ..checkpoint.restore import load_weights
 
             run.note(*load_weights(parts, Path(config.weights), run.agreement))
-    if run.setup.trains and restarts():
+    if restarts():
         run.note(
             f"started again by the launcher ({restarts()} of --max_restarts): resumes as with "
             "resume: auto"

@@ -106,7 +106,7 @@ def model_of(read: Read) -> Built:
 
     # Of a model whose part is saved, the files of the model hold the rest.
     is_read = resumes or config.weights is not None
-    has_all = model_file.names is None and (resumes if trains else is_read)
+    has_all = model_file.names is None and is_read
     new = sorted(new_names(sources))
     if new and not trains and not is_read:
         folders = ", ".join(str(source.folder) for source in sources)
@@ -127,7 +127,7 @@ def model_of(read: Read) -> Built:
         fill=fill,
         model_file=model_file,
         frozen_modes=frozen_modes,
-        reads_weights_later=model_file.names is None and is_read,
+        reads_weights_later=has_all,
     )
 
 

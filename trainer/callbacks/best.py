@@ -30,28 +30,26 @@ class Best(Callback):
         patience: evaluations. None never stops.
     """
 
+    best = math.inf  # the value times the sign
+    best_step: int | None = None
+    waited = 0
+
     def __init__(self, metric: str, mode: str, patience: int | None) -> None:
         self.metric = metric
         self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
         self.patience = patience or math.inf
-        self._forget()
-
-    def _forget(self) -> None:
-        self.best = math.inf  # the value times the sign
-        self.best_step: int | None = None
-        self.waited = 0
 
     def on_start(self, run: Run) -> None:
         """Forget the best model of another folder: a run that branches off."""
         is_there = run.agreement.of_main((run.directory.path / "best").is_dir())
-        if self.best_step is not None and not is_there:
+        if self.best_step and not is_there:
             step = self.best_step
             run.say(f"note: best/ of step {step} is in another folder: {self.metric} starts anew")
-            self._forget()
+            self.best, self.best_step, self.waited = math.inf, None, 0
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.evaluation is None:
+        if not info.evaluation:
             return
         if self.metric not in info.evaluation:
             sets = run.evaluation_sets
@@ -78,10 +76,10 @@ class Best(Callback):
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
 
     def pinned_steps(self) -> Collection[int]:
-        return () if self.best_step is None else (self.best_step,)
+        return (self.best_step,) if self.best_step else ()
 
     def summary(self) -> Mapping[str, Any]:
-        if self.best_step is None:
+        if not self.best_step:
             return {}
         best = {"metric": self.metric, "value": self.sign * self.best, "step": self.best_step}
         return {"best": best}

@@ -21,13 +21,14 @@ class Clock(Callback):
     An attempt is the part of a run from one start of the processes to the next.
     """
 
+    _next_write = 0.0
+
     def on_start(self, run: Run) -> None:
         """Read the attempts of before."""
         self._run = run
         self._path = run.directory.path / FILE
         self._before = read_json(self._path) if self._path.exists() else []
         self._this = {"started": time.time() - run.meter.seconds, "first_step": run.step}
-        self._next_write = 0.0
         run.meter.start()
 
     def on_step(self, run: Run, info: StepInfo) -> None:

@@ -34,13 +34,14 @@ class Digests(Callback):
     Without the mode the digests of micro-batches and gradients are zeros.
     """
 
+    before: Mapping[str, Any] | None = None  # of the checkpoint
+    _micro_batches = 0
+
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        self.before: Mapping[str, Any] | None = None  # of the checkpoint
         # Of this rank in the step: micro-batches of all ranks, then gradients, then weights.
         self._found = torch.zeros(0)
         self._odd: dict[str, int] = {}
-        self._micro_batches = 0
 
     def on_start(self, run: Run) -> None:
         # In a micro-batch's digest each parameter counts an odd number of times.

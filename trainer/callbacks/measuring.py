@@ -25,7 +25,7 @@ class Evaluation(Callback):
         due = [
             name
             for name, chosen in run.evaluation_sets.items()
-            if info.is_last or (chosen.every is not None and chosen.every.is_due_at(info.step))
+            if info.is_last or (chosen.every and chosen.every.is_due_at(info.step))
         ]
         if due and not run.stop_signal:
             info.evaluation = run.evaluate(due) or None
@@ -33,7 +33,7 @@ class Evaluation(Callback):
         # A signal that came during the evaluation makes this step the last.
         if run.stop_signal and not info.is_last:
             info.is_last = True
-            if info.metrics is None:
+            if not info.metrics:
                 info.metrics = self._log.measure(run, info)
         if info.is_last:
             run.evaluator.close()
@@ -58,5 +58,5 @@ class SanityEvaluation(Callback):
             with run.meter.paused("evaluation"):
                 names = run.evaluator.try_out()
 
-        if self.best_metric is not None and names is not None:
+        if self.best_metric and names is not None:
             check_best_metric(self.best_metric, names, self.origin)

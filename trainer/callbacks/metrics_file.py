@@ -10,9 +10,9 @@ class MetricsFile(Callback):
     """Rows of metrics.jsonl: logged steps, and evaluations."""
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.metrics is not None:
+        if info.metrics:
             run.directory.row(info.metrics)
-        if info.evaluation is not None:
+        if info.evaluation:
             run.directory.row(
                 {"step": info.step, "epoch": info.epoch, "samples": info.samples, **info.evaluation}
             )

@@ -15,16 +15,17 @@ class Profile(Callback):
     ``profile/operations.txt``. The first step is never traced, since caches are cold.
     """
 
+    profiler: torch.profiler.profile | None = None
+
     def __init__(self, first: int, last: int) -> None:
         self.first = first
         self.last = last
-        self.profiler: torch.profiler.profile | None = None
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:
             return
 
-        if self.profiler is None:
+        if not self.profiler:
             if info.step == self.first - 1 and not info.is_last:
                 # Not by accelerator.profile(), which waits for all ranks at the end: only the main
                 # process profiles.
@@ -44,7 +45,7 @@ class Profile(Callback):
 
         folder = run.directory.path / "profile"
         folder.mkdir(exist_ok=True)
-        profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+        profiler.export_chrome_trace(f"{folder}/trace.json.gz")
 
         sort_by = "self_device_time_total" if profiler.use_device else "self_cpu_time_total"
         (folder / "operations.txt").write_text(profiler.key_averages().table(sort_by, row_limit=25))

@@ -13,9 +13,8 @@ from ..text import clock, metrics_text, size
 class Progress(Callback):
     """Prints lines of logged steps, each at least a second apart, and of evaluations."""
 
-    def __init__(self) -> None:
-        self._next_line = 0.0  # in seconds of the run
-        self._tells_graphs = True
+    _next_line = 0.0  # in seconds of the run
+    _tells_graphs = True
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         if not run.is_main:
@@ -23,10 +22,10 @@ class Progress(Callback):
 
         at = f"step {info.step}/{run.total_steps}  "
         metrics = info.metrics
-        if metrics is not None and (info.is_last or metrics["seconds"] >= self._next_line):
+        if metrics and (info.is_last or metrics["seconds"] >= self._next_line):
             self._next_line = metrics["seconds"] + min(max(1, metrics["seconds"] / 20), 10)
             run.say(at + _line(metrics))
-        if info.evaluation is not None:
+        if info.evaluation:
             run.say(at + metrics_text(info.evaluation))
 
         if run.plan.compile and self._tells_graphs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.tracking import GeneralTracker, get_available_trackers
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
@@ -43,7 +43,7 @@ class Tracking(Callback):
         self._live: list[GeneralTracker] = []
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if not run.is_main or info.metrics is info.evaluation is None:
+        if not run.is_main or not (info.metrics or info.evaluation):
             return
 
         # The other ranks wait in the next step for as long as a client tries to reach the server.
@@ -75,30 +75,21 @@ class Tracking(Callback):
 
     def _start(self, run: Run) -> None:
         """Start all trackers, and give them the configuration of the run."""
-        # Not by init_trackers, which gives all trackers the same name and configuration.
-        for name in self.names:
-            try:
-                tracker = new_tracker(name, run)
-                tracker.start()
-                tracker.store_init_configuration(configuration(run, name))
-            except Exception as error:  # each client has other errors
-                raise TrainerError(f"trackers: {name} does not start: {told(error)}") from error
+        accelerator = run.accelerator
+        accelerator.log_with = [WandbRun(run) if name == "wandb" else name for name in self.names]
+        accelerator.project_configuration.logging_dir = str(run.directory.path / "tracking")
+        named = {tracker: {key: run.name} for tracker, key in _NAMES.items()}
+        try:
+            accelerator.init_trackers(run.config.project, init_kwargs=named)
+            for tracker in accelerator.trackers:
+                tracker.store_init_configuration(configuration(run, tracker.name))
+        except Exception as error:  # each client has other errors
+            names = ", ".join(self.names)
+            raise TrainerError(f"trackers: {names} does not start: {told(error)}") from error
 
+        for tracker in accelerator.trackers:
             self._live.append(tracker)
-            run.accelerator.trackers.append(tracker)
             self._undo.append(when_failing(getattr(tracker, "finish_as_failed", tracker.finish)))
-
-
-def new_tracker(name: str, run: Run) -> GeneralTracker:
-    """Return a tracker that is told the project and the name of the run, not started yet."""
-    if name == "wandb":
-        return WandbRun(run)
-
-    tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    settings = {_NAMES[name]: run.name} if name in _NAMES else {}
-    if tracker_class.requires_logging_directory:
-        settings = {"logging_dir": str(run.directory.path / "tracking")}
-    return tracker_class(run.config.project, **settings)
 
 
 def tracked_values(info: StepInfo) -> dict[str, float]:

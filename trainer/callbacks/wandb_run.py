@@ -77,7 +77,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             super().start()
 
         config = training.config
-        if config.best_metric is not None:
+        if config.best_metric:
             self.run.define_metric(config.best_metric, summary=f"{config.best_mode},last")
 
     def add_model(self) -> None:

@@ -40,7 +40,7 @@ def _without(items: list[Any], others: list[Any]) -> list[Any]:
 
 def base_weights(parts: Parts, agreement: Agreement) -> str:
     """Return a checksum of the weights that no checkpoint holds. Collective: call on every rank."""
-    dtype = DTYPES.get(parts.strategy.plan.mixed_precision, torch.float32)
+    dtype = DTYPES.get(parts.plan.mixed_precision, torch.float32)
     own = sum(
         zlib.crc32(shard.name.encode())
         * int(content_sum(shard.tensor[low:high], shard.start + low, dtype))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -66,7 +67,7 @@ class _Mathematics(TypedDict):
 
 
 class _Export(TypedDict):
-    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]  # in the folder of an export
     names: dict[str, str]
 
 
@@ -91,7 +92,7 @@ class _State(TypedDict):
     last_evaluation: dict[str, float | dict[str, str]]
     config: NotRequired[dict[str, Any]]
     content: dict[str, Any]
-    spent: NotRequired[_Spent]
+    spent: _Spent
     export: NotRequired[_Export]
 
 
@@ -113,19 +114,18 @@ def check_form(file: Path, form: TypeAdapter[Any]) -> None:
 
 def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     """Return a value that ``codec.encode`` encoded. ``tensor_of`` reads a tensor by name."""
-    if isinstance(value, list):
-        return [decode(item, tensor_of) for item in value]
-    if not isinstance(value, dict):
-        return value
 
-    if "$number" in value:
-        return float(value["$number"])
-    if "$tuple" in value:
-        return tuple(decode(value["$tuple"], tensor_of))
-    if "$tensor" in value:
-        name, shape = value["$tensor"]
-        return tensor_of(name).reshape(shape)
-    return {key: decode(item, tensor_of) for key, item in value.items()}
+    def decoded(item: dict[str, Any]) -> Any:
+        if "$number" in item:
+            return float(item["$number"])
+        if "$tuple" in item:
+            return tuple(item["$tuple"])
+        if "$tensor" in item:
+            name, shape = item["$tensor"]
+            return tensor_of(name).reshape(shape)
+        return item
+
+    return json.loads(json.dumps(value), object_hook=decoded)
 
 
 class Contents(NamedTuple):

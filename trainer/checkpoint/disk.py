@@ -144,8 +144,12 @@ def path_inside(folder: Path, name: str) -> Path:
             holds control characters.
     """
     path = folder / name
-    is_inside = os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}"
-    if is_inside and name.isprintable() and "\\" not in name and stat.S_ISREG(path.lstat().st_mode):
+    if (
+        name.isprintable()
+        and "\\" not in name
+        and os.path.realpath(path) == f"{os.path.realpath(folder)}/{name}"
+        and stat.S_ISREG(path.lstat().st_mode)
+    ):
         return path
     raise CheckpointError(f"{name!r} is no plain file inside the folder")
 

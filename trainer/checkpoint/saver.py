@@ -70,8 +70,12 @@ class Saver:
         """
         if self.config.keep_last and not finished:
             check_shared(self.folder, self.agreement)
-            self.agreement.run_on_main(partial(store.clean, self.folder))
-            self.agreement.run_on_main(partial(describe, parts))
+
+            def try_out() -> None:
+                store.clean(self.folder)
+                describe(parts)
+
+            self.agreement.run_on_main(try_out)
 
     def save(self, parts: Parts) -> None:
         """Begin a checkpoint of this step, as ``Run.save``. ``finish`` waits for the end."""

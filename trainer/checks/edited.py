@@ -81,8 +81,10 @@ class EditedParameters(Callback):
         if is_logged and not run.plan.compile:  # a compiled layer would be compiled anew
             # Before the engine's hooks, which free the copies. A global hook would outlive a run
             # that fails, and be called by the models of other runs.
-            modules = run.model.modules()
-            self._watch = [m.register_forward_hook(self._match, prepend=True) for m in modules]
+            self._watch = [
+                module.register_forward_hook(self._match, prepend=True)
+                for module in run.model.modules()
+            ]
             run.strategy.before_backward = partial(self._match, run.model)
 
     def before_update(self, run: Run) -> None:

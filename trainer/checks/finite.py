@@ -44,18 +44,18 @@ class FiniteNumbers(Callback):
             return
 
         before, self._on_its_way = self._on_its_way, None
-        if before is not None:
+        if before:
             self._judge(run, *before)
         begin, norm = run.position.step_began, info.grad_norm
         is_saved = info.is_last or run.saves_at(info.step)
-        is_shown = info.metrics is not None or info.evaluation is not None
+        is_shown = info.metrics or info.evaluation
         if norm.is_cuda and not is_shown and not is_saved:
             self._on_its_way = info, begin, _Norm(norm)
             return
         self._judge(run, info, begin, norm)
 
         loss = 0.0
-        if info.metrics is not None:
+        if info.metrics:
             loss = info.metrics["loss"]
         elif is_saved and run.config.keep_last:
             loss = run.agreement.sum(float(info.loss))

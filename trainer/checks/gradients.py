@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..errors import LaunchError
 from ..hooks import Callback
 from ..run import Run
-from ..strategies.tensors import unwrapped
 from .parameters import refuse_changed
 
 
@@ -19,5 +18,5 @@ class ExchangedGradients(Callback):
             return
 
         # Layers that were frozen since training began would have the same effect.
-        refuse_changed(run.strategy.trainable, list(unwrapped(run.model).named_parameters()))
+        refuse_changed(run)
         raise LaunchError(reason)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from math import isclose
 from typing import Any
@@ -64,7 +64,7 @@ def _pickled(batch: Any, size: int) -> bytes:
     """
     half = min(size, _ROWS) // 2
     rows = [*range(2 * half)]
-    with contextlib.suppress(Exception):  # no second row, or a batch of the task's own kind
+    with suppress(Exception):  # no second row, or a batch of the task's own kind
         chosen = rows, rows[::-1], rows[:half], rows[half:], [0], [0], [rows[0]] * 3
         return pickle.dumps([_cut(batch, size, own) for own in chosen])
     return b""
@@ -98,7 +98,7 @@ def _kinds(run: Run, pickled: bytes) -> set[str]:
     task = copy.copy(run.task)
 
     kinds: set[str] = set()
-    with run.evaluator.unnoticed(), contextlib.suppress(Exception):
+    with run.evaluator.unnoticed(), suppress(Exception):
         own = {k: v.copy() for k, v in vars(task).items() if isinstance(v, dict | list | set)}
         vars(task).update(own)
         tried = []

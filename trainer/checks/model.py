@@ -53,8 +53,7 @@ class SupportedModel(Callback):
 
 def _follows_batches(module: nn.Module) -> bool:
     """Return whether a module normalizes a micro-batch by the micro-batch itself."""
-    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-    return module.training and isinstance(module, kinds)
+    return module.training and isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
 
 
 def has_extra_state(module: nn.Module) -> bool:

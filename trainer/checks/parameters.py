@@ -5,10 +5,6 @@ Under every strategy the optimizer steps the parameters that were trainable when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
-
 from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
 from ..private.torch import gradient_hooks
@@ -21,12 +17,11 @@ class TrainableSet(Callback):
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Raise ``LaunchError`` if layers were frozen, thawed, replaced or added."""
-        if info.metrics is None:
+        if not info.metrics:
             return
 
-        named = list(unwrapped(run.model).named_parameters())
-        refuse_changed(run.strategy.trainable, named)
-        for name, parameter in named:
+        refuse_changed(run)
+        for name, parameter in unwrapped(run.model).named_parameters():
             # No gradient passes FSDP2's part of a parameter.
             if hasattr(parameter, "placements") and gradient_hooks(parameter):
                 raise LaunchError(
@@ -35,9 +30,12 @@ class TrainableSet(Callback):
                 )
 
 
-def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Parameter]]) -> None:
+def refuse_changed(run: Run) -> None:
     """Raise ``LaunchError`` if other parameters are trainable than when training began."""
-    changed = {parameter for _, parameter in named if parameter.requires_grad} ^ set(before)
+    named = list(unwrapped(run.model).named_parameters())
+    trainable = {parameter for _, parameter in named if parameter.requires_grad}
+    changed = trainable.symmetric_difference(run.strategy.trainable)
     if changed:
-        names = [name for name, parameter in named if parameter in changed]
-        raise LaunchError(changed_trainable(names))
+        raise LaunchError(
+            changed_trainable([name for name, parameter in named if parameter in changed])
+        )

@@ -69,8 +69,7 @@ def check_model(
 
 def _is_whole(tensor: Tensor) -> bool:
     """Return whether all values are there, and in order: neither on the meta device nor sparse."""
-    is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
-    return is_plain and not tensor.is_meta
+    return type(tensor.data) is Tensor and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:

@@ -17,8 +17,9 @@ class SameSettings(Callback):
 
     def on_launch(self, run: Setup) -> None:
         """Raise ``ConfigError`` if a rank has other settings. Collective."""
-        plan = run.plan.as_dict()
-        planned = {key: value for key, value in plan.items() if key not in _MAY_DIFFER}
+        planned = {
+            key: value for key, value in run.plan.as_dict().items() if key not in _MAY_DIFFER
+        }
         facts = flat("", {**vars(run.config), **run.task_facts}) | flat("plan.", planned)
         difference = same_on_all_ranks(facts, run.agreement.gather)
         if difference:

@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..errors import usage_error
 from ..text import listed
 
-Steps: TypeAlias = dict[int, Mapping[str, Any]]  # the row of each step
 
-
-def read_digests(path: Path) -> tuple[Mapping[str, Any], Steps]:
+def read_digests(path: Path) -> tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]:
     """Read digests.jsonl, without a row that a killed run did not write to the end.
 
     Of several attempts the last counts, and the steps before its checkpoint.
@@ -29,7 +27,7 @@ def read_digests(path: Path) -> tuple[Mapping[str, Any], Steps]:
     if not path.exists():
         raise usage_error("", str(path), "is missing: the run was not trained with same_bits: true")
     attempt: Mapping[str, Any] = {}
-    steps: Steps = {}
+    steps: dict[int, Mapping[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         with suppress(ValueError):
             row = json.loads(line)
@@ -41,7 +39,11 @@ def read_digests(path: Path) -> tuple[Mapping[str, Any], Steps]:
     return attempt, steps
 
 
-def first_difference(tensors: list[str], logged: Steps, found: Steps) -> str:
+def first_difference(
+    tensors: list[str],
+    logged: Mapping[int, Mapping[str, Any]],
+    found: Mapping[int, Mapping[str, Any]],
+) -> str:
     """Return the first step that differs, and what differs there. "" if all steps are the same.
 
     Args:

@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 def _describe(training: Sequence[str], launch_file: str | None, processes: int | None) -> str:
     """Return the table of a plan."""
     request, world = None, processes or 1
-    if launch_file is not None:
+    if launch_file:
         request = read_launch_file(launch_file, processes)
         world = request.world_size.value if request.world_size else processes or 2
     loaded = load_config(training)

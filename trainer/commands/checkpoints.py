@@ -44,4 +44,4 @@ def run(argv: Sequence[str]) -> int:
             ]
         )
     print(columns(rows))
-    return int(any(checkpoint.problem for checkpoint in checkpoints))
+    return any(checkpoint.problem for checkpoint in checkpoints)

@@ -46,11 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more\n")
             print(columns([*COMMANDS.items()]))
         elif command in COMMANDS:
-            module = importlib.import_module(f".{command}", __package__)
-            code = int(module.run(rest))
+            code = int(importlib.import_module(f".{command}", __package__).run(rest))
         else:
-            rule = f"unknown command; {did_you_mean(command, COMMANDS)}"
-            raise usage_error("", command, rule)
+            raise usage_error("", command, f"unknown command; {did_you_mean(command, COMMANDS)}")
         sys.stdout.flush()  # raises BrokenPipeError if the reader has closed the pipe
         return code
     except TrainerError as error:

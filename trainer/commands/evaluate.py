@@ -75,7 +75,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     for notice in run.setup.notices:
         run.say(f"note: {notice}")
 
-    sets = run.evaluator.chosen(None if options.sets is None else options.sets.split(","))
+    sets = run.evaluator.chosen(options.sets.split(",") if options.sets else None)
     predicted = {}
     if options.predictions:
         predicted = write_predictions(run, sets, Path(options.predictions))

@@ -50,7 +50,7 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
     info = verify(inspect(checkpoint))
     contents = opened(info)
     form = contents.model_file
-    exported = [item for item in contents.model.items() if form.name(item[0]) is not None]
+    exported = [item for item in contents.model.items() if form.name(item[0])]
     entries = [(str(form.name(name)), whole.shape, whole.dtype) for name, whole in exported]
     tensors = (_read(contents, name, whole.dtype) for name, whole in exported)
 

@@ -37,8 +37,11 @@ class Run:
 
     def curve(self, key: str) -> dict[int, float]:
         """Return the values of ``key`` by step. NaN for a value that was not finite."""
-        rows = [row for row in self.rows if key in row]
-        return {row["step"]: math.nan if row[key] is None else row[key] for row in rows}
+        return {
+            row["step"]: math.nan if row[key] is None else row[key]
+            for row in self.rows
+            if key in row
+        }
 
 
 class _File(BaseModel):

@@ -1,23 +1,17 @@
-"""Train as ``trainer train`` does, and keep the first and the last weights, for ``trainer parity``.
-
-    python -m trainer.commands.nudged SEED --config train.yaml
+"""A callback for ``trainer parity``, which keeps the first and the last weights of a training.
 
 The first weights may be nudged in the last places (``curves.py``).
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
-from ..callbacks.digest_file import Digests
-from ..distributed.exit import run_and_exit
 from ..hooks import Callback, StepInfo
 from ..run import Run
-from ..script import train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,11 +64,3 @@ def _write(run: Run, file: str) -> None:
     weights = _weights(run)
     if run.is_main:
         save_file(weights, run.directory.path / file)
-
-
-if __name__ == "__main__":
-    seed, *words = sys.argv[1:]
-    callbacks: list[Callback] = [Weights(int(seed))]
-    if "--same_bits=false" in words:  # parity --bits compares the weights without the mode too
-        callbacks.append(Digests())
-    run_and_exit(lambda: train(words, *callbacks))

@@ -18,6 +18,7 @@ and tensor whose bits differ. The exit code is 1 if bits differ with the mode.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ from pydantic import Field
 
 from ..callbacks.digest_file import FILE
 from ..config.paths import LocalPath
-from ..config.steps_alone import STEPS_ALONE
 from ..config.train_config import TrainConfig
 from ..errors import ConfigError, usage_error
 from ..launching.launched import read_launch_file
 from ..launching.request import Request
+from ..rehearsal.steps_alone import STEPS_ALONE
 from ..script import load_config
 from ..text import columns
 from .bits import first_difference, read_digests
@@ -65,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         raise usage_error("", None, "name launch files, as in accel_configs/")
     files: list[str | None] = [file.path for file in launch_files]
     alone = _one_process(map(_request, files), config)
-    if config.global_batch_size is None:
+    if not config.global_batch_size:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
     training += [*STEPS_ALONE, "--log_every=1", "--overwrite=false", f"--max_steps={options.steps}"]
     training.append(f"--warmup_steps={min(config.warmup_steps, options.steps)}")
@@ -78,8 +79,12 @@ def run(argv: Sequence[str]) -> int:
         folder = Path(options.to or temporary)
 
         def start(name: str, file: str | None, seed: int = 0) -> Run:
+            callbacks = [*config.callbacks, {"trainer.commands.nudged:Weights": {"seed": seed}}]
+            if "--same_bits=false" in training:
+                callbacks.append("trainer.callbacks.digest_file:Digests")
             own = [] if file else alone or []
-            return train(name, file, seed, [*training, *own], folder)
+            more = f"--callbacks={json.dumps(callbacks)}"
+            return train(name, file, [*training, *own, more], folder)
 
         if options.bits:
             return _compare_bits(names, files, start, training)
@@ -112,6 +117,7 @@ def _compare_bits(
 ) -> int:
     """Train under each file with the mode and without, and print the first bits that differ."""
     rows = [["run", "same_bits", "first difference"]]
+    is_wrong = False
     for mode in ("true", "false"):
         training.append(f"--same_bits={mode}")
         reference = None
@@ -120,11 +126,13 @@ def _compare_bits(
             text = run.error
             if not text:
                 attempt, steps = read_digests(Path(run.path, FILE))
+                text = "no bit differs" if reference else "reference"
                 reference = reference or steps
-                text = first_difference(attempt["tensors"], steps, reference) or "no bit differs"
+                text = first_difference(attempt["tensors"], steps, reference) or text
+            is_wrong |= mode == "true" and text not in ("reference", "no bit differs")
             rows.append([run.name, mode, text])
     print(columns(rows))
-    return int(any(mode == "true" and text != "no bit differs" for _, mode, text in rows))
+    return is_wrong
 
 
 def _request(path: str | None) -> Request:
@@ -180,7 +188,7 @@ def _report(
             print(f"curves: {page}")
         except ConfigError as error:
             print(error)
-    return int(bool(wrong))
+    return bool(wrong)
 
 
 def _gaps(run: Run, reference: Run) -> Gaps:
@@ -198,10 +206,10 @@ def _weights_gap(run: Run, reference: Run) -> float:
 
     expected = load_file(Path(reference.path, LAST))
 
-    def distance(path: str, file: str) -> Any:
-        weights = load_file(Path(path, file))
+    def distance(ended: Run, file: str) -> Any:
+        weights = load_file(Path(ended.path, file))
         norms = [(weights[name].double() - end).norm() for name, end in expected.items()]
         return torch.stack(norms).norm()
 
     # NaN if nothing moved.
-    return float(distance(run.path, LAST) / distance(reference.path, FIRST))
+    return float(distance(run, LAST) / distance(reference, FIRST))

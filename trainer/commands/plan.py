@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"{options.gpu}: nothing fits; take more GPUs or a smaller batch")
     elif options.gpu:
         print(f"{options.gpu}: take {fitting[0]}, the first that fits")
-    return int(not fitting)
+    return not fitting
 
 
 def _name(layout: str) -> str:
@@ -88,12 +88,12 @@ def _rehearsed(
 ) -> dict[str, dict[str, int]]:
     """Return the bytes of a GPU at the peak of a step under each launch file that can run."""
     gpus, gpu = options.gpus, options.gpu or "H100"
-    jobs = {
-        file: Job(launch_file=data, file=file, words=words, gpus=gpus, gpu=gpu)
+    jobs = (
+        (file, Job(launch_file=data, file=file, words=words, gpus=gpus, gpu=gpu))
         for file, data in files.items()
-    }
+    )
     found = {}
-    for file, result in rehearsed(jobs.items()):
+    for file, result in rehearsed(jobs):
         kinds = result["phases"][result["peak"]]["at_most"]
         found[file] = {**kinds, "on the GPU": result["most"]}
     if not found:

@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     if not fits:
         report["change"] = change_that_fits(changes_of(job, report["plan"]), usable)
     Path(options.to).write_text(json.dumps(report, indent=1))
-    return int(not fits or difference != "")
+    return not fits or bool(difference)
 
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
@@ -96,14 +96,14 @@ def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
 
 def table_of(report: Mapping[str, Any]) -> str:
     """Return the report as text of 80 columns."""
-    phases = report["phases"]
-    facts = [(key, str(report["plan"][key])) for key in _TOLD]
-    facts.append(("parameters", f"{report['parameters']:,}"))
+    phases, plan = report["phases"], report["plan"]
+    facts = [(key, str(plan[key])) for key in _TOLD]
+    facts.append(("parameters", f"{plan['parameters']:,}"))
     rows = [["of a rank", *KINDS, "all"]]
     for name, phase in phases.items():
         rows.append([name, *map(size, phase["at_most"].values()), size(phase["most"])])
     peak = report["peak"]
-    lines = [table(facts, report["notices"]), columns(rows)]
+    lines = [table(facts, plan["notices"]), columns(rows)]
     lines += [f"most in {peak}: {phases[peak]['line']}", ""]
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]

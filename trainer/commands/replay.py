@@ -26,9 +26,9 @@ from pydantic import Field
 from ..callbacks.digest_file import FILE
 from ..checkpoint.compatibility import differences
 from ..checkpoint.discover import listing
-from ..config.steps_alone import STEPS_ALONE
 from ..distributed.exit import run_and_exit
 from ..errors import TrainerError, usage_error
+from ..rehearsal.steps_alone import STEPS_ALONE
 from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
 from ..strategies.exact import Exact
@@ -67,8 +67,7 @@ def replay(argv: Sequence[str]) -> None:
     training = read_run(target)
     attempt, logged = read_digests(Path(target, FILE))
     if options.step not in logged:
-        rule = f"{target}/{FILE} has the steps to {max(logged, default=0)}"
-        raise usage_error("step", options.step, rule)
+        raise usage_error("step", options.step, f"{target}/{FILE} has no such step")
 
     import_code_of(training)
     # A launch file may have given these.
@@ -95,15 +94,15 @@ def replay(argv: Sequence[str]) -> None:
         own_attempt, done = read_digests(Path(folder, FILE))
 
     differs = first_difference(attempt["tensors"], logged, done)
-    lines = [f"steps {min(done)} to {options.step}: {differs or 'nothing differs'}"]
-    changes = differences(attempt["facts"], own_attempt["facts"])
-    lines += [f"other facts: {line}" for line in changes]
+    text = f"steps {min(done)} to {options.step}: {differs or 'nothing differs'}"
+    for line in differences(attempt["facts"], own_attempt["facts"]):
+        text += f"\nother facts: {line}"
     if strategy.counts is not None:
-        sums = "of {additions:,} additions of gradients float64 rounded {rounded:,}"
-        lines.append(sums.format_map(strategy.counts))
+        sums = "\nof {additions:,} additions of gradients float64 rounded {rounded:,}"
+        text += sums.format_map(strategy.counts)
     if differs:
-        raise TrainerError("\n".join(lines))
-    say("\n".join(lines))
+        raise TrainerError(text)
+    say(text)
 
 
 def _start(training: Run, step: int) -> list[str]:

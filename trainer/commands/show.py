@@ -33,8 +33,7 @@ def run(argv: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # libraries print as well
         task, config = load_task(loaded)
         if not isinstance(task, LanguageTask):
-            rule = "shows tasks of trainer.language, such as trainer.language:CausalLM"
-            raise usage_error("config", config.task, rule)
+            raise usage_error("config", config.task, "is no task of trainer.language")
         size = config.micro_batch_size or 1
         layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
         _, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)

@@ -114,11 +114,10 @@ class Agreement:
     def _read_vote(self) -> None:
         """Read the vote that is in flight. Raises as ``check_same``."""
         vote, self._vote = self._vote, None
-        if vote is not None:
+        if vote:
             request, largest, negative_smallest, microseconds = vote()
             self._answer = max(self._answer, request)
-            every = _MICROSECONDS // max(1, microseconds)
-            self._every = max(1, min(2 * self._every, every))
+            self._every = max(1, min(2 * self._every, _MICROSECONDS // max(1, microseconds)))
             _check_same([largest, -negative_smallest])
 
     def listening(self) -> AbstractContextManager[None]:
@@ -162,13 +161,14 @@ class Agreement:
     def _begin(self, values: torch.Tensor, name: str) -> Callable[[], Any]:
         work: Any = None
         if self.distributed:
-            operation = getattr(dist.ReduceOp, name)
-            work = dist.all_reduce(values, operation, group=self.group, async_op=True)
+            work = dist.all_reduce(
+                values, getattr(dist.ReduceOp, name), group=self.group, async_op=True
+            )
             self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
             self._in_flight.append(work)
 
         def result() -> Any:
-            if work is not None:
+            if work:
                 work.wait()
             return values.tolist()
 
@@ -199,14 +199,14 @@ class Agreement:
                 failure = caught
 
         error = self.of_main(failure)
-        if error is not None:
+        if error:
             raise error
 
     # -- groups -----------------------------------------------------------------------------------
 
     def limit_waits(self) -> None:
         """Give the time-out to every process group, also to those that an engine made."""
-        if self.distributed and self.timeout is not None:
+        if self.distributed and self.timeout:
             for group in process_groups():
                 set_timeout(group, self.timeout)
 

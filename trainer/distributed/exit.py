@@ -9,7 +9,6 @@ The first to fail claims the error in the store that all ranks share, and the ot
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -19,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..errors import TrainerError
@@ -80,9 +80,9 @@ class Stopped(Exception):
     """The end of a training that a signal asked to stop, with everything written."""
 
     def __init__(self, number: int, *, step: int, total_steps: int) -> None:
-        name = signal.Signals(number).name
         super().__init__(
-            f"stopped by {name} at step {step} of {total_steps}; everything up to there was written"
+            f"stopped by {signal.Signals(number).name} at step {step} of {total_steps}; everything "
+            "up to there was written"
         )
         self.signal = number
 
@@ -136,7 +136,7 @@ def _flush_and_exit(code: int) -> NoReturn:
 
 def _close_groups() -> None:
     dist = _connected()
-    if dist is None:
+    if not dist:
         return
     # A group that has gloo as well as NCCL meets on the CPU.
     devices = None
@@ -157,7 +157,7 @@ def _destroy_groups(dist: Any) -> None:
     dist.destroy_process_group()
 
     def leave() -> None:
-        with contextlib.suppress(Exception):  # another rank is gone meanwhile
+        with suppress(Exception):  # another rank is gone meanwhile
             store.set(f"trainer/left/{rank}", "")
             if rank == 0:
                 store.wait([f"trainer/left/{other}" for other in range(world)])
@@ -173,7 +173,7 @@ def _connected() -> Any:
 
 def _do_last_work() -> None:
     for work in _last_work:
-        with contextlib.suppress(Exception):  # (another error must not hide the first)
+        with suppress(Exception):  # (another error must not hide the first)
             work()
 
 
@@ -214,7 +214,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     print_error(message)
 
     for work in _at_the_end:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             work(True)
 
 
@@ -238,14 +238,14 @@ def _write_error_file(message: str) -> None:
         return
     report = {"message": without_secrets(message), "timestamp": int(time.time())}
     # A missing folder must not put another error in the place of this error.
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
 
 
 def claim_first_error(store: Any = None) -> bool | None:
     """Claim the first error. Return whether this rank has it, None if no store answers."""
     dist = _connected()
-    if dist is None:
+    if not dist:
         return None
     from ..private.torch import default_store  # imports torch, which is there
 
@@ -254,7 +254,7 @@ def claim_first_error(store: Any = None) -> bool | None:
 
     def ask() -> None:
         # If the rank that held the store is gone, its error was the first.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             shared = store or default_store()
             answers.append(shared.compare_set(_CLAIM, "", rank).decode() == rank)
 

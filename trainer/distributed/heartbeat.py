@@ -14,7 +14,6 @@ the clock.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import json
 import math
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -347,7 +347,7 @@ class Heartbeat:
             faulthandler.dump_traceback()
         for row in self.rows.values():
             if row.state == "T":
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.kill(row.pid, signal.SIGKILL)  # a stopped process takes no other signal
         self._tell_the_end()
         end_at_once()
@@ -379,8 +379,8 @@ def _line_of_main_thread() -> str:
     while frame and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     frame = frame or innermost
-    file = os.path.basename(frame.f_code.co_filename)
-    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+    code = frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
 
 
 _watch: Heartbeat | None = None
@@ -417,7 +417,7 @@ def _leave_in_order(watch: Heartbeat) -> None:
             time.sleep(BEAT_SECONDS)  # the others read that this rank has left
 
 
-@contextlib.contextmanager
+@contextmanager
 def watched(
     position: Callable[[], tuple[int, str, int]],
     *,

@@ -11,7 +11,7 @@ def is_main() -> bool:
     from .rank_variables import by_starter
 
     data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
+    if data and data.get_worker_info():
         return False  # a process of a DataLoader
     rank = os.environ.get("RANK") or by_starter(os.environ)[1].get("RANK", "0")
     return int(rank) == 0

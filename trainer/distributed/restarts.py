@@ -28,8 +28,8 @@ def connect_attempt(backend: str) -> None:
         return
 
     store, rank, world_size = next(rendezvous("env://"))
-    attempt_store = PrefixStore(f"attempt_{restarts()}", store)
-    dist.init_process_group(backend, store=attempt_store, rank=rank, world_size=world_size)
+    store = PrefixStore(f"attempt_{restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def _has_several_elastic_agents() -> bool:

@@ -21,8 +21,7 @@ def same_on_all_ranks(
     Returns:
         The first difference, as ``rank 1: lr is 0.1, rank 0: 0.001``. Empty if there is none.
     """
-    checksum = xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())
-    checksums = gather((part, checksum))
+    checksums = gather((part, xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())))
     if len({*checksums}) == len(dict(checksums)):
         return ""
 

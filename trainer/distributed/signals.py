@@ -9,7 +9,6 @@ an answer, unless the main thread waits for other ranks in a call that comes bac
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 # In a call of C, after a signal. torchrun and DeepSpeed kill after 30.
@@ -32,7 +32,7 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _sinks: set[int] = set()
 
 
-@contextlib.contextmanager
+@contextmanager
 def signals_watched(
     ask: Callable[[int], None], allowed_seconds: Callable[[], float], *, waits_in: str
 ) -> Iterator[None]:
@@ -82,8 +82,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
     came = 0.0  # when the first signal came
     unanswered_since: float | None = None
     while True:
-        timeout = None if unanswered_since is None else _LOOK_SECONDS
-        ready, _, _ = select.select([source], [], [], timeout)
+        ready, _, _ = select.select([source], [], [], _LOOK_SECONDS if unanswered_since else None)
         now = time.monotonic()
         if ready:
             byte = os.read(source, 1)
@@ -99,7 +98,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
                 if number == signal.SIGTERM and now - came > _ECHO_SECONDS:
                     os._exit(128 + number)
 
-        if unanswered_since is not None:
+        if unanswered_since:
             if _waits_in(waits_in):
                 unanswered_since = now
             if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):
@@ -113,8 +112,10 @@ def frame_of_main_thread() -> FrameType:
 
 def _waits_in(file: str) -> bool:
     """Return whether the main thread is in a call of a file."""
-    frames = traceback.walk_stack(frame_of_main_thread())
-    return any(frame.f_code.co_filename == file for frame, _ in frames)
+    return any(
+        frame.f_code.co_filename == file
+        for frame, _ in traceback.walk_stack(frame_of_main_thread())
+    )
 
 
 def _leave_the_pipe() -> None:

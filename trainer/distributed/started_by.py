@@ -6,9 +6,9 @@ typos were dropped. So the launcher's own command line is read from the parent p
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -75,7 +75,7 @@ def detect() -> Launcher:
 
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
     """Yield the processes above this process with their command lines, as far as they are shown."""
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         for process in psutil.Process().parents():
             yield process, process.cmdline()
 

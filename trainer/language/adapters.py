@@ -139,22 +139,6 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
     return adapted
 
 
-def refuse_lost(model: Any, new: Collection[str]) -> None:
-    """Raise ``ConfigError`` if a new tensor of the model below is not in an adapter's file.
-
-    The base of the adapter would be published without the tensor, and begin with other numbers.
-    """
-    in_file = {name.removeprefix("base_model.model.") for name in _names_in_file(model).values()}
-    lost = sorted({*new} - in_file)
-    if lost:
-        raise setting_error(
-            "adapter",
-            lost[0],
-            "is new, and the file of an adapter does not hold it; name its layer in "
-            "adapter.trained (such as pooler)",
-        )
-
-
 def set_lengths(model: Any, stored: Pretrained) -> None:
     """Give the lengths of DoRA the values of the weights below, which lie in files, in place."""
     ranges, _ = of_pretrained([stored])
@@ -184,10 +168,8 @@ def add_reference(model: Any) -> None:
     """Add a frozen second adapter to a peft model, in place, for the values of the first."""
     config = copy.deepcopy(model.active_peft_config)
     config.lora_dropout = 0.0
+    # peft trains the active adapter alone, which is the first.
     model.add_adapter(REFERENCE, config, low_cpu_mem_usage=True)
-    for name, parameter in model.named_parameters():
-        if f".{REFERENCE}" in name:
-            parameter.requires_grad_(False)
 
 
 def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> list[Pretrained]:
@@ -215,12 +197,14 @@ def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> lis
     return [replace(part, new=new) for part in parts]
 
 
-def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedPart:
+def adapter_part(
+    model: Any, changes: Mapping[str, Any] | None = None, new: Collection[str] = ()
+) -> SavedPart:
     """Return the adapter of a peft model as the part that is saved, in peft's file format.
 
     https://huggingface.co/docs/peft/developer_guides/checkpoint. ``changes`` are keys of the base
-    model's configuration that differ from its files. Raises ``ConfigError`` if the file cannot hold
-    some trained tensor.
+    model's configuration that differ from its files, and ``new`` tensors that these lack. Raises
+    ``ConfigError`` if the file cannot hold some trained or new tensor.
     """
     from peft import PeftModel
 
@@ -229,6 +213,14 @@ def adapter_part(model: Any, changes: Mapping[str, Any] | None = None) -> SavedP
     names = _names_in_file(model)
 
     _refuse_tied(model, ".base_layer.")
+    in_file = {name.removeprefix("base_model.model.") for name in names.values()}
+    for name in sorted({*new} - in_file):
+        raise setting_error(
+            "adapter",
+            name,
+            "is new, and the file of an adapter does not hold it; name its layer in "
+            "adapter.trained (such as pooler)",
+        )
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
@@ -286,8 +278,8 @@ def _names_in_file(model: Any) -> dict[str, str]:
     if lost:
         raise setting_error(
             "adapter",
-            model.active_peft_config.peft_type.value,
-            f"the file of an adapter cannot hold {listed(lost)}; train the adapter alone, and tie "
-            "no saved modules",
+            listed(lost),
+            "cannot be held by the file of an adapter; train the adapter alone, and tie no saved "
+            "modules",
         )
     return names

@@ -20,7 +20,6 @@ from .adapters import (
     Adapter,
     adapter_part,
     add_adapter,
-    refuse_lost,
     set_lengths,
     started,
     with_copies,
@@ -33,7 +32,7 @@ from .packing import IGNORED
 from .pretrained import configure, from_configuration
 from .problems import setting_error
 from .sources import Row, find_sources
-from .tokens import BadRows, Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
+from .tokens import Corpus, Encoder, Int64Array, load_tokenizer, padding_of, vocabulary_of
 from .varlen import NAME, Whole
 from .weighted_source import WeightedSource
 
@@ -243,7 +242,6 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        refuse_lost(adapted, self.new)
         if self.adapter.dora and not self.adapter.start:
             set_lengths(adapted, self.stored(adapted))
         return adapted
@@ -259,7 +257,7 @@ class LanguageTask(Task):
         return with_copies(model, self.stored and self.stored(model), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
-        return adapter_part(model, self.model_config) if self.adapter else None
+        return adapter_part(model, self.model_config, self.new) if self.adapter else None
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with the pretrained model of a folder, without an adapter.
@@ -302,7 +300,7 @@ class TokenTask(LanguageTask):
     corpus: ClassVar[type[Corpus]] = Corpus
 
     config: dict[str, Any] | None = None
-    bad_rows: BadRows = None
+    bad_rows: Literal["leave_out"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -359,10 +357,19 @@ class TokenTask(LanguageTask):
 
     def labels(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the labels of the positions of ``inputs``."""
+        if "boundaries" in batch:
+            return self.processes.tokens(batch, "labels")
         return batch["labels"]  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return mean_loss(model, self.inputs(batch), self.labels(batch))
+        inputs, labels = self.inputs(batch), self.labels(batch)
+        if self.processes.size == 1:
+            return mean_loss(model, inputs, labels)
+        own = (labels != IGNORED).sum()
+        # A part without a target has 0 times the loss of false targets. A mean of nothing is NaN.
+        loss = mean_loss(model, inputs, labels.where(own > 0, 0))
+        # The mean over the processes is the mean over all targets.
+        return loss * (self.processes.size * own / self.weight(batch))
 
     def weight(self, batch: Any) -> Tensor | float:
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
@@ -387,7 +394,12 @@ class TokenTask(LanguageTask):
 
         ``which`` are further arguments of the model.
         """
-        return token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
+        losses = token_losses(model, {**self.inputs(batch), **which}, self.labels(batch))
+        if "boundaries" not in batch:
+            return losses
+        whole = losses.new_zeros(batch["labels"].numel())
+        whole = whole.index_copy(0, self.processes.places(batch), losses[0])
+        return self.processes.sum(whole).view_as(batch["labels"])
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens. A mean of the batches' perplexities would depend on how

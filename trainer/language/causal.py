@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..task import Data
-from .columns import IDS, USUAL, Columns, Learn, Usual, usual_columns
+from .columns import IDS, USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import LongDocuments, Packing, Rows, row_of, rows_of
+from .packing import Rows, row_of, rows_of
 from .problems import setting_error
 from .sources import Row, hub_stream
 from .templates import ALPACA_INPUT
@@ -37,9 +37,9 @@ class CausalLM(DecoderTask):
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
-    learn: Learn = "answers"
-    packing: Packing = "best_fit"
-    long_documents: LongDocuments = "split"
+    learn: Literal["answers", "all"] = "answers"
+    packing: Literal["best_fit", "none"] = "best_fit"
+    long_documents: Literal["split", "cut", "refuse"] = "split"
     stream: bool = False
     loss: LossMemory = "auto"
 

@@ -50,17 +50,13 @@ class Part(NamedTuple):
     end: int
 
 
-# A text, and the spans of characters that are trained on. None: the whole text.
-TrainingText = tuple[str, Sequence[Sequence[int]] | None]
-
-
 class TextWriter:
     """Writes the words of a prompt and its answer one behind the other, without a template."""
 
     text = ""
     without_thoughts = 0
 
-    def write(self, origin: str, chat: Chat) -> TrainingText:
+    def write(self, origin: str, chat: Chat) -> tuple[str, Sequence[Sequence[int]] | None]:
         """Return the text, with the span of the answer if there is a prompt."""
         *before, answer = (message["content"] for message in chat.messages)
         prompt = "".join(before)
@@ -82,7 +78,7 @@ class ChatWriter:
         self.watched = compile_watched(text)
         self.without_thoughts = 0
 
-    def write(self, origin: str, chat: Chat) -> TrainingText:
+    def write(self, origin: str, chat: Chat) -> tuple[str, Sequence[Sequence[int]]]:
         """Write a conversation as ``turns`` does, with the spans that are trained on."""
         text, parts = self.turns(origin, chat)
         return text, [place for number, *place in parts if chat.messages[number].is_learnt]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -105,8 +105,8 @@ class SequenceClassifier(LanguageTask):
             raise setting_error(
                 "label_column",
                 self.label_column,
-                f"is {given!r} in {origin}; a label is a text or a whole number, with problem_type "
-                f"{MULTI} a list of these, and with {REGRESSION} a number",
+                f"is {given!r} in {origin}; a label is a text or a whole number, with "
+                "multi_label_classification a list of these, and with regression a number",
             )
         return [*dict.fromkeys(map(str, whole))]
 
@@ -114,11 +114,11 @@ class SequenceClassifier(LanguageTask):
         """Return labels in the order of the model's classes, if the model is trained on these."""
         from transformers import AutoConfig
 
-        numbers: Mapping[str, int] = {}
         with suppress(OSError, ValueError):  # a missing model is told when its tokenizer is loaded
             numbers = AutoConfig.from_pretrained(self.model).label2id
-        is_same = set(numbers) == set(labels)
-        return sorted(labels, key=numbers.__getitem__) if is_same else labels
+            if numbers.keys() == {*labels}:
+                return sorted(labels, key=numbers.__getitem__)
+        return labels
 
     def _collate(self, examples: Sequence[tuple[list[str], Any]]) -> dict[str, Tensor]:
         """Return a batch of texts, padded to the longest, with (texts, classes) of labels."""

@@ -13,7 +13,6 @@ from .problems import setting_error
 from .sources import Row
 
 Kind = Literal["text", "messages", "prompt", "instruction", "pair", "ids"]
-Learn = Literal["answers", "all"]
 Usual = tuple[Kind, tuple[str, ...]]
 USUAL: tuple[Usual, ...] = (  # names that data sets have
     ("messages", ("messages",)),
@@ -58,7 +57,7 @@ class Columns:
     names: tuple[str, ...] = ("text",)
     settings: Mapping[str, Any] = field(default_factory=dict)
     before_input: str = "\n\n"
-    learn: Learn = "answers"
+    learn: Literal["answers", "all"] = "answers"
 
     def are_chats(self, row: Row) -> bool:
         """Return whether a row is a conversation, which a chat template writes."""

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
 from .base import DENSE, TokenTask
 from .chat import ChatWriter, TextWriter
 from .columns import Columns
 from .ends import end_with
-from .loss import fuse, mean_loss, why_not_fusible
+from .loss import fuse, why_not_fusible
 from .model_files import CAUSAL, small_copy
-from .packing import IGNORED, collate
+from .packing import collate
 from .pretrained import checkpoint_activations
 from .problems import setting_error
 from .quantized import training_device
@@ -78,11 +77,10 @@ class DecoderTask(TokenTask):
         """Return whether batches have the boundaries of their documents."""
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
-        plan = self.plan
-        is_asked = self.attention or self.has_mask
-        if plan is None or is_asked or not (self.packs and self.computes_parts):
+        is_default = not (self.plan is None or self.attention or self.has_mask)
+        if not (is_default and self.packs and self.computes_parts):
             return False
-        return plan.device == "cuda" and plan.mixed_precision != "no"  # type: ignore[no-any-return]
+        return self.plan.device == "cuda" and self.plan.mixed_precision != "no"  # type: ignore[no-any-return]
 
     @property
     def packs(self) -> bool:
@@ -110,29 +108,6 @@ class DecoderTask(TokenTask):
         # No mask: with a mask, models ignore the positions. Padding is behind the row's only
         # document, which does not see the padding.
         return {"input_ids": batch["input_ids"]}
-
-    def labels(self, batch: Mapping[str, Any]) -> Tensor:
-        if "boundaries" in batch:
-            return self.processes.tokens(batch, "labels")
-        return super().labels(batch)
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        if self.processes.size == 1:
-            return super().training_step(model, batch)
-        labels = self.labels(batch)
-        own = (labels != IGNORED).sum()
-        # A part without a target has 0 times the loss of false targets. A mean of nothing is NaN.
-        loss = mean_loss(model, self.inputs(batch), torch.where(own > 0, labels, 0))
-        # The mean over the processes is the mean over all targets.
-        return loss * (self.processes.size * own / self.weight(batch))
-
-    def token_losses(self, model: nn.Module, batch: Any, **which: Any) -> Tensor:
-        losses = super().token_losses(model, batch, **which)
-        if "boundaries" not in batch:
-            return losses
-        whole = torch.zeros_like(batch["labels"], dtype=losses.dtype).flatten()
-        whole = whole.index_copy(0, self.processes.places(batch), losses[0])
-        return self.processes.sum(whole).view_as(batch["labels"])
 
     def computed_tokens(self, batch: Any) -> int:
         return len(batch["places"]) if "places" in batch else super().computed_tokens(batch)
@@ -172,8 +147,9 @@ class DecoderTask(TokenTask):
         if loss == "plain":
             return adapted
 
-        reason = why_not_fusible(probe, self._trial_inputs(small_batch(probe)))
-        reason = reason or fuse(adapted.get_output_embeddings(), always=loss == "fused")
+        head = adapted.get_output_embeddings()
+        inputs = self._trial_inputs(small_batch(probe))
+        reason = why_not_fusible(probe, inputs) or fuse(head, always=loss == "fused")
         if reason and loss == "fused":
             raise setting_error("loss", "fused", f"{reason}; set plain")
         if reason:

@@ -34,7 +34,6 @@ from .quantized import training_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reference = Literal["without_adapter", "start", "frozen", "computed_once"]
 # Objectives with log-probabilities a token. The last two have no reference.
 BY_TOKEN = ("ipo", "orpo", "simpo")
 BLOCK = 4  # pairs whose log-probabilities are computed at once
@@ -73,7 +72,7 @@ class DPO(PreferenceTask):
     rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
     has_documents: ClassVar[bool] = True
 
-    reference: Reference | None = None
+    reference: Literal["without_adapter", "start", "frozen", "computed_once"] | None = None
     reference_model: LocalPath | None = None
     beta: Annotated[float, Field(gt=0)] = 0.1
     objective: Literal["sigmoid", "robust", "ipo", "orpo", "simpo"] = "sigmoid"
@@ -89,20 +88,19 @@ class DPO(PreferenceTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reference in ("without_adapter", "start") and not self.adapter:
-            raise ValueError(f"reference: {self.reference} needs an adapter")
+            raise ValueError("reference: without_adapter and start need an adapter")
         if self.reference_model and self.kind != "frozen":
-            raise ValueError(f"reference_model: has no use with reference: {self.kind}")
+            raise ValueError("reference_model: has no use without reference: frozen")
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
         has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
         if has_smoothing or self.reference != (self.reference and self.kind):
             raise ValueError(
-                f"objective: {self.objective} has no such reference, or no label_smoothing; leave "
-                "the key out"
+                "objective: has no such reference, or no label_smoothing; leave the key out"
             )
 
     @property
-    def kind(self) -> Reference | None:
+    def kind(self) -> Literal["without_adapter", "start", "frozen", "computed_once"] | None:
         """Return the kind of the reference. None for an objective without a reference."""
         if self.objective in BY_TOKEN[1:]:
             return None
@@ -232,7 +230,7 @@ class DPO(PreferenceTask):
         pairs: Any = ConcatDataset(self.sets)
         device = training_device()
         table = torch.zeros(len(pairs), 2, dtype=torch.double, device=device)
-        say(f"reference: the log-probabilities of {len(pairs)} pairs are computed")
+        say("reference: the log-probabilities of all pairs are computed")
         numbers = [*range(len(pairs))]
         # Every rank calls the model as often: the last pair fills up the shares.
         with PartialState().split_between_processes(numbers, apply_padding=True) as share:

@@ -194,18 +194,15 @@ def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:
 
     Some models scale or bound their logits behind the last layer, so a small copy is tried.
     """
-    name = type(model).__name__
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or head.bias is not None:
-        return f"the last layer of {name} is no plain Linear without a bias"
-
     outputs: list[Tensor] = []
-    head.register_forward_hook(lambda module, given, output: outputs.append(output))
-    with torch.no_grad(), probing(model):
-        logits = model(**inputs, use_cache=False).logits
-    if len(outputs) == 1 and torch.equal(logits, outputs[0]):
-        return ""
-    return f"{name} changes the logits behind its last layer"
+    if type(head) is nn.Linear and head.bias is None:
+        head.register_forward_hook(lambda module, given, output: outputs.append(output))
+        with torch.no_grad(), probing(model):
+            logits = model(**inputs, use_cache=False).logits
+        if len(outputs) == 1 and torch.equal(logits, outputs[0]):
+            return ""
+    return f"the logits of {type(model).__name__} are not those of a Linear without a bias"
 
 
 def mean_loss(

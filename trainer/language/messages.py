@@ -99,15 +99,15 @@ def _read_message(given: Any) -> Message:
     if "role" not in message:
         role = message.pop("from")
         message |= {"role": ROLES.get(role, role), "content": message.pop("value")}
-    content = message.setdefault("content", "") if message.get("tool_calls") else message["content"]
-    if isinstance(content, list):
-        parts = [{"text": part} if isinstance(part, str) else {**part} for part in content]
+    if message.get("tool_calls"):
+        message.setdefault("content", "")
+    if isinstance(message["content"], list):
+        parts = [{"text": p} if isinstance(p, str) else {**p} for p in message["content"]]
         if not all(map(_is_learnt, parts)):
             raise ValueError
         message["content"] = "".join(part["text"] for part in parts)
 
-    texts = isinstance(message["content"], str) and isinstance(message["role"], str)
-    if not texts or message["role"] == "function_call":
+    if not isinstance(message["content"], str) or message["role"] == "function_call":
         raise ValueError
     message.is_learnt = is_learnt and message["role"] == "assistant"
     return message

@@ -97,9 +97,7 @@ def build_on_meta(
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
-            raise ValueError(
-                f"it holds an adapter; give the adapter's model, and adapter: {{start: {name}}}"
-            )
+            raise ValueError("it holds an adapter; give the adapter's model, and adapter.start")
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
             pretrained_model_name_or_path=source,

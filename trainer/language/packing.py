@@ -25,8 +25,6 @@ from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
-Packing = Literal["best_fit", "none"]
-LongDocuments = Literal["split", "cut", "refuse"]
 
 
 class Rows:
@@ -76,8 +74,8 @@ def plan_rows(
     ends: Int64Array,
     *,
     length: int,
-    packing: Packing,
-    long_documents: LongDocuments,
+    packing: Literal["best_fit", "none"],
+    long_documents: Literal["split", "cut", "refuse"],
 ) -> tuple[Int64Array, Int64Array]:
     """Cut documents into pieces, and put the pieces into rows.
 
@@ -88,12 +86,11 @@ def plan_rows(
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
     """
-    longest = int((ends - starts).max(initial=0))
-    if longest - 1 > length and long_documents == "refuse":
+    if long_documents == "refuse" and (ends - starts > length + 1).any():
         raise setting_error(
             "sequence_length",
             length,
-            f"a document has {longest} tokens; set a longer one, or long_documents",
+            "a document has more tokens; set a longer one, or long_documents",
         )
     pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
     rows = np.arange(len(pieces) + 1)

@@ -49,12 +49,13 @@ class PairColumns(Columns):
 
         Of some rows that is chance: a prompt may be short.
         """
-        given = [row for row in rows if self.prompt_of(row)]
-        return bool(given) and all(
-            str(row.get(side)).startswith(str(self.prompt_of(row)))
-            for row in given
+        starts = [
+            str(row.get(side)).startswith(str(prompt))
+            for row in rows
+            if (prompt := self.prompt_of(row))
             for side in self.names[1:]
-        )
+        ]
+        return bool(starts) and all(starts)
 
     def read(self, row: Row, origin: str, *, as_chat: bool) -> list[Chat]:
         """Return both sides as conversations, of which the messages that differ are trained on.

@@ -26,13 +26,11 @@ SECOND = (0, slice(5, None))  # the second document of the first row
 
 
 def small_batch(model: Any) -> dict[str, Tensor]:
-    """Return a batch of random tokens: two packed rows, with several documents each."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    positions = torch.tensor(POSITIONS)
-    ids = torch.randint(vocabulary, positions.shape, generator=generator)
-    batch = {"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions}
-    return {name: tensor.to(model.device) for name, tensor in batch.items()}
+    """Return a batch of unlike tokens: two packed rows, with several documents each."""
+    positions = torch.tensor(POSITIONS, device=model.device)
+    ids = torch.arange(positions.numel(), device=model.device).view_as(positions)
+    ids %= model.get_input_embeddings().num_embeddings
+    return {"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions}
 
 
 @contextmanager
@@ -54,31 +52,15 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
-    problem = why_not_separate(model, inputs)
-    if problem:
-        raise setting_error("packing", "best_fit", f"{problem}; set packing: none")
-
-
-def why_not_separate(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> str:
-    """Return why packed documents are not separate. The arguments are of ``check_separation``."""
-    name = type(model).__name__
     try:
-        reached = _tokens_that_reach_second_document(model, inputs)
+        prove_separation(model, inputs)
     except Exception as error:  # models raise any error
-        return f"{name} cannot be trained on packed rows: {first_line(error)}"
-    # All tokens of the document must have a gradient (or the gradient would prove nothing), and no
-    # other token.
-    expected = torch.zeros_like(reached)
-    expected[SECOND] = True
-    if torch.equal(reached, expected):
-        return ""
-    return f"documents of one row reach each other in {name}"
+        rule = f"{type(model).__name__}: {first_line(error)}; set packing: none"
+        raise setting_error("packing", "best_fit", rule) from None
 
 
-def _tokens_that_reach_second_document(
-    model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]
-) -> Tensor:
-    """Return which tokens influence the second document of the first row, (rows, positions)."""
+def prove_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
+    """Raise any error unless documents are separate. The arguments are of ``check_separation``."""
     batch = small_batch(model)
     shape = batch["input_ids"].shape
     embeddings: list[Tensor] = []
@@ -93,4 +75,11 @@ def _tokens_that_reach_second_document(
         logits = output.logits.reshape(*shape, -1)
         probed = logits[SECOND].float().square().sum()
         [gradient] = torch.autograd.grad(probed, embeddings)
-    return gradient.reshape(*shape, -1).any(-1)
+
+    # All tokens of the document must have a gradient (or the gradient would prove nothing), and no
+    # other token.
+    reached = gradient.reshape(*shape, -1).any(-1)
+    expected = torch.zeros_like(reached)
+    expected[SECOND] = True
+    if not torch.equal(reached, expected):
+        raise ValueError("documents of one row reach each other")

@@ -43,7 +43,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
-PART = re.compile(r"(.+@\w+)\[(\d*):(\d*)\]")
+NAME = re.compile(
+    r"(?:hf:([^:@]+)(?::([^@]+))?|(.+?))(?:@([\w+-]+)(?:\[(\d*):(\d*)\])?)?", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -71,21 +73,21 @@ class Source:
         key: of the setting, for messages.
         digest: text that changes with the content.
         dataset: of the library ``datasets``, or ``JsonRows``.
-        part: the first row that is read, and the row behind the last. Empty for all rows.
+        part: the first row that is read, and the row behind the last.
     """
 
     name: str
     key: str
     digest: str
     dataset: Any
-    part: Sequence[int | None] = ()
+    part: Sequence[int | None]
 
     def read(self) -> Iterator[tuple[str, Row]]:
         """Yield each row, behind its origin for messages. Raise ``ConfigError`` if unreadable."""
         is_json = isinstance(self.dataset, JsonRows) or self.dataset.info.builder_name == "json"
         number = 0
         try:
-            for number, row in enumerate(islice(self.dataset, *(self.part or [None])), 1):
+            for number, row in enumerate(islice(self.dataset, *self.part), 1):
                 if "__index_level_0__" in row:  # pandas takes further columns for names of rows
                     raise ValueError("a row has more columns than the first line")
                 if not is_json:
@@ -108,22 +110,18 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
 def _find(name: str, key: str) -> Source:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
-    given = str(Path(name).expanduser())
-    part: list[int | None] = []
-    found = PART.fullmatch(given)
-    if found:
-        given = found[1]
-        part = [int(number) if number else None for number in found.groups()[1:]]
-    path, options = _of_folder(given)
-    files = _files(given) or (_files(path) if given.endswith("@train") else [])
+    hub, subset, path, split, *ends = _parsed(name)
+    files = _files(path) if path and split in (None, "train") else []
     kinds = [KINDS.get(Path(file.lower().removesuffix(".gz")).suffix, AS_TEXT) for file in files]
     if kinds[1:] != kinds[:-1]:
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
+    found = hub or path
+    options: dict[str, Any] = {"name": subset, "split": split or "train"}
     if files:
-        path, options = kinds[0]
+        found, options = kinds[0]
         options = {**options, "data_files": files, "split": "train", "streaming": True}
-    elif not given.startswith("hf:") and not Path(path).is_dir():
+    elif not hub and not Path(path).is_dir():
         raise setting_error(
             key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
         )
@@ -133,20 +131,21 @@ def _find(name: str, key: str) -> Source:
             dataset: Any = JsonRows(files)
         else:
             try:
-                dataset = load_from_disk(path)
+                dataset = load_from_disk(found)
             except FileNotFoundError:  # not a folder of save_to_disk
-                dataset = load_dataset(path, **options)
+                dataset = load_dataset(found, **options)
             if isinstance(dataset, DatasetDict):
                 dataset = dataset[options["split"]]
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":
         raise setting_error(
-            key, name, f"holds texts; name the files, each of which is a row: {path}/**/*.txt"
+            key, name, "holds texts; name the files, each of which is a row: FOLDER/**/*.txt"
         )
 
     digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
-    digest += f" {part}" if part else ""
+    part = [int(number) if number else None for number in ends]
+    digest += f" {part}" if any(ends) else ""
     return Source(name=name, key=key, digest=digest, dataset=dataset, part=part)
 
 
@@ -154,21 +153,18 @@ def _files(pattern: str) -> list[str]:
     return list(filter(os.path.isfile, sorted(glob(pattern, recursive=True)) or [pattern]))
 
 
-def _of_folder(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the path and the options of load_dataset for a folder or a name of the Hub."""
-    path, _, split = name.partition("@")
-    subset = ""
-    if path.startswith("hf:"):
-        path, _, subset = path.removeprefix("hf:").partition(":")
-    return path, {"name": subset or None, "split": split or "train"}
+def _parsed(name: str) -> Any:
+    """Return name and subset on the Hub, or a path, then the split, and first and last row."""
+    found: Any = NAME.fullmatch(str(Path(name).expanduser()))
+    return found.groups()
 
 
 def hub_stream(name: str) -> Any:
     """Return the stream of a data set of the Hub."""
     from datasets import load_dataset
 
-    path, options = _of_folder(name)
-    return load_dataset(path, **options, streaming=True)
+    hub, subset, _, split, *_ = _parsed(name)
+    return load_dataset(hub, subset, split=split or "train", streaming=True)
 
 
 def _unreadable(name: str, key: str, error: Exception, place: str = "") -> Exception:

@@ -31,7 +31,6 @@ ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 
 Int64Array = NDArray[np.int64]
 UInt32Array = NDArray[np.uint32]
-BadRows = Literal["leave_out"] | None
 
 
 def load_tokenizer(name: str, key: str, new: Sequence[str] = ()) -> Any:
@@ -78,7 +77,7 @@ class Encoder:
     tokenizer: Any
     columns: Columns
     writer: ChatWriter | TextWriter = field(default_factory=TextWriter)
-    bad_rows: BadRows = None
+    bad_rows: Literal["leave_out"] | None = None
     bad: list[ConfigError] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
 

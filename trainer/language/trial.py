@@ -19,7 +19,7 @@ from ..private.accelerate import is_connected
 from ..private.transformers import attention_of
 from .problems import first_line
 from .quantized import training_device
-from .separation import why_not_separate
+from .separation import prove_separation
 from .varlen import NAME, Whole, set_attention, with_documents
 
 _SIZES = [19, 29]  # of the documents, in tokens. Their sum has many divisors.
@@ -52,14 +52,14 @@ def why_not(model: Any, parts: int) -> str:
         model: a small copy, with values, in training mode.
     """
     own = attention_of(model)
+    reason = ""
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            reason = _difference(model, parts)
+            _compare(model, parts)
+        set_attention(model.train(), Whole(), f"{NAME}_alone")
+        prove_separation(model.to(training_device()), inputs_of_trial)
     except Exception as error:  # models raise any error
         reason = first_line(error)
-    if not reason:
-        set_attention(model.train(), Whole(), f"{NAME}_alone")
-        reason = why_not_separate(model.to(training_device()), inputs_of_trial)
     if is_connected():  # otherwise a state of Accelerate would be made
         reason = max(gather_object([reason]))
     if reason:
@@ -67,8 +67,8 @@ def why_not(model: Any, parts: int) -> str:
     return reason
 
 
-def _difference(model: Any, parts: int) -> str:
-    """Compute the documents alone, and in the parts of a row. Return a difference."""
+def _compare(model: Any, parts: int) -> None:
+    """Compute the documents alone, and in the parts of a row. Raise if the outputs are others."""
     sizes = _SIZES * (math.lcm(sum(_SIZES), parts) // sum(_SIZES))
     positions = torch.cat([*map(torch.arange, sizes)])[None]
     ids = torch.arange(sum(sizes))[None] % model.get_input_embeddings().num_embeddings
@@ -87,5 +87,4 @@ def _difference(model: Any, parts: int) -> str:
     model.set_attn_implementation("eager")
     alone = torch.cat([logits(input_ids=document) for document in torch.split(ids, sizes, 1)])
     if (in_parts - alone).abs().max() > 1e-5 * alone.abs().max():
-        return "documents in a row, or in its parts, have other outputs than each alone"
-    return ""
+        raise ValueError("documents in a row, or in its parts, have other outputs than each alone")

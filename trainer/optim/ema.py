@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,11 +37,11 @@ class Average:
 
     def update(self) -> None:
         """Add the weights after an optimizer step that was not skipped."""
-        if self.average and self.decay is not None:
+        if self.average and self.decay:
             with torch.no_grad():  # as a decorator it would cost 3 us without an average
                 interpolate_all(self.average, self.live, 1.0 - self.decay)
 
-    @contextlib.contextmanager
+    @contextmanager
     def applied(self) -> Iterator[None]:
         """Make the model compute with the average inside of the block, as for an evaluation."""
         self._swap()
@@ -52,7 +52,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        if self.decay is None:
+        if not self.decay:
             return
         for live, average in zip(self.live, self.average, strict=True):
             weight = live.clone()  # memory for one tensor at a time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in group.items():
         if key not in _NOT_SETTINGS:
             # Tensors, functions and other objects that JSON lacks are no settings.
-            with contextlib.suppress(TypeError, ValueError):
+            with suppress(TypeError, ValueError):
                 found[key] = json.loads(json.dumps(value))
     return found
 

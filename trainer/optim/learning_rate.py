@@ -57,8 +57,9 @@ def lr_factor(
                 return math.log(step + 2, warmup_steps + 2)
             return (step + 1) / (warmup_steps + 1)
         if schedule == "step":
-            passed_milestones = bisect_right(sorted(settings["milestones"]), step)
-            return float(settings.get("gamma", 0.1) ** passed_milestones)
+            return float(
+                settings.get("gamma", 0.1) ** bisect_right(sorted(settings["milestones"]), step)
+            )
         if schedule == "inverse_sqrt":
             return math.sqrt((warmup_steps + 1) / (step + 1))
         if schedule == "constant" or step < begin:
@@ -95,8 +96,8 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
     schedule = _of_torch(optimizer, plan)
     if plan.warmup_steps == 0:
         return schedule
-    warmup = LambdaLR(optimizer, factor)
-    return SequentialLR(optimizer, [warmup, schedule], milestones=[plan.warmup_steps])
+    schedules = [LambdaLR(optimizer, factor), schedule]
+    return SequentialLR(optimizer, schedules, milestones=[plan.warmup_steps])
 
 
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
@@ -112,6 +113,5 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
         schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
-        origin = plan.origin("schedule").named("schedule")
-        raise origin.error(rule) from None
+        raise plan.origin("schedule").named("schedule").error(rule) from None
     return schedule

@@ -10,10 +10,10 @@ stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ REDUCE_METHODS = {
 }
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet() -> Iterator[None]:
     """Silence the lines that DeepSpeed logs to standard output."""
     before = logging.root.manager.disable
@@ -52,8 +52,9 @@ def reset_linear() -> None:
     """Undo the override of nn.functional.linear that an earlier run of stage 3 has left behind."""
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 
-    own = nn.functional.linear
-    nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", own)
+    nn.functional.linear = getattr(
+        InsertPostInitMethodToModuleSubClasses, "linear_bk", nn.functional.linear
+    )
 
 
 # -- stage 3: parameters --------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
         model.reducer._check_reducer_finalized()
     except RuntimeError as error:
         found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        if found is None:
+        if not found:
             raise
         return [int(number) for number in found[1].split()]
     return []

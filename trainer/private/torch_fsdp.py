@@ -50,7 +50,7 @@ def complete_sums(unit: nn.Module) -> None:
     for group in _parameter_groups(unit):
         sums = [parameter.unsharded_accumulated_grad for parameter in group.fsdp_params]
         dtype = next((own.dtype for own in sums if own is not None), None)
-        if dtype is None:
+        if not dtype:
             continue
         for parameter, own in zip(group.fsdp_params, sums, strict=True):
             whole = parameter._unsharded_param

@@ -39,10 +39,9 @@ def answer_alone() -> None:
 
     # The trial of an optimizer compares values, which the host has.
     of_device = optimizer_probe.divided_step_problem
-    on_host = torch.device("cpu")
     replace_in(
         optimizer_probe,
-        divided_step_problem=lambda optimizer, device: of_device(optimizer, on_host),
+        divided_step_problem=lambda optimizer, device: of_device(optimizer, torch.device("cpu")),
     )
 
 
@@ -83,7 +82,7 @@ def _all_reduce(
 ) -> Any:
     """Reduce, and return a handle whose future has the tensor. That of a fake group has none."""
     work = reduce(tensor, *args, async_op=async_op, **kwargs)
-    if work is None:
+    if not work:
         return None
     future: Any = torch.futures.Future()
     future.set_result([tensor])

@@ -56,13 +56,14 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         large_is_fake: whether large tensors that are made on the host of a fake device are fake.
     """
 
+    large_is_fake = False
+
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.collectives: list[Collective] = []
         self.reads: Counter[tuple[str, str, str, bool]] = Counter()
-        self.large_is_fake = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -75,7 +76,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor):
                 self.ledger.record(tensor)
         collective = collective_of(function, args, kwargs)
-        if collective is not None:
+        if collective:
             self.collectives.append(collective)
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
         self.ledger.note_node()
@@ -85,7 +86,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves = tree_leaves((args, kwargs))
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         device = kwargs.get("device")
-        to_device = None if device is None else torch.device(device).type
+        to_device = device and torch.device(device).type
         if not fakes and to_device != "cuda":
             return self._on_host(function, args, kwargs, leaves)
         if function is _ATEN.equal.default:

@@ -51,8 +51,8 @@ def element(tensor: Any) -> Any:
     """Return the value that stands for each element of a tensor whose values are not known."""
     if tensor.dtype == torch.bool:
         return getattr(tensor, "truth", True)
-    running = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
-    value = int(_OVERFLOW.isdisjoint(running))
+    frames = traceback.walk_stack(sys._getframe())
+    value = int(_OVERFLOW.isdisjoint(frame.f_code.co_name for frame, _ in frames))
     return float(value) if tensor.is_floating_point() else value
 
 

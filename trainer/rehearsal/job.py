@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.arguments import kind_of
-from ..config.steps_alone import STEPS_ALONE
 from ..errors import LaunchError
+from .steps_alone import STEPS_ALONE
 
 # The last step would save. A small data set is read as often as two steps need. A schedule of the
 # task may have a table of all steps.

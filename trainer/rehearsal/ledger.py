@@ -41,17 +41,16 @@ class Block:
 class Ledger:
     """Records each storage on a type of device from its first tensor to its end."""
 
+    live = most = window = 0
+    _phase = ""
+
     def __init__(self, device: str) -> None:
         self.device = device
-        self.live = 0
-        self.most = 0
-        self.window = 0
         self.line_of_node: dict[int, str] = {}
         self._blocks: dict[int, Block] = {}
         # Changes in bytes in their order: the phase, and the line if the phase has not had more.
         self._events: list[tuple[str, Block, int, str]] = []
         self._most_of_phase: Counter[str] = Counter()
-        self._phase = ""
         self._record_resizes()
 
     # -- recording --------------------------------------------------------------------------------
@@ -68,10 +67,10 @@ class Ledger:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._blocks:
-            kind = EXCHANGED if is_for_exchange() else ACTIVATIONS
-            self._blocks[key] = Block(kind, self.window)
+            block = Block(EXCHANGED if is_for_exchange() else ACTIVATIONS, self.window)
+            self._blocks[key] = block
             weakref.finalize(storage, self._free, key)
-            self._resize(self._blocks[key], storage.nbytes())
+            self._resize(block, storage.nbytes())
 
     def _record_resizes(self) -> None:
         """Record new sizes of storages. FSDP2 frees gathered parameters by the size 0."""
@@ -80,7 +79,7 @@ class Ledger:
         def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             block = self._blocks.get(storage._cdata)
-            if block is not None:
+            if block:
                 self._resize(block, storage.nbytes())
             return result
 

@@ -72,8 +72,5 @@ def _shown(file: str, of_engine: bool) -> str:
         return ""
     if file.startswith(STANDARD_LIBRARY) and "site-packages" not in file:
         return ""
-    is_own = file.startswith(_TRAINER) and not file.startswith(f"{_TRAINER}language/")
-    is_of_engine = is_own or file.startswith(_ENGINES)
-    if is_of_engine and not of_engine:
-        return ""
-    return "/".join(Path(file).parts[-2:])
+    is_of_task = not file.startswith((_TRAINER, *_ENGINES)) or "/trainer/language/" in file
+    return "/".join(Path(file).parts[-2:]) if is_of_task or of_engine else ""

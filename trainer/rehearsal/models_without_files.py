@@ -12,7 +12,7 @@ from torch import nn
 def build_alone() -> None:
     """Let an imported language task build models without files. For the rest of the process."""
     module: Any = sys.modules.get("trainer.language.base")
-    if module is not None:
+    if module:
         module.build_on_meta = _build
 
 

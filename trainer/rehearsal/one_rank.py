@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -13,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ..checkpoint.snapshot import take
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
+from ..reporting.directory import json_text
 from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
 from ..script import launch_as, load_config, load_task
@@ -29,10 +31,11 @@ STEPS = 2  # the first makes the optimizer's state, the second is measured
 class Observer(Callback):
     """Tells a recorder the phases of the last step, and the kinds of the storages."""
 
+    first_collective = 0
+
     def __init__(self, recorder: FakeDevice) -> None:
         self.recorder = recorder
         self.ledger = recorder.ledger
-        self.first_collective = 0
 
     def on_launch(self, run: Setup) -> None:
         if self.ledger.device == "cuda":
@@ -118,14 +121,10 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
             if info.step == STEPS:
                 break
 
-    run = trainer.run
     phases = recorder.ledger.phases()
     peak = max(phases, key=lambda name: phases[name]["most"])
     return {
-        "plan": run.plan.as_dict(),
-        "notices": run.facts["notices"],
-        "trainable": run.facts["trainable_parameters"],
-        "parameters": run.facts["parameters"],
+        "plan": json.loads(json_text(trainer.run.facts)),
         "phases": phases,
         "peak": peak,
         "most": phases[peak]["most"],

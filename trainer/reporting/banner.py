@@ -10,8 +10,6 @@ from ..launching.details import details
 from ..text import listed, size, table
 from .machine import machine_text
 
-Row = tuple[str, str]  # a name and its value
-
 
 def banner(facts: Mapping[str, Any]) -> str:
     """Return the table for people from the content of plan.json."""
@@ -40,8 +38,8 @@ def _data(facts: Mapping[str, Any]) -> str:
     return f"{train} training samples, to evaluate {listed(sets, 8)}"
 
 
-def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a plan, known before anything is built."""
+def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of a plan, known before anything is built."""
     rows = {
         "strategy": "{strategy}, {world_size} x {device} by {launcher}",
         "precision": ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items()),
@@ -60,7 +58,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
             "{optimizer}, lr {lr_reference:g} at batch {reference_batch_size} -> {lr:g} "
             "at batch {global_batch_size} ({lr_scaling}), {told}"
         )
-    if plan["max_grad_norm"] is not None:
+    if plan["max_grad_norm"]:
         rows["optimizer"] += ", clipped at global norm {max_grad_norm:g}"
     values = {**plan, "told": _schedule(plan)}
     return [(name, text.format_map(values)) for name, text in rows.items()] + details(plan)

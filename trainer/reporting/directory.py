@@ -36,11 +36,12 @@ class RunDirectory:
     ``row`` and ``line`` are for the main process. Every rank may call the others.
     """
 
+    _lock: FolderLock | None = None
+
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
         self.path = Path(path)
         self.main = main
         self.origin = origin.named("output_dir")
-        self._lock: FolderLock | None = None
 
     def lock(self, agreement: Agreement) -> list[str]:
         """Make and lock the folder, before any file in the folder is read or changed. Collective.
@@ -51,7 +52,7 @@ class RunDirectory:
             ConfigError: another run has the lock, or the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
-        return [] if self._lock is None else self._lock.notices
+        return self._lock.notices if self._lock else []
 
     def _make_and_lock(self) -> None:
         try:
@@ -68,7 +69,7 @@ class RunDirectory:
         log_no_more(self)
         self._lock = None
 
-    def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
+    def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool) -> None:
         """Take the locked folder for this run, as ``used_folder.take_over`` does. Collective.
 
         Raises:
@@ -118,12 +119,12 @@ class RunDirectory:
 
 def json_text(value: object) -> str:
     """Return a value as JSON for a file, as ``RunDirectory.write_json`` writes it."""
-    return json.dumps(_plain(value, default=_as_json), indent=2) + "\n"
+    return json.dumps(_plain(value), indent=2) + "\n"
 
 
-def _plain(value: object, **settings: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a value as JSON has it, with null for the numbers that are not finite."""
-    return json.loads(json.dumps(value, **settings), parse_constant=lambda name: None)
+    return json.loads(json.dumps(value, default=_as_json), parse_constant=lambda name: None)
 
 
 def _as_json(value: object) -> object:

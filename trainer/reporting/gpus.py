@@ -24,7 +24,7 @@ def memory_of(text: str) -> float:
     """Return the GiB of an accelerator by name (``H100-80``), or of a text (``24GiB``)."""
     asked = text.lower().replace(" ", "").removesuffix("gb")
     for name, (gib, *_) in KNOWN.items():
-        if gib is not None and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
+        if gib and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
             return gib
     memory = re.fullmatch(r"(\d+(?:\.\d+)?)(?:gib|g)?", asked)
     if memory and usable_bytes(float(memory[1])) < 1:

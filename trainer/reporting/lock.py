@@ -49,15 +49,14 @@ class FolderLock:
 
 
 # The locks of this process, by the folder.
-_held: WeakValueDictionary[str, FolderLock] = WeakValueDictionary()
+_held: WeakValueDictionary[Path, FolderLock] = WeakValueDictionary()
 
 
 def lock_folder(folder: Path) -> FolderLock:
     """Return the lock of a folder. Several trainings of one process share it."""
-    real_folder = os.path.realpath(folder)
-    lock = _held.get(real_folder)
-    if lock is None:
-        lock = _held[real_folder] = FolderLock(folder)
+    lock = _held.get(folder.resolve())
+    if not lock:
+        lock = _held[folder.resolve()] = FolderLock(folder)
     return lock
 
 

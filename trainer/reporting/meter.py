@@ -36,6 +36,10 @@ class Meter:
         rows: the last 1,000 logged rows, which give the speed of the run.
     """
 
+    _waited = 0.0
+    _activity = ""
+    _changes = 0
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.memory = PeakMemory(device)
@@ -45,9 +49,6 @@ class Meter:
         self.totals = dict.fromkeys(UNITS, 0.0)
         self.rows: deque[dict[str, float]] = deque(maxlen=1000)
 
-        self._waited = 0.0
-        self._activity = ""
-        self._changes = 0
         self._start_reading()
 
     def _start_reading(self) -> None:
@@ -142,11 +143,12 @@ class Meter:
             count = total - self._read_totals[unit]
             if count or unit == "samples":
                 values[f"{unit}_per_second"] = round(count / busy, 3)
-        values["seconds"] = round(self.seconds - self.spent["start-up"], 3)
         seconds_per_step = (self.training - self._counted_from) / max(1, self._steps)
-        values["eta_seconds"] = round(seconds_per_step * steps_left, 1)
-        values["peak_memory_bytes"] = self.memory.read()
-
+        values |= {
+            "seconds": round(self.seconds - self.spent["start-up"], 3),
+            "eta_seconds": round(seconds_per_step * steps_left, 1),
+            "peak_memory_bytes": self.memory.read(),
+        }
         self.rows.append(values)
         self._start_reading()
         return values
@@ -161,7 +163,7 @@ class Meter:
             precision: of the layers' computations: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         """
         training = max(self.training, 1e-9)
-        seconds = {**self.spent, "data": self._waited, "training": training, "wall": self.seconds}
+        seconds = self.spent | {"data": self._waited, "training": training, "wall": self.seconds}
         facts: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "peak_memory_bytes": gather(self.memory.read()),
@@ -201,6 +203,9 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     if summary.get("best"):
         text += "best {best[metric]} {best[value]:.4f} at step {best[step]}; "
     text += "model: {model}"
-    values = metrics_text(summary["evaluation"])
-    peak = size(max(summary["peak_memory_bytes"]))
-    return text.format_map({**summary, "values": values, "peak": peak, "model": model})
+    more = {
+        "values": metrics_text(summary["evaluation"]),
+        "peak": size(max(summary["peak_memory_bytes"])),
+        "model": model,
+    }
+    return text.format_map({**summary, **more})

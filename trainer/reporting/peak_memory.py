@@ -18,9 +18,10 @@ class PeakMemory:
     a phase begins, a phase shows the largest value up to the end.
     """
 
+    phase = "set-up"
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.phase = "set-up"
         self.peaks: dict[str, Counter[str]] = defaultdict(Counter)
 
     def enter(self, phase: str) -> str:

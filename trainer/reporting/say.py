@@ -31,7 +31,7 @@ def say_and_log(log_file: LogFile | None, text: str) -> None:
     if not is_main():
         return
     print(without_secrets(text), flush=True)
-    if log_file is not None:
+    if log_file:
         log_file.line(text)
 
 

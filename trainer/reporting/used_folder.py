@@ -80,10 +80,10 @@ def cut_rows(path: Path, step: int) -> None:
 
 def _holds_plan(folder: Path) -> bool:
     try:
-        keys = read_json(folder / "plan.json").keys()
+        plan = read_json(folder / "plan.json")
+        return {"strategy", "world_size", "versions"} <= plan.keys()  # type: ignore[no-any-return]
     except (OSError, ValueError, AttributeError):
         return False
-    return {"strategy", "world_size", "versions"} <= keys  # type: ignore[no-any-return]
 
 
 def _holds_files(entry: Path) -> bool:

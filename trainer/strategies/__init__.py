@@ -30,5 +30,6 @@ def strategy_class(name: str, config: TrainConfig | None = None) -> type[Strateg
     module_name, _, class_name = STRATEGIES[name].partition(":")
     if config and config.same_bits:
         module_name, class_name = f"exact_{module_name}", f"Exact{class_name}"
-    module = importlib.import_module(f".{module_name}", __name__)
-    return getattr(module, class_name)  # type: ignore[no-any-return]
+    return getattr(  # type: ignore[no-any-return]
+        importlib.import_module(f".{module_name}", __name__), class_name
+    )

@@ -10,11 +10,10 @@ engine does that work.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
 
-_NOTHING = contextlib.nullcontext()
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +269,7 @@ class Strategy(ABC):
         """
         self.before_backward()
         scaler = self.accelerator.scaler
-        if scaler is not None:
+        if scaler:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -288,7 +287,7 @@ class Strategy(ABC):
         """
         stepped = self.stepped()
         scaler = self.accelerator.scaler
-        if scaler is not None:
+        if scaler:
             scaler.unscale_(self.optimizer)
 
         gradients = []
@@ -299,11 +298,11 @@ class Strategy(ABC):
         each = norms_of(gradients) if gradients[0].is_cuda else None
         norm = self._norm(gradients, each)
         limit = self.plan.max_grad_norm
-        if limit is not None:  # otherwise no gradient is written again
+        if limit:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
 
         skipped = False
-        if scaler is None:
+        if not scaler:
             if self.step_optimizer(norm, on_nan):
                 each = norms_of(gradients)
         else:
@@ -328,7 +327,7 @@ class Strategy(ABC):
 
     def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
         """Step the optimizer, and return whether the host knows that the step was left out."""
-        if on_nan is not None:
+        if on_nan:
             return step_if_finite(self.optimizer, norm, on_nan)
         self.optimizer.step()
         return False
@@ -360,7 +359,7 @@ class Strategy(ABC):
 
     def callback_context(self) -> AbstractContextManager[object]:
         """Return the context of a call of a user's callback."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def missed_exchange(self) -> str:
         """Return why the gradients of this step were not averaged over the ranks. "" normally."""
@@ -423,7 +422,7 @@ class Strategy(ABC):
     def scaler_state(self) -> dict[str, float]:
         """Return ``scale``, and ``good_steps`` since the last change. Empty without a scaler."""
         scaler = self.accelerator.scaler
-        if scaler is None:
+        if not scaler:
             return {}
         state = scaler.state_dict()
         return {"scale": state["scale"], "good_steps": state["_growth_tracker"]}
@@ -431,7 +430,7 @@ class Strategy(ABC):
     def load_scaler_state(self, state: Mapping[str, float]) -> None:
         """Set a state that ``scaler_state`` of any strategy returned."""
         scaler = self.accelerator.scaler
-        if scaler is not None and state:
+        if scaler and state:
             changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
@@ -470,6 +469,6 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
             lambda tensor: tensor.to(dtype), (args, kwargs), test_type=is_float
         )
 
-    if dtype is not None:
+    if dtype:
         model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))

@@ -6,8 +6,8 @@ Copies of parameters must be the same at any time: ``refuse_drift`` compares the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-@contextlib.contextmanager
+@contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers back after a batch that does not count."""
     before = BuffersBefore(model)
@@ -72,8 +72,7 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
         if buffer.layout != torch.strided or not buffer.numel():
             continue
         if buffer.is_floating_point():
-            share = buffer.double() / accelerator.num_processes
-            buffer.copy_(accelerator.reduce(share, "sum"))
+            buffer.copy_(accelerator.reduce(buffer.double() / accelerator.num_processes, "sum"))
         else:
             # As bytes: gloo and NCCL know no 16-bit integers.
             sent = broadcast(buffer.reshape(-1).view(torch.uint8))
@@ -89,8 +88,9 @@ def refuse_drift(shards: Iterable[Any], gather: Callable[[Any], list[Any]]) -> N
     starts = []
     for shard in shards:
         if shard.copies > 1:
-            checksum = xxhash.xxh3_64_hexdigest(bytes_of(shard.tensor))
-            facts[f"the checksum of {shard.name}"] = checksum
+            facts[f"the checksum of {shard.name}"] = xxhash.xxh3_64_hexdigest(
+                bytes_of(shard.tensor)
+            )
             starts.append(shard.start)
     difference = same_on_all_ranks(facts, gather, part=tuple(starts))
     if difference:

@@ -79,8 +79,7 @@ class DDP(Strategy):
             _arrange_buckets(self.model)
 
     def verify(self) -> None:
-        is_ddp = isinstance(self.model, DistributedDataParallel)
-        if is_ddp != (self.plan.strategy == "ddp"):
+        if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
             raise LaunchError(
                 f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
             )

@@ -9,11 +9,11 @@ DeepSpeed is imported only if ZeRO runs (3 s).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,23 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from ..private import deepspeed_engine as private_deepspeed
+from ..private.deepspeed_engine import (
+    REDUCE_METHODS,
+    accumulate_in,
+    clear_gradients,
+    complete_offloaded_gradients,
+    copy_to_model_stage_3,
+    flat_group_stage_3,
+    flat_groups,
+    forget_released,
+    gather_persistent,
+    has_accumulated,
+    is_sharded,
+    keep_gathered,
+    remove_leaf_hooks,
+    shard_parameter,
+    take_over_backward_start,
+)
 from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
@@ -71,11 +87,11 @@ class ZeRO(Strategy):
         self._config = plugin.deepspeed_config
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
         self._order: GradientOrder | None = None  # a single process needs none
-        self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
+        self._delayed_reduction = ExitStack()  # open for the length of a window
         # How many steps are watched for reads outside of layers. In the first step the parameters
         # that the trial of the loss has gathered may still be there.
         self._watched_steps = 2 if self._stage == 3 else 0
-        self._watch = contextlib.ExitStack()  # open in the forward pass of a step that is watched
+        self._watch = ExitStack()  # open in the forward pass of a step that is watched
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -126,25 +142,24 @@ class ZeRO(Strategy):
 
         precision = self.plan.precision
         if self._stage == 1 and precision["gradients"] != precision["compute"]:
-            private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
-        self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
+            accumulate_in(self.zero, DTYPES[precision["gradients"]])
+        self._begin_backward = take_over_backward_start(self.engine)
         if self._stage == 3:
-            private_deepspeed.gather_persistent(self.zero)
+            gather_persistent(self.zero)
         self._take_over_reduction()
 
         if weights:  # which the cast has rounded
             self.fill(weights.items())
 
         # In stages 1 and 2 frozen parameters are the values themselves.
-        trainable = None if self._stage == 3 else True
-        self._temporary = list(self.parameters(trainable=trainable))
+        self._temporary = list(self.parameters(trainable=None if self._stage == 3 else True))
 
     def _take_over_reduction(self) -> None:
         """Watch the order of the gradients on their way to the engine."""
         if self.plan.find_unused_parameters:
-            private_deepspeed.remove_leaf_hooks(self.zero)
+            remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
-            method = private_deepspeed.REDUCE_METHODS[self._stage]
+            method = REDUCE_METHODS[self._stage]
             self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
             setattr(self.zero, method, self._order.reduce)
 
@@ -175,7 +190,7 @@ class ZeRO(Strategy):
         for module in model.modules():
             allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
-                if private_deepspeed.is_sharded(parameter):  # a shared parameter
+                if is_sharded(parameter):  # a shared parameter
                     continue
                 if not parameter.numel():
                     raise LaunchError(
@@ -184,7 +199,7 @@ class ZeRO(Strategy):
                     )
                 if parameter.is_floating_point():
                     parameter.data = parameter.data.to(init.dtype)
-                private_deepspeed.shard_parameter(init, parameter)
+                shard_parameter(init, parameter)
 
         replace_in_optimizer(optimizer, replaced)
         for buffer in model.buffers():
@@ -195,8 +210,7 @@ class ZeRO(Strategy):
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine also sets switches for compiled models.
-        backend = settings.pop("backend")
-        self.model.compile(backend=backend, compile_kwargs=settings)
+        self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
         asked = self._stage, self.plan.max_grad_norm or 0.0
@@ -206,7 +220,7 @@ class ZeRO(Strategy):
 
     # -- one step ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
+    @contextmanager
     def micro_step(self, *, boundary: bool) -> Iterator[None]:
         # The engine counts micro-batches itself, which is wrong for a short last window. So the
         # strategy tells the engine when a window ends.
@@ -216,7 +230,7 @@ class ZeRO(Strategy):
             self._watch.enter_context(NoOutsideReads(_IN_STEP))
             self._watched_steps -= boundary
         if delays and self._stage == 3:
-            private_deepspeed.keep_gathered(self.zero)
+            keep_gathered(self.zero)
         # Ranks may use different parameters: gradients are kept whole, and reduced in a fixed order
         # at the end of the window.
         if delays and not self.engine.inside_no_sync_ctxt:
@@ -227,7 +241,7 @@ class ZeRO(Strategy):
             self._add_missing_gradients()
             self._delayed_reduction.close()
 
-    def callback_context(self) -> contextlib.AbstractContextManager[object]:
+    def callback_context(self) -> AbstractContextManager[object]:
         if self._stage == 3:
             return NoOutsideReads(_IN_CALLBACK)
         return super().callback_context()
@@ -235,12 +249,11 @@ class ZeRO(Strategy):
     def _add_missing_gradients(self) -> None:
         """Give gradients of zero to the parameters that this rank's micro-batches did not reach."""
         for _, parameter in self.parameters():
-            if parameter.grad is not None or private_deepspeed.has_accumulated(parameter):
+            if parameter.grad is not None or has_accumulated(parameter):
                 continue
             # torch wants the gradient in the parameter's shape. A sharded parameter is empty.
             sharded = parameter.data
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            parameter.data = sharded.new_empty(shape)
+            parameter.data = sharded.new_empty(getattr(parameter, "ds_shape", parameter.shape))
             parameter.grad = torch.zeros_like(parameter)
             parameter.data = sharded
 
@@ -250,24 +263,24 @@ class ZeRO(Strategy):
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.
         self.zero.clear_backward_seen_flag()
-        if self._order is not None:
+        if self._order:
             self._order.start_backward(loss, gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         if self._stage == 3:
-            private_deepspeed.forget_released(self.zero)
-        if self._order is not None:
+            forget_released(self.zero)
+        if self._order:
             self.fingerprint = self._order.fingerprint
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
         # Accelerate would step the engine inside of backward. Here code can run in between. In
         # every precision the engine makes no step with a gradient that is not finite, and reports
         # an infinite norm, or none.
-        private_deepspeed.complete_offloaded_gradients(self.zero, self._stage)
+        complete_offloaded_gradients(self.zero, self._stage)
         self.engine.step()
-        private_deepspeed.clear_gradients(self.zero, self._stage)
+        clear_gradients(self.zero, self._stage)
         norm = self.engine.get_global_grad_norm()
         if not isinstance(norm, Tensor):
             value = float("nan") if norm is None else norm
@@ -289,7 +302,7 @@ class ZeRO(Strategy):
             key, place = self._flat_groups[parameter]
             offset = max(0, place - rank * key.numel())
         elif parameter.requires_grad:
-            key, offset = private_deepspeed.flat_group_stage_3(self.zero, parameter)
+            key, offset = flat_group_stage_3(self.zero, parameter)
         values = parameter.ds_tensor.data if key is None else key.detach()
         return Shard(
             name=name,
@@ -310,14 +323,14 @@ class ZeRO(Strategy):
 
     @cached_property
     def _flat_groups(self) -> dict[Tensor, tuple[Tensor, int]]:
-        return private_deepspeed.flat_groups(self.zero)
+        return flat_groups(self.zero)
 
     def write_back(self) -> None:
         # After the engine's own functions that set a value (safe_set_full_fp32_param), the model
         # computes with stale copies until the next step.
         if self._stage == 3:
-            private_deepspeed.copy_to_model_stage_3(self.zero)
-            private_deepspeed.gather_persistent(self.zero)
+            copy_to_model_stage_3(self.zero)
+            gather_persistent(self.zero)
         else:
             self.zero.update_lp_params()
         self.writes += 1
@@ -327,9 +340,7 @@ class ZeRO(Strategy):
         from deepspeed.utils import safe_get_full_fp32_param
 
         if parameter.requires_grad:
-            whole = safe_get_full_fp32_param(parameter)
-            assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
-            return whole
+            return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
         with deepspeed.zero.GatheredParameters([parameter]):  # only stage 3 has to gather
             return parameter.data.clone()
 
@@ -383,8 +394,7 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config.setdefault("data_types", {})["grad_accum_dtype"] = plan.precision[kind]
 
     # The engine's clock would wait for the device before and after each forward pass and step.
-    throughput = config.setdefault("timers", {}).setdefault("throughput", {})
-    throughput.setdefault("enabled", False)
+    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
 
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}

@@ -80,8 +80,10 @@ class Exact(Strategy):
         self._elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
         super().prepare(model, optimizer)
         held = size(8 * self._elements)
-        notice = f"same_bits: whole gradients add up in float64, at most {held} per rank"
-        self.notices = [*self.notices, notice]
+        self.notices = [
+            *self.notices,
+            f"same_bits: whole gradients add up in float64, at most {held} per rank",
+        ]
         # In evaluation ZeRO-3 computes without torch's fused encoder layers.
         torch.backends.mha.set_fastpath_enabled(False)
         add_borders(self.model)
@@ -116,15 +118,14 @@ class Exact(Strategy):
 
     def _take(self, name: str, parameter: Any) -> None:
         gradient, parameter.grad = parameter.grad, None
-        if self.note is not None:
+        if self.note:
             self.note(name, gradient)
         known = self._sums.get(name)
         if known is None:
             self._sums[name] = gradient.double().contiguous()
             return
         if self.counts is not None:
-            rounded = rounded_additions(known, gradient)
-            self.counts.update(additions=known.numel(), rounded=rounded)
+            self.counts.update(additions=known.numel(), rounded=rounded_additions(known, gradient))
         known.add_(gradient)
 
     def reduced(self) -> Iterator[Tensor]:

@@ -41,12 +41,12 @@ class ExactDDP(Exact, DDP):
             compute_in(unwrapped(self.model), dtype)
 
     def micro_step(self, *, boundary: bool) -> Any:
-        if self._cast is not None:
+        if self._cast:
             self._cast.copies = {}
         return super().micro_step(boundary=boundary)
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
-        if self._cast is not None:
+        if self._cast:
             self._cast.copies = None
         for parameter, gradient in zip(self.trainable, self.reduced(), strict=True):
             parameter.grad = gradient

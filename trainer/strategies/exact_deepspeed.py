@@ -36,7 +36,7 @@ class ExactZeRO(Exact, ZeRO):
             part = flat[shard.state_key][shard.state_offset :][: shard.tensor.numel()]
             parts.append(part.copy_(shard.cut(whole)))
         norm = self.end(parts, dist.group.WORLD)
-        if self.plan.max_grad_norm is not None:
+        if self.plan.max_grad_norm:
             clip(parts, self.plan.max_grad_norm, norm)
         if norm.isfinite():
             self.engine.step()

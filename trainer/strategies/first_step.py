@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     copy: Any = object.__new__(type(optimizer))
     own = vars(optimizer)
     kept = {id(leaf): leaf for leaf in leaves_of(own) if isinstance(leaf, Tensor | nn.Module)}
-    with contextlib.suppress(Exception):  # (an object within may be anything)
+    with suppress(Exception):  # (an object within may be anything)
         own = deepcopy(own, {id(optimizer): copy, **kept})
     copy.__dict__.update(own)
     copy.state = defaultdict(dict)

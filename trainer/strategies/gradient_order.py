@@ -50,6 +50,5 @@ class GradientOrder:
 
     def reduce(self, *gradient: Any) -> None:
         """Give a gradient to the engine, as the arguments of the engine's own method."""
-        number = self._numbers[gradient[0]]
-        self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
+        self.fingerprint = (self.fingerprint * 31 + self._numbers[gradient[0]]) % (1 << 61)
         self._reduce(*gradient)

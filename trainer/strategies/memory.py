@@ -127,12 +127,13 @@ def states_of_run(
     layout = LAYOUTS.get(plan.strategy, Layout())
     # DeepSpeed's engine casts frozen parameters too.
     width = 2 if layout.is_zero and plan.mixed_precision != "no" else 8
-    frozen = [p for p in model.parameters() if not p.requires_grad]
     return states_of(
         replace(layout, offloads=layout.is_zero and offloads),
         sum(p.numel() for p in model.parameters() if p.requires_grad),
         plan.world_size // plan.fsdp.get("dp_replicate_size", 1),
-        frozen_bytes=sum(p.numel() * min(width, p.itemsize) for p in frozen),
+        frozen_bytes=sum(
+            p.numel() * min(width, p.itemsize) for p in model.parameters() if not p.requires_grad
+        ),
         precision=plan.mixed_precision,
         slots=slots,
         accumulates=plan.accumulation_steps > 1 and not plan.sync_each_batch,

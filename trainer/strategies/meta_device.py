@@ -33,8 +33,9 @@ def allocate(
     for module in modules:
         for parameter in module.parameters(recurse=False):
             if parameter.is_meta and parameter not in replaced:
-                values = torch.empty_like(parameter, device=device)
-                replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
+                replaced[parameter] = nn.Parameter(
+                    torch.empty_like(parameter, device=device), parameter.requires_grad
+                )
                 share_gradient_hooks(replaced[parameter], parameter)
         put([module], replaced)
 

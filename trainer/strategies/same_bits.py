@@ -59,7 +59,7 @@ def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
     """
     device = parts[0].device
     largest = get_total_norm([part for part in parts if part.numel()], inf).to(device).double()
-    if group is not None:
+    if group:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     if not largest.isfinite() or largest == 0:
         return largest.float()
@@ -77,7 +77,7 @@ def exact_norm(parts: list[Tensor], elements: int, group: Any) -> Tensor:
             rounded = (rest + shift).sub_(shift)
             sums[level] += rounded.sum()
             rest.sub_(rounded)
-    if group is not None:
+    if group:
         dist.all_reduce(sums, group=group)
     return sums.sum().sqrt().float()
 

@@ -60,7 +60,7 @@ def global_norm(
         each: the norms of the parts, if they are known already.
     """
     norm = local_norm(parts) if each is None else torch.linalg.vector_norm(each)
-    if group is not None:
+    if group:
         square = norm.double().square()
         dist.all_reduce(square)  # over all groups: two sums may differ in a bit, and copies drift
         norm = (square * (group.size() / dist.get_world_size())).sqrt()
@@ -130,8 +130,7 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
 
 def first_names(model: nn.Module) -> dict[int, str]:
     """Return the first name of each parameter and persistent buffer, by the id of the tensor."""
-    named = reversed(list(canonical_state(model)))
-    return {id(tensor): name for name, tensor in named}
+    return {id(tensor): name for name, tensor in reversed([*canonical_state(model)])}
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -139,8 +138,8 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
     found = {}
     for name, tensor in canonical_state(model):
         is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-        widened = is_trained and tensor.is_floating_point()
-        found[name] = (tuple(tensor.shape), torch.float32 if widened else tensor.dtype)
+        dtype = torch.float32 if is_trained and tensor.is_floating_point() else tensor.dtype
+        found[name] = (tuple(tensor.shape), dtype)
     return found
 
 

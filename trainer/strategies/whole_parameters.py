@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .base import Strategy
 
 
-@contextlib.contextmanager
+@contextmanager
 def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Module]:
     """Put whole parameters in full precision into the model, and keep the changes of the block.
 

@@ -14,11 +14,8 @@ from benchmarks.gpu_speed import (
     ours,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    # dynamo looks at .grad of whatever it traces
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
+# dynamo looks at .grad of whatever it traces
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 TASK = Llama(name="tiny")
 
 

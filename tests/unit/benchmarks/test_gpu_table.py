@@ -16,7 +16,7 @@ from benchmarks.gpu_table import (
 
 @pytest.mark.slow
 def test_two_rows_are_rehearsed(tmp_path: Path, rehearse: Callable[..., str]) -> None:
-    out = tmp_path / "out" / "table.jsonl"
+    out = tmp_path / "out/table.jsonl"
     words = ("--loops", "hand", "fsdp", "--compiled", "no", "--timed", "4")
     printed = rehearse("gpu_table", out, *words)
     cold, hand, fsdp, again = read(out)

@@ -25,8 +25,6 @@ from trainer import (
 from trainer.building.build import build_for_evaluation
 from trainer.row import checks_of
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def config_in(folder: Path, **settings: Any) -> TrainConfig:
     given = {"max_steps": 2, "micro_batch_size": 8, **settings}
@@ -122,7 +120,7 @@ def test_without_checks_a_run_has_the_same_bits(tmp_path: Path) -> None:
         folder, bits = tmp_path / checks, Bits()
         run = fit(folder, Odd(dropout=0.2), bits, checks=checks, ema_decay=0.9)
         assert bool(checks_of(run.config)) == (checks == "all")
-        model = (folder / "model" / "model.safetensors").read_bytes()
+        model = (folder / "model/model.safetensors").read_bytes()
         found.append((bits.seen, losses(folder), model))
     assert found[0] == found[1]
     assert len(found[0][0]) == 8
@@ -177,7 +175,7 @@ def test_an_evaluation_has_a_folders_weights_whatever_the_config_names(tmp_path:
     expected = training.run.evaluate()
 
     names = {"run_name": "{experiment}-{lr}"}
-    run = evaluating(tmp_path / "b", tmp_path / "a" / "model", lr=0.5, **names)
+    run = evaluating(tmp_path / "b", tmp_path / "a/model", lr=0.5, **names)
     assert run.name == "Sign-0.5"
     for name, tensor in run.model.state_dict().items():
         assert tensor.equal(trained[name]), name

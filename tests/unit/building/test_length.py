@@ -13,8 +13,6 @@ from one_process import fit
 from trainer import ConfigError, Data, TrainConfig, build, mixed
 from trainer.run import Length
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def length(folder: Path, **settings: Any) -> Length:
     """Return the length of a run over 64 samples, eight in a step."""

@@ -89,7 +89,6 @@ def test_a_pretrained_folder_that_is_missing_is_refused_at_once(tmp_path: Path) 
     assert MetaModel.of(task.build_model(), task, 0, resumes=True) is None, "it is not read then"
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
     first = values(built(tmp_path / "first", OnMeta(), keep_last=0))
     again = values(built(tmp_path / "again", OnMeta(), keep_last=0))
@@ -100,7 +99,6 @@ def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
     assert not any(torch.equal(first[name], other[name]) for name in DRAWN)
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_pretrained_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "model", "0.bias", "0.kept", "0.weight", "1.bias")
     with pytest.raises(CheckpointError, match=r"1\.weight"):
@@ -123,7 +121,6 @@ def test_a_parameter_that_nothing_initializes_is_named() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.empty(2))
 
-    @dataclass(frozen=True, kw_only=True)
     class Task(Plain):
         def build_model(self) -> nn.Module:
             with torch.device("meta"):

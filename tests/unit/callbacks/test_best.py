@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from trainer import TrainerError
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 BEST = {
     "eval_every": 1,
     "best_metric": "eval/loss",
@@ -37,7 +35,7 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     said = "note: best/ of step 3 is in another folder: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [6]
-    assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
+    assert (tmp_path / "branch/best/model.safetensors").is_file()
     lose(tmp_path / "run", 8, 7)
     trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **BEST)
     assert [step for callback in trainer.parts.callbacks for step in callback.pinned_steps()] == [3]
@@ -50,7 +48,6 @@ def test_a_best_metric_of_no_set_ends_the_run_at_its_first_evaluation(tmp_path: 
         fit(tmp_path, Evaluated(), eval_every=1, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Odd):
     """Best after three steps."""
 

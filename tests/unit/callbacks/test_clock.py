@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from launchers import json_in
 from one_process import fit
 
 from trainer import Callback, Run, StepInfo
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 class Reads(Callback):

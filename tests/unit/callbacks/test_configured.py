@@ -19,8 +19,6 @@ from trainer import Callback, ConfigError, Run, StepInfo, TrainConfig, load_conf
 from trainer.callbacks.configured import configured_callbacks
 from trainer.row import row_of
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 MADE: list[str] = []
 
 

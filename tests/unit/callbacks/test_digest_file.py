@@ -9,16 +9,16 @@ import pytest
 import torch
 from launchers import json_lines
 from resuming import Odd
-from same_bits import Cross, configured
+from same_bits import Cross
 
-from trainer import DataError, Trainer
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+from trainer import DataError, TrainConfig, Trainer
 
 
 def train(folder: Path, task: Any = None, **settings: Any) -> str:
-    given = {"max_steps": 3, "stop_at": 2, "global_batch_size": 4, "eval_every": None}
-    trainer = Trainer(task or Cross(), configured(folder, "cross", **{**given, **settings}))
+    given = {"max_steps": 3, "stop_at": 2, "micro_batch_size": 2, "global_batch_size": 4}
+    given |= {"same_bits": True, "lr": 0.01, "keep_last": 0, **settings}
+    config = TrainConfig(task="same_bits:Cross", output_dir=str(folder), **given)
+    trainer = Trainer(task or Cross(), config)
     trainer.fit()
     trainer.run.close()
     return (folder / "log.txt").read_text()

@@ -29,6 +29,6 @@ def test_a_folder_with_a_secret_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ("address", settings["address"]),
         ("gate_token", "fedcba9876543210"),
     ):
-        (tmp_path / "deep" / "README.md").write_text(f"key: {value}")
+        (tmp_path / "deep/README.md").write_text(f"key: {value}")
         with pytest.raises(ValueError, match=f"/ holds the secret {name}$"):
             refuse_secrets(tmp_path, settings)

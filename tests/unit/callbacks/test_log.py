@@ -26,7 +26,6 @@ class Reports(Plain):
         return super().training_step(model, batch), {self.name: 9.0}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_the_first_step_every_nth_and_the_last_are_logged(tmp_path: Path) -> None:
     fit(tmp_path, Reports(name="loss"), max_steps=10, log_every=4, save_every=None)
     logged = [row for row in rows(tmp_path) if "loss" in row]
@@ -34,7 +33,6 @@ def test_the_first_step_every_nth_and_the_last_are_logged(tmp_path: Path) -> Non
     assert not any(row["loss"] == 9.0 for row in logged), "a reported loss does not replace it"
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("name", ["lr", "grad_norm", "eta_seconds"])
 def test_a_name_of_the_trainers_own_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"^training_step reports '{name}', a name of the trainer"):

@@ -36,7 +36,6 @@ class Interrupted(Plain):
         return {"error": (model(batch["x"]) - batch["y"]).abs().squeeze(-1)}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -44,9 +43,7 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     # A vote would wait a quarter of a second for the next one; a thousand batches take less.
     monkeypatch.setattr(agreement, "_MICROSECONDS", 0)
     task, folder = Interrupted(number=number), tmp_path / "run"
-    config = replace(
-        configured(folder), max_steps=6, eval_every=2, evaluation_batch_size=1, log_every=10
-    )
+    config = configured(folder, max_steps=6, eval_every=2, evaluation_batch_size=1, log_every=10)
     trainer = Trainer(task, config)
     before = signal.getsignal(number)
     with pytest.raises(Stopped) as stopped:

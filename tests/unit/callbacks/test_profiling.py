@@ -6,14 +6,11 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 from one_process import fit, log_of
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def traced_calls(folder: Path, name: str) -> int:
-    with gzip.open(folder / "profile" / "trace.json.gz", "rt") as file:
+    with gzip.open(folder / "profile/trace.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     return sum(1 for event in events if event.get("name", "").startswith(name))
 
@@ -21,7 +18,7 @@ def traced_calls(folder: Path, name: str) -> int:
 def test_the_steps_asked_for_are_in_the_trace_and_the_table(tmp_path: Path) -> None:
     fit(tmp_path, profile_steps="3-4")
     assert traced_calls(tmp_path, "Optimizer.step") == 2
-    table = (tmp_path / "profile" / "operations.txt").read_text()
+    table = (tmp_path / "profile/operations.txt").read_text()
     assert "Self CPU" in table and "Optimizer.step" in table
     assert f"profile of steps 3 to 4: {tmp_path / 'profile'}" in log_of(tmp_path)
 

@@ -18,8 +18,6 @@ from torch import nn
 import trainer
 from trainer.callbacks.progress import Progress
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Weighted(Plain):
     """Weights of classes, which are no tokens."""

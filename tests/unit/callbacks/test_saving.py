@@ -25,7 +25,6 @@ class Holds(Callback):
         return {"value": self.state}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(("since", "is_exported"), [(3, False), (7, True)])
 def test_the_model_is_exported_if_the_last_save_fails(
     since: int, is_exported: bool, tmp_path: Path
@@ -33,4 +32,4 @@ def test_the_model_is_exported_if_the_last_save_fails(
     with pytest.raises(CheckpointError, match="was not saved: Holds"):
         fit(tmp_path, None, Holds(since))
     assert steps(tmp_path)[0] == since - 1
-    assert (tmp_path / "model" / "model.safetensors").is_file() == is_exported
+    assert (tmp_path / "model/model.safetensors").is_file() == is_exported

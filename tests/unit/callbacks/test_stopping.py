@@ -6,12 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from launchers import json_in
 from one_process import fit
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule(tmp_path: Path) -> None:
     def stopped_by(**settings: Any) -> tuple[int, str | None]:
         fit(tmp_path, max_steps=4, **settings)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from brought_tasks import Plain
 from from_launcher import configured
 from launchers import json_in
@@ -15,9 +13,8 @@ from one_process import log_of, steps
 from trainer import Trainer
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> None:
-    config = replace(configured(tmp_path), max_steps=100_000, max_time="1s", log_every=1000)
+    config = configured(tmp_path, max_steps=100_000, max_time="1s", log_every=1000)
     trainer = Trainer(Plain(), config)
     trainer.run.meter.born = time.perf_counter()  # this process is older
     evaluation = trainer.fit()

@@ -70,7 +70,6 @@ def tracked(folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> Client
     return client
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_tracker_that_fails_is_a_notice_and_gets_no_more_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +83,6 @@ def test_a_tracker_that_fails_is_a_notice_and_gets_no_more_steps(
     assert "a secret" not in str(client.configuration)
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_tracker_has_every_value_and_a_notice_if_it_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +94,6 @@ def test_a_tracker_has_every_value_and_a_notice_if_it_does_not_end(
     assert client.finish not in exit_module._last_work
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_tracker_that_does_not_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

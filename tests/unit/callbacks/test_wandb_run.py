@@ -59,7 +59,7 @@ def log_steps(tmp_path: Path, first: int, end: int, **environment: str) -> tuple
 @pytest.mark.slow
 def test_three_attempts_are_one_run_and_no_secret_is_in_its_files(tmp_path: Path) -> None:
     outputs = [log_steps(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
-    folders = sorted((tmp_path / "out" / "wandb").glob("offline-run-*"))
+    folders = sorted((tmp_path / "out/wandb").glob("offline-run-*"))
     assert len(folders) == 3 and len({folder.name.rsplit("-", 1)[1] for folder in folders}) == 1
     assert not any(SECRET in text for text in outputs)
     assert leaks(tmp_path / "out") == []
@@ -74,7 +74,7 @@ def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
         words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1 and "loss is nan" in done.stderr, done.stderr
-    [folder] = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    [folder] = (tmp_path / "out/wandb").glob("offline-run-*")
     [file] = folder.glob("*.wandb")
     assert file.read_bytes().count(b"train/loss") >= 3
     assert json.loads(inspect("--summary", "--json", str(folder)))["exit_code"] == 1

@@ -19,9 +19,6 @@ from resuming import Odd
 from trainer import Callback, CheckpointError, Run, StepInfo
 from trainer.checkpoint import store
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
-
 # -- state of callbacks, tasks and streams ---------------------------------------------------------
 
 

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 from trainer import CheckpointError, ConfigError, Plan
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_settings_that_change_the_numbers_are_refused_or_reported(tmp_path: Path) -> None:
     fit(tmp_path / "run")
@@ -30,8 +28,7 @@ def test_settings_that_change_the_numbers_are_refused_or_reported(tmp_path: Path
     assert "allow_config_change: true" in text and "log_every" not in text
     fit(tmp_path / "new", resume=resume, allow_config_change=True, **changed)
     assert (
-        "note: changed since the checkpoint: seed: 0 -> 7"
-        in (tmp_path / "new" / "log.txt").read_text()
+        "note: changed since the checkpoint: seed: 0 -> 7" in (tmp_path / "new/log.txt").read_text()
     )
 
 
@@ -39,10 +36,7 @@ def test_the_state_of_another_optimizer_starts_fresh(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     resume = str(checkpoint(tmp_path / "run", 4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
-    assert (
-        "the optimizer changed: its state starts fresh"
-        in (tmp_path / "new" / "log.txt").read_text()
-    )
+    assert "the optimizer changed: its state starts fresh" in (tmp_path / "new/log.txt").read_text()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +124,6 @@ def test_layers_are_frozen_and_thawed_if_that_is_allowed(
 # -- optimizers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Factored(Odd):
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         return torch.optim.Adafactor([p for p in model.parameters() if p.requires_grad], lr=plan.lr)

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from trainer import CheckpointError, Run
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Typed(Odd):
@@ -54,7 +52,7 @@ def test_rare_dtypes_are_saved_and_exported(
         cli.main(["export", str(checkpoint(tmp_path / "new", 4)), "--to", str(tmp_path / "out")])
         == 0
     )
-    typed = load_file(tmp_path / "out" / "model.safetensors")["typed"]
+    typed = load_file(tmp_path / "out/model.safetensors")["typed"]
     assert str(typed.dtype) == f"torch.{dtype}" and typed.to(torch.float32).tolist() == [1, 1, 1]
 
 

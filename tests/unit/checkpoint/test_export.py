@@ -22,8 +22,6 @@ from trainer.checkpoint.exported import export_dtypes, save_config
 from trainer.commands import cli
 from trainer.task import Pretrained
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Tied(nn.Module):
     def __init__(self) -> None:
@@ -138,16 +136,16 @@ def test_an_export_that_safetensors_cannot_read_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fit(tmp_path / "run")
-    before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    before = (tmp_path / "run/model/model.safetensors").read_bytes()
     real = exported.raw
     monkeypatch.setattr(exported, "raw", lambda tensor: real(tensor)[:-1])
     said = r"the model could not be written to .*: no readable safetensors file:"
     with pytest.raises(CheckpointError, match=said):
-        run.export(tmp_path / "run" / "model")
+        run.export(tmp_path / "run/model")
     out = str(tmp_path / "out")
     assert cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", out]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == before
+    assert (tmp_path / "run/model/model.safetensors").read_bytes() == before
 
 
 # -- dtypes ----------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from whole_model import build_whole
 from trainer import CheckpointError, ConfigError, Data, Pretrained, Task, TrainConfig, Trainer
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Guided(nn.Module):
     """A student, a frozen teacher, and a scale that is trained beside both."""
@@ -98,12 +96,12 @@ def test_the_export_has_the_names_and_the_configuration_of_the_part(tmp_path: Pa
     from transformers import AutoModelForCausalLM
 
     trained: Any = finished(tmp_path / "run", Guide()).run.model
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "run/model"
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(loaded.state_dict(), trained.student.state_dict(), rtol=0, atol=0)
     assert {path.name for path in folder.iterdir()} >= {"config.json", "generation_config.json"}
 
-    last = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    last = max((tmp_path / "run/checkpoints").glob("step-*"))
     again = tmp_path / "again"
     assert cli.main(["export", str(last), "--to", str(again)]) == 0
     ours, theirs = (at / "model.safetensors" for at in (again, folder))
@@ -148,7 +146,7 @@ def folders(tmp_path: Path) -> Path:
             tensors["first"] = tensors.pop("model.norm.weight")
         save_file(tensors, tmp_path / part / "model.safetensors")
     (tmp_path / "scale").mkdir()
-    save_file({"s": torch.full((1,), 3.0)}, tmp_path / "scale" / "model.safetensors")
+    save_file({"s": torch.full((1,), 3.0)}, tmp_path / "scale/model.safetensors")
     return tmp_path
 
 
@@ -169,7 +167,7 @@ def test_each_part_is_read_from_its_own_folder(folders: Path) -> None:
 
 
 def test_a_tensor_that_no_folder_has_is_named(folders: Path) -> None:
-    (folders / "scale" / "model.safetensors").unlink()
-    save_file({"other": torch.ones(1)}, folders / "scale" / "model.safetensors")
+    (folders / "scale/model.safetensors").unlink()
+    save_file({"other": torch.ones(1)}, folders / "scale/model.safetensors")
     with pytest.raises(CheckpointError, match="scale: does not hold this model: scale is missing"):
         training(folders / "run", Guide(blank=str(folders)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from one_process import fit
 from resuming import Odd
 
 from trainer.checkpoint.finite_values import not_finite
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_large_values_and_infinite_ones_of_frozen_layers_are_no_error(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
     for parameter in trainer.model.parameters():

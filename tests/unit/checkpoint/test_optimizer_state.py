@@ -22,8 +22,6 @@ from trainer import Plan, Run
 from trainer.checkpoint.optimizer_state import OptimizerForm
 from trainer.strategies import strategy_class
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped(Odd):

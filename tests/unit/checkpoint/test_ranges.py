@@ -82,7 +82,6 @@ def test_a_tensor_that_begins_far_behind_its_file_asks_for_no_memory(tmp_path: P
         of_rank_files([tmp_path / "rank-00000.safetensors"])
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_pieces_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
     for starts, said in (
         ((0, 6), "parameter w: elements are in no file"),

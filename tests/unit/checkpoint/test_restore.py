@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from trainer import CheckpointError, ConfigError, Run
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
-
-@dataclass(frozen=True, kw_only=True)
 class Steep(Odd):
     """Gradients that fp16 cannot hold at the scale that the scaler begins with."""
 
@@ -153,7 +150,7 @@ def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     fit(tmp_path / "run", max_steps=2)
-    model = tmp_path / "run" / "model" / "model.safetensors"
+    model = tmp_path / "run/model/model.safetensors"
     shutil.copy(model, model.with_name("model.fp16.safetensors"))
     said = r"model/model.safetensors: parameter scale: elements are in no file or stored twice"
     with pytest.raises(CheckpointError, match=said):

@@ -17,8 +17,6 @@ from trainer.checkpoint import disk, saver, snapshot, store
 from trainer.checkpoint.disk import check_shared
 from trainer.distributed.agreement import Agreement
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:

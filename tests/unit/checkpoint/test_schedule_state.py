@@ -21,8 +21,6 @@ from torch.optim.lr_scheduler import (
 
 from trainer import Plan, Run
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @pytest.mark.parametrize(
     "schedule",

@@ -12,17 +12,15 @@ from trainer import CheckpointError, ConfigError, LaunchError
 from trainer.checkpoint import discover, store
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_auto_begins_resumes_and_finishes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fit(run, resume="auto")
-    whole, model = losses(run), (run / "model" / "model.safetensors").read_bytes()
+    whole, model = losses(run), (run / "model/model.safetensors").read_bytes()
     lose(run, 8, 6)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 9, "lo')  # the run was killed here
-    (run / "checkpoints" / ".step-00000006.part").mkdir()
+    (run / "checkpoints/.step-00000006.part").mkdir()
     fit(run, resume="auto")
     assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log_of(run)
     assert [row["step"] for row in rows(run)] == list(range(1, 9)), "each step has one row"
@@ -30,7 +28,7 @@ def test_auto_begins_resumes_and_finishes(tmp_path: Path) -> None:
 
     fit(run, resume="auto")  # nothing is left to do
     assert losses(run) == whole, "as if nothing had happened"
-    assert (run / "model" / "model.safetensors").read_bytes() == model
+    assert (run / "model/model.safetensors").read_bytes() == model
 
     lose(run, 2, 4, 6, 8)
     fit(run, resume="auto")
@@ -54,7 +52,7 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     assert "passed over step-00000006: state.json is missing" in log
     assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log
     assert losses(run) == whole and steps(run) == [8, 6, 4, 2]
-    assert (run / "checkpoints" / "step-00000008.damaged").is_dir()
+    assert (run / "checkpoints/step-00000008.damaged").is_dir()
 
 
 def names(run: Path) -> list[str]:
@@ -125,7 +123,7 @@ def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) ->
         "passed over step-00000008: parameter middle.wight: 0 elements are stored instead of 15"
         in log_of(tmp_path)
     )
-    assert (tmp_path / "checkpoints" / "step-00000008.damaged").is_dir()
+    assert (tmp_path / "checkpoints/step-00000008.damaged").is_dir()
 
 
 # -- resume: a path --------------------------------------------------------------------------------

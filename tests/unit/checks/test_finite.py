@@ -20,11 +20,9 @@ from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
 
-fresh = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_the_page_names_each_rule_by_file_and_function() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs/architecture.md").read_text()
     table = page.split("## A number that is not finite\n")[1].split("\n## ")[0]
     rows = re.findall(r"\| `([\w/]+)\.py` \| `([\w.]+)` \|", table)
     assert len(rows) == table.count("\n| ") - 1, "beside the head"
@@ -42,7 +40,6 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
     assert data.parts(19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
 
 
-@fresh
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
     limit: float | None, tmp_path: Path
@@ -85,7 +82,6 @@ class LosesValue(Plain):
         return super().training_step(model, batch) + (float("nan") if now().step == 3 else 0.0)
 
 
-@fresh
 @pytest.mark.parametrize(
     "settings", [{"log_every": 1, "save_every": None}, {"log_every": 9, "save_every": 3}]
 )
@@ -104,7 +100,6 @@ class LosesAll(Plain):
         return super().training_step(model, batch) * float("inf")
 
 
-@fresh
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,6 @@ from torch.nn import functional as F
 
 from trainer import LaunchError, TrainConfig, Trainer, now
 from trainer.checks.mean_loss import _pickled
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -58,7 +56,7 @@ def contrastive(model: Any, batch: Any) -> Tensor:
 
 
 def config_of(folder: Path, **settings: Any) -> TrainConfig:
-    return replace(configured(folder), max_steps=2, **settings)
+    return configured(folder, max_steps=2, **settings)
 
 
 def train(folder: Path, task: Plain, **settings: Any) -> None:

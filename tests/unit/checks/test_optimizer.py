@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,14 +59,13 @@ class Setting(Callback):
             run.strategy.optimizer.param_groups[0]["lr"] = 1e-4
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(
     ("steps", "rates"), [((1,), [1e-3, 1e-4, 1e-3]), ((1, 2), [1e-3, 1e-4, 1e-4]), ((), [1e-3] * 3)]
 )
 def test_a_rate_that_a_callback_sets_is_told_and_logged_for_the_steps_that_have_it(
     steps: tuple[int, ...], rates: list[float], tmp_path: Path
 ) -> None:
-    config = replace(configured(tmp_path), lr=1e-3, schedule="constant", max_steps=3, log_every=1)
+    config = configured(tmp_path, lr=1e-3, schedule="constant", max_steps=3, log_every=1)
     Trainer(Plain(), config, callbacks=[Setting(*steps)]).fit()
     rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert [row["lr"] for row in rows if "lr" in row] == rates

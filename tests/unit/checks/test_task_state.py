@@ -16,8 +16,6 @@ from one_process import log_of
 from trainer import Trainer
 from trainer.errors import LaunchError
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping(Plain):
@@ -58,7 +56,7 @@ def cache(task: Keeping) -> None:
 
 
 def told(folder: Path, task: Keeping, **settings: Any) -> list[str]:
-    Trainer(task, replace(configured(folder), max_steps=4, **settings)).fit()
+    Trainer(task, configured(folder, max_steps=4, **settings)).fit()
     lines = log_of(folder).splitlines()
     return [line.split("note: ")[1] for line in lines if "while it trains" in line]
 
@@ -117,7 +115,7 @@ def test_a_parameter_that_only_the_task_holds_is_refused_or_frozen(
 ) -> None:
     module = torch.nn.Linear(2, 2)
     task = Centered(held=module if kind == "module" else module.weight)
-    config = replace(configured(tmp_path / "refused"), max_steps=1)
+    config = configured(tmp_path / "refused", max_steps=1)
     with pytest.raises(LaunchError, match=r"Centered\.held gets gradients, and nothing trains its"):
         Trainer(task, config).fit()
     module.zero_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,13 +51,12 @@ class DistributedDataParallel(nn.Module):
         self.module = module
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(("checks", "later"), [("all", (True, False)), ("none", (False, False))])
 def test_with_checks_the_next_step_trains_again_except_for_layers_held_in_evaluation(
     checks: str, later: tuple[bool, bool], tmp_path: Path
 ) -> None:
     task = Held()
-    config = replace(configured(tmp_path), max_steps=3, keep_last=0, checks=checks)
+    config = configured(tmp_path, max_steps=3, keep_last=0, checks=checks)
     Trainer(task, config, callbacks=[Evaluates()]).fit()
     assert task.modes == [(True, False), later, later]
 

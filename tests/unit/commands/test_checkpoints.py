@@ -9,8 +9,6 @@ from one_process import checkpoint, fit
 
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_the_list_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path)

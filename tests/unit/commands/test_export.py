@@ -9,8 +9,6 @@ from one_process import checkpoint, fit
 
 from trainer.commands import cli
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_a_checkpoint_is_exported_on_its_own(average: float | None, tmp_path: Path) -> None:

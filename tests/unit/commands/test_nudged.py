@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from one_process import fit
 from safetensors.torch import load_file
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 from trainer.commands.nudged import FIRST, LAST, NUDGE, Weights
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_nudged_weights_are_a_little_off_and_start_a_run(tmp_path: Path) -> None:
     """Seed 0 changes nothing."""
     for seed in (0, 1):

@@ -89,7 +89,7 @@ def test_the_command_writes_the_page_with_its_output(
     file = tmp_path / "page.html"
     assert main(["compare", *folders, "--page", str(file)]) == 0
     assert f"<pre>{capsys.readouterr().out.strip()}</pre>" in file.read_text()
-    assert main(["compare", *folders, "--page", str(tmp_path / "none" / "page.html")]) == 2
+    assert main(["compare", *folders, "--page", str(tmp_path / "none/page.html")]) == 2
     assert "No such file or directory: '" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     assert main(["compare", *folders, "--page", str(file)]) == 2

@@ -44,12 +44,12 @@ def test_the_fastest_launch_file_that_fits_is_named(capsys: pytest.CaptureFixtur
 def test_a_config_is_rehearsed_with_its_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/workers"))
     config = tmp_path / "train.yaml"
     config.write_text("task: observed:Llama\nmax_steps: 5\nlr: 1e-3\nmicro_batch_size: 8\n")
     words = (str(config), "--gpu", "24GiB", "--task_settings.layers", "1")
     large = first_row(capsys, *words)
-    own = [str(ROOT / "accel_configs" / f"{name}.yaml") for name in ("hsdp", "single")]
+    own = [str(ROOT / f"accel_configs/{name}.yaml") for name in ("hsdp", "single")]
     small = first_row(capsys, *own, *words, "--micro_batch_size", "2")
     assert small["launch file"] == "single", "hsdp is left out: a GPU is no four"
     assert large["launch file"] == "single"

@@ -61,7 +61,7 @@ def test_show_refuses_another_task(
     words = conversation_config(tmp_path, llama)
     (tmp_path / "train.yaml").write_text("task: digits_cnn:DigitsCNN\nmax_steps: 1\n")
     assert cli.main(["show", *words]) == 2
-    assert "shows tasks of trainer.language" in capsys.readouterr().err
+    assert "is no task of trainer.language" in capsys.readouterr().err
 
 
 def test_show_both_sides_of_a_preference(

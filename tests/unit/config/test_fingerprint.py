@@ -37,7 +37,7 @@ def test_settings_of_a_task_as_checkpoints_of_older_runs_hold_them() -> None:
 
 
 def test_the_folder_of_a_task_is_the_one_from_which_its_module_is_imported() -> None:
-    assert task_folder(Sign()) == str(ROOT / "tests" / "workers")
+    assert task_folder(Sign()) == str(ROOT / "tests/workers")
     package = Path(trainer.__file__).resolve().parents[1]
     assert task_folder(CausalLM.__new__(CausalLM)) == str(package)
     assert task_folder(object()) is None, "built into Python"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -104,35 +103,6 @@ def test_a_source_ends_behind_its_passes_and_the_others_get_its_share() -> None:
     again = mixed.own_order.of_epoch(SEED, 1)[np.arange(places)]
     assert mixed.own_order.counts(2 * places).tolist() == [10_000, 1200, 24_000]
     assert not np.array_equal(again, mixed.own_order.of_epoch(SEED, 0)[np.arange(places)])
-
-
-def steps_of(mixed: Any, world_size: int, batch: int, position: int, count: int) -> list[list[int]]:
-    """Return the values of each step, over all ranks."""
-    found: list[list[int]] = [[] for _ in range(count)]
-    for rank in range(world_size):
-        layout = Layout(
-            rank=rank,
-            world_size=world_size,
-            micro_batch_size=2,
-            accumulation_steps=batch // world_size // 2,
-        )
-        data = IndexedData(mixed, layout, seed=SEED)
-        steps = data.steps(position)
-        for step in found:
-            indices = [i for part in next(steps).micro_batches for i in chain(*part)]
-            step += [mixed[index] for index in indices]
-    return [sorted(step) for step in found]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_a_step_has_the_same_rows_on_any_number_of_ranks_and_from_any_position(
-    world_size: int,
-) -> None:
-    mixed = mixture(code=(0.7, 1), web=(0.2, 2), maths=(0.1, 1))
-    alone = steps_of(mixed, 1, 24, 0, 734)  # over the end of the epoch
-    assert steps_of(mixed, world_size, 24, 0, 734) == alone
-    assert steps_of(mixed, world_size, 24, 24 * 700, 34) == alone[700:]
-    assert len(alone[733]) == 17_600 % 24, "the last step of an epoch is short"
 
 
 def test_a_change_of_weights_begins_a_phase_and_keeps_what_came_before() -> None:

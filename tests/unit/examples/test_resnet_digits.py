@@ -16,10 +16,9 @@ from torch.utils.data import default_collate
 import trainer
 from trainer.commands.evaluate import evaluate
 
-CONFIG = str(ROOT / "examples" / "configs" / "resnet_digits.yaml")
+CONFIG = str(ROOT / "examples/configs/resnet_digits.yaml")
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_the_resnet_trains_and_is_evaluated(tmp_path: Path) -> None:
     words = ["--config", CONFIG, "--output_dir", str(tmp_path / "run")]
     loaded = trainer.load_config([*words, "--max_steps", "6", "--log_every", "1"])

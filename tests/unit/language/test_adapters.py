@@ -52,7 +52,6 @@ def test_layers_without_listed_targets_are_refused(refused: Callable[..., None])
     refused(r"adapter: 'all-linear': `layers_to_transform` cannot be used", adapter={"layers": [1]})
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_dora_begins_and_computes_as_peft_does(
     llama: Path, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
@@ -70,9 +69,9 @@ def test_dora_begins_and_computes_as_peft_does(
         torch.testing.assert_close(length, theirs[name])
 
     fit(tmp_path / "run", causal, max_steps=3)  # the export is compared with the trained model
-    again: Any = build_whole(task(model=str(tmp_path / "run" / "model")))
+    again: Any = build_whole(task(model=str(tmp_path / "run/model")))
     whole: Any = AutoModelForCausalLM.from_pretrained(llama)
-    loaded: Any = PeftModel.from_pretrained(whole, tmp_path / "run" / "model")
+    loaded: Any = PeftModel.from_pretrained(whole, tmp_path / "run/model")
     ids = torch.arange(12)[None]
     logits = loaded.eval()(ids).logits
     torch.testing.assert_close(again.eval()(input_ids=ids).logits, logits)

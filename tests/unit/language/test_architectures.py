@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXPERTS, FAMILIES, SEEING, save_architecture
+from launchers import slow_but
 from whole_model import build_whole
 
 from trainer.language import CausalLM
@@ -26,10 +27,7 @@ QUICK = (*[*EXPERTS][:3], *[*FAMILIES][:3], *[*SEEING][:1])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, ARCHITECTURES))
 def test_each_has_the_files_values_and_a_new_adapter_adds_nothing(
     name: str, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:

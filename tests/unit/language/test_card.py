@@ -7,14 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from one_process import checkpoint, fit
 
 from trainer.commands import cli
 from trainer.language import Adapter, CausalLM
 from trainer.language.card import TRAINING
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_card_describes_the_whole_run_up_to_its_step(
@@ -22,7 +19,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
 ) -> None:
     settings = {"evaluation": 0.1, "adapter": Adapter(r=4)}
     trainer = fit(tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2)
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    card = (tmp_path / "run/model/README.md").read_text()
     tokens = trainer.meter.totals["trained_tokens"]
     assert 500 < tokens < trainer.meter.totals["tokens"] == 4 * 2 * 128, "positions of all rows"
     for part in (
@@ -45,7 +42,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
 
     earlier = checkpoint(tmp_path / "run", 2)
     assert cli.main(["export", str(earlier), "--to", str(tmp_path / "two")]) == 0
-    of_two = (tmp_path / "two" / "README.md").read_text()
+    of_two = (tmp_path / "two/README.md").read_text()
     assert "step: 2\n" in of_two
     assert not any(part in of_two for part in ("## Evaluation", f"tokens: {tokens}"))
 
@@ -56,7 +53,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
     assert 0 < resumed.meter.totals["trained_tokens"] < tokens, (
         "another process trained the first two steps"
     )
-    again = (tmp_path / "run" / "model" / "README.md").read_text()
+    again = (tmp_path / "run/model/README.md").read_text()
     assert f"tokens: {tokens}" in again and "step: 4\n" in again
 
 

@@ -17,10 +17,6 @@ from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.configuration import changed_configuration
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
 LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
 
 
@@ -47,7 +43,7 @@ def test_the_export_of_a_changed_model_has_its_logits(
 ) -> None:
     """The comparison of the export ends the run otherwise."""
     fit(tmp_path / "run", task(model_config=LINEAR, adapter=adapter), max_steps=2)
-    [file] = (tmp_path / "run" / "model").glob("*.safetensors")
+    [file] = (tmp_path / "run/model").glob("*.safetensors")
     assert file.name == ("adapter_model.safetensors" if adapter else "model.safetensors")
     note = "model_config: the file of the adapter has none"
     assert (note in capsys.readouterr().out) == bool(adapter)

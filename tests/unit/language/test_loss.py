@@ -133,13 +133,13 @@ def test_a_model_that_bounds_its_logits_is_not_fused(
     settings: dict[str, Any] = {"model": None, "config": gemma2, "tokenizer": str(llama)}
     with pytest.raises(
         ConfigError,
-        match="loss: 'fused': Gemma2ForCausalLM changes the logits behind its last layer",
+        match="loss: 'fused': the logits of Gemma2ForCausalLM are not those of a Linear without a bias",
     ):
         task(**settings, loss="fused").build_model()
     auto = task(**settings)
     assert type(auto.build_model().get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
     assert auto.notices() == [
-        "loss: all logits at once, since Gemma2ForCausalLM changes the logits behind its last layer"
+        "loss: all logits at once, since the logits of Gemma2ForCausalLM are not those of a Linear without a bias"
     ]
     with pytest.raises(
         ConfigError, match="loss: 'fused': the last layer has an adapter; set plain"

@@ -17,10 +17,6 @@ from whole_model import build_whole
 from trainer.language import CausalLM, MaskedLM
 from trainer.language.tokens import load_tokenizer
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
 NEW = ["<|think|>", "<|done|>"]
 ENDS = ["embed_tokens", "lm_head"]
 ROWS = [{"text": f"<|think|>{text}<|done|>"} for text in paragraphs(30)]
@@ -45,29 +41,14 @@ def test_trained_layers_begin_with_the_files_and_are_exported(
     }
 
     fit(tmp_path / "run", causal, max_steps=2)
-    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run/model")
     merged = loaded.merge_and_unload()
     for name in ("get_input_embeddings", "get_output_embeddings"):
         ours, before = (getattr(part, name)().weight for part in (merged, plain))
         assert ours.shape == before.shape and not torch.allclose(ours, before)
 
-    again: Any = build_whole(task(model=str(tmp_path / "run" / "model")))
+    again: Any = build_whole(task(model=str(tmp_path / "run/model")))
     torch.testing.assert_close(again.eval()(input_ids=ids).logits, merged.eval()(ids).logits)
-
-
-def test_a_trained_layer_that_is_tied_is_refused(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    from trainer import ConfigError
-
-    tied = str(save_model(tmp_path / "tied", tie_word_embeddings=True))
-    for layer in ENDS:
-        causal = task(model=tied, adapter={"trained": [layer]})
-        with (
-            pytest.warns(UserWarning, match="tie_word_embeddings"),
-            pytest.raises(ConfigError, match=r"belongs to two layers .* targets and trained"),
-        ):
-            causal.saved_part(causal.build_model())
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -88,8 +69,8 @@ def test_new_rows_are_the_mean_of_the_others_and_are_exported(
     assert is_same == tied
 
     fit(tmp_path / "run", causal, max_steps=2)
-    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
     assert exported.config.vocab_size == len(tokenizer) == VOCABULARY + 2
     assert tokenizer("<|done|>")["input_ids"] == [VOCABULARY + 1]
     assert exported.config.tie_word_embeddings == tied
@@ -103,7 +84,7 @@ def test_an_adapter_with_new_tokens_names_the_model_of_the_files(
 
     ours = {"new_tokens": NEW, "rows": ROWS}
     fit(tmp_path / "run", task(adapter={"r": 2, "trained": ENDS}, **ours), max_steps=2)
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "run/model"
     assert json_in(folder / "adapter_config.json")["base_model_name_or_path"] == str(llama)
     loaded: Any = AutoPeftModelForCausalLM.from_pretrained(folder)
     held = load_file(folder / "adapter_model.safetensors")

@@ -170,4 +170,4 @@ def test_other_sizes_and_an_adapter_are_refused(
     refused("cannot be loaded: You set `ignore_mismatched_sizes`", model=str(folder))
     nameless = '{"base_model_name_or_path": null, "init_lora_weights": true}'
     (folder / "adapter_config.json").write_text(nameless)
-    refused("it holds an adapter; give the adapter's model, and adapter: ", model=str(folder))
+    refused("it holds an adapter; give the adapter's model, and adapter.start", model=str(folder))

@@ -9,25 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from brought import configured
 from brought_language import Language
 from launchers import ROOT
 from safetensors.torch import load_file
 from torch import nn
 
-from trainer import ConfigError, Trainer, launch
+from trainer import ConfigError, TrainConfig, Trainer
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+
+def configured(folder: Path, **settings: Any) -> TrainConfig:
+    given = {"max_steps": 6, "micro_batch_size": 8, "lr": 0.01, "log_every": 1, **settings}
+    return TrainConfig(task="brought_language:Language", output_dir=str(folder), **given)
 
 
 def state(folder: Path, **settings: Any) -> Trainer:
-    config = configured(1, output_dir=str(folder), task="brought_language:Language", **settings)
-    return Trainer(Language(kind="lora"), config, launch(config))
+    return Trainer(Language(kind="lora"), configured(folder, **settings))
 
 
 def finished(folder: Path) -> Path:
@@ -43,7 +41,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     again.fit()
     again.run.close()
     assert "finished already at step 6; nothing to do" in capsys.readouterr().out
-    assert (tmp_path / "run" / "summary.json").read_bytes() == summary
+    assert (tmp_path / "run/summary.json").read_bytes() == summary
     state(tmp_path / "run", overwrite=True).run.close()  # an exported adapter is of a run
 
 
@@ -72,11 +70,9 @@ def test_a_checkpoint_leaves_out_the_weights_below_the_adapter(tmp_path: Path) -
 def test_resuming_an_adapter_on_other_base_weights_is_refused(tmp_path: Path) -> None:
     checkpoints = finished(tmp_path / "run") / "checkpoints"
     newest = str(max(checkpoints.glob("step-*")))
-    config = configured(
-        1, output_dir=str(tmp_path / "new"), task="brought_language:Language", resume=newest
-    )
+    config = configured(tmp_path / "new", resume=newest)
     with pytest.raises(ConfigError, match=r'base_weights: "[0-9a-f]{16}" -> "[0-9a-f]{16}"'):
-        Trainer(OtherBase(kind="lora"), config, launch(config))
+        Trainer(OtherBase(kind="lora"), config)
 
 
 class OtherBase(Language):
@@ -100,7 +96,7 @@ def test_parity_compares_adapters(
         "micro_batch_size: 4\nglobal_batch_size: 8\n"
         "lr: 0.01\neps: 1e-4\nmax_steps: 6\n"
     )
-    workers = str(ROOT / "tests" / "workers")
+    workers = str(ROOT / "tests/workers")
     imported = (
         f"import sys; sys.path.insert(0, {workers!r})\nfrom brought_language import Language\n"
     )

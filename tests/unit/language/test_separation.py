@@ -69,7 +69,7 @@ def test_inputs_that_let_documents_see_each_other_are_refused(added: dict[str, A
     def inputs(batch: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **added}
 
-    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM; "
+    rule = r"packing: 'best_fit': LlamaForCausalLM: documents of one row reach each other; "
     with pytest.raises(ConfigError, match=rule + r"set packing: none"):
         check_separation(model, inputs)
 
@@ -86,7 +86,7 @@ def test_inputs_that_let_documents_see_each_other_are_refused(added: dict[str, A
 def test_models_that_overlook_positions_are_refused(
     config: dict[str, Any], refused: Callable[..., None], llama: Path
 ) -> None:
-    rule = f"documents of one row reach each other in {config['model_type'].capitalize()}ForCausal"
+    rule = f"{config['model_type'].capitalize()}ForCausalLM: documents of one row reach each other"
     refused(rule, model=None, config=config, tokenizer=str(llama), attention="eager")
 
 

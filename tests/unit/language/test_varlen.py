@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,6 @@ def test_other_tasks_have_no_documents(tmp_path: Path, texts: Path) -> None:
         task.build_model()
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnLoss(CausalLM):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         raise NotImplementedError
@@ -291,7 +290,6 @@ def test_a_loss_of_ones_own_needs_whole_rows(task: Callable[..., CausalLM]) -> N
     assert task().computes_parts and not own.computes_parts
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnInputs(CausalLM):
     def inputs(self, batch: Any) -> dict[str, Any]:
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}

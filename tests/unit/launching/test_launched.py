@@ -185,7 +185,6 @@ def test_float32_is_computed_as_the_plan_says(
     device: str,
     float32: str,
     expected: tuple[str, bool],
-    fresh_accelerate: None,
     gpus: Callable[[int], Calls],
 ) -> None:
     """torch's own default, without a word, is to compute convolutions in tf32."""

@@ -73,7 +73,6 @@ def average_of(trainer: Trainer) -> list[float]:
         return weights(trainer)
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_step_that_the_scaler_skipped_does_not_move_the_average(tmp_path: Path) -> None:
     trainer = trainer_of(Plain(), tmp_path)
@@ -101,7 +100,6 @@ class NaNInSecondStep(Plain):
         return loss * float("nan") if model.training and self.steps == 2 else loss
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_step_left_out_for_its_nan_moves_the_average_towards_the_weights(tmp_path: Path) -> None:
     """Its weights stay; the step counts, as docs/numbers.md says of ``on_nan: skip``."""
     trainer = trainer_of(NaNInSecondStep(), tmp_path)

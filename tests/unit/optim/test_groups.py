@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from trainer import ConfigError, Plan, Trainer
 from trainer.optim.groups import group_names, logged_rates
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 class TwoRates(Plain):
@@ -91,17 +88,17 @@ def test_settings_that_do_not_run_are_refused(
     given: dict[str, Any], keys: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        Trainer(Own(), replace(configured(tmp_path), **given))
+        Trainer(Own(), configured(tmp_path, **given))
     built_by = f"{__name__}:Own.build_optimizer"
     line = f"no effect: {built_by} builds the optimizer, Adam. Remove {keys}"
     assert str(caught.value).endswith(line)
 
 
 def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
-    config = replace(configured(tmp_path / "sgd"), optimizer="sgd", weight_decay=0.2, momentum=0.5)
+    config = configured(tmp_path / "sgd", optimizer="sgd", weight_decay=0.2, momentum=0.5)
     trainer = Trainer(AsSaid(), config)
     assert isinstance(trainer.run.strategy.optimizer, SGD)
-    Trainer(Own(), replace(configured(tmp_path / "own"), weight_decay=0.05, optimizer="adam"))
+    Trainer(Own(), configured(tmp_path / "own", weight_decay=0.05, optimizer="adam"))
 
 
 def test_names_and_rates_of_groups() -> None:

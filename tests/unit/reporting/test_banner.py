@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from one_process import fit, log_of
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_the_banner_of_a_run_tells_what_was_built(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2)
     log = log_of(tmp_path)

@@ -19,8 +19,6 @@ from torch import nn
 from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
 from trainer.reporting.directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Rare(Plain):
     """Measures something of which no evaluation sample has any."""
@@ -46,7 +44,7 @@ def test_a_metric_without_a_value_is_null_and_the_run_has_ended(
 
 def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=6)
-    model, summary = tmp_path / "model" / "model.safetensors", tmp_path / "summary.json"
+    model, summary = tmp_path / "model/model.safetensors", tmp_path / "summary.json"
     of_six = model.read_bytes()
     summary_of_six = summary.read_text()
     fit(tmp_path, resume="auto")
@@ -77,7 +75,7 @@ def refused(folder: Path, names: str, **settings: object) -> None:
 
 def test_overwrite_keeps_files_that_only_have_the_names_of_a_runs(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "net.py").write_text("class Net: ...")
+    (tmp_path / "model/net.py").write_text("class Net: ...")
     (tmp_path / "config.yaml").write_text("mine: true")
     refused(tmp_path, "config.yaml, model")
     (tmp_path / "plan.json").write_text('{"my": "plan"}')
@@ -91,7 +89,7 @@ def test_overwrite_keeps_files_that_only_have_the_names_of_a_runs(tmp_path: Path
 def test_overwrite_keeps_foreign_files_among_those_of_a_run(name: str, tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2)
     if name == "model":
-        (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "net.py")
+        (tmp_path / "model/model.safetensors").rename(tmp_path / "model/net.py")
     else:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
@@ -101,9 +99,9 @@ def test_overwrite_keeps_foreign_files_among_those_of_a_run(name: str, tmp_path:
 def test_overwrite_deletes_all_that_a_run_wrote(tmp_path: Path) -> None:
     fit(tmp_path / "run", max_steps=4)
     shutil.copytree(
-        checkpoint(tmp_path / "run", 4), tmp_path / "run" / "checkpoints" / "step-00000003.damaged"
+        checkpoint(tmp_path / "run", 4), tmp_path / "run/checkpoints/step-00000003.damaged"
     )
-    (tmp_path / "run" / ".model.part").mkdir()
+    (tmp_path / "run/.model.part").mkdir()
     fit(tmp_path / "run", max_steps=2, overwrite=True)
     fit(tmp_path / "new", max_steps=2)
     assert steps(tmp_path / "run") == [2] and list(losses(tmp_path / "run")) == [1, 2]

@@ -13,8 +13,6 @@ from run_folders import another_run
 from trainer import ConfigError
 from trainer.reporting.lock import LOCK, FolderLock, Locked
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
     """Forked data workers look every five seconds whether their parent is there; a restart must not

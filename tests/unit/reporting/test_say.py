@@ -14,8 +14,6 @@ from torch import Generator, nn
 import trainer
 from trainer import Data
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def told(item: Any, generator: Generator) -> Any:
     if int(item["at"]) == 3:

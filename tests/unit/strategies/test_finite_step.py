@@ -87,7 +87,6 @@ def test_on_a_gpu_the_host_waits_for_skip_without_a_fused_optimizer_only() -> No
         step_if_finite(plain, norm, "skip")
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_loop_of_your_own_steps_with_any_gradient_and_no_save_takes_the_result(
     tmp_path: Path,
 ) -> None:

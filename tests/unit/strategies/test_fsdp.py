@@ -19,8 +19,6 @@ from trainer.errors import ConfigError, LaunchError
 from trainer.private.torch import RECOMPUTED
 from trainer.strategies.fsdp import FSDP2
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 class Block(nn.Module):
     _no_split_modules = ("Block",)

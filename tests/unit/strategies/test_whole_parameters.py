@@ -30,7 +30,7 @@ class Copies(DDP):
 
 
 @pytest.fixture
-def strategy(fresh_accelerate: None) -> DDP:
+def strategy() -> DDP:
     made = Copies(plan(request("single"), world=1), Accelerator(cpu=True))
     made.model = Model()
     return made
