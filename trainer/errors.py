@@ -75,7 +75,7 @@ class Origin:
     @property
     def place(self) -> str:
         """Return the origin without the key, for a text that names the key itself."""
-        return self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{self.source}:{self.line}" if self.line else self.source
 
     def named(self, key: str) -> Origin:
         """Return the same place under another key."""

@@ -138,7 +138,7 @@ def clock(seconds: float) -> str:
 
 def seconds_of(duration: str) -> int:
     """Return the seconds of a text such as ``2d``, ``1h30m`` or ``90s``. 0 for any other text."""
-    if re.fullmatch("([0-9]+[dhms])+", duration) is None:
+    if not re.fullmatch("([0-9]+[dhms])+", duration):
         return 0
     parts = re.findall("([0-9]+)(.)", duration)
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)

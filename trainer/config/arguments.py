@@ -77,7 +77,7 @@ def split_command_line(
     while rest:
         word = rest.pop(0)
         setting = _SETTING.fullmatch(word)
-        if setting is None:
+        if not setting:
             words.append(word)
             continue
         key = setting[1].replace("-", "_")

@@ -46,7 +46,7 @@ def task_folder(task: object) -> str | None:
     """Return the folder from which a task's module is imported. None if no file is known."""
     name = type(task).__module__
     file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:
+    if not file:
         return None
     depth = name.count(".") + (Path(file).stem == "__init__")
     return str(Path(file).resolve().parents[depth])

@@ -39,7 +39,7 @@ def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
 
 def check_name(text: str) -> str:
     """Return the text ``module:Class``. Raise ``ValueError`` for another text."""
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is None:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         raise ValueError("must be module:Class, such as digits_cnn:DigitsCNN")
     return text
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 def not_local(path: str | PurePath) -> str:
     """Return the rule that an address breaks as a path. Empty for a path."""
     # Two letters at least, so that C:/ is a path. pathlib drops the second slash.
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is None:
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         return ""
     return (
         "is an address: samecurve reads and writes this machine's file system only; "

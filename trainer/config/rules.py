@@ -31,7 +31,7 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
     """Yield the key and the rule of each mistake."""
     if c.overwrite and c.resume == "auto":
         yield "overwrite", "would delete the run that resume: auto continues; remove one of the two"
-    if c.epochs is None and c.max_steps is None:
+    if not (c.epochs or c.max_steps):
         yield "epochs", "epochs or max_steps is required"
 
     if c.same_bits and None in (c.micro_batch_size, c.global_batch_size):
@@ -47,7 +47,7 @@ def _broken(c: Any) -> Iterator[tuple[str, str]]:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"
         yield "optimizer_settings", rule
 
-    if c.lr_scaling != "none" and c.reference_batch_size is None:
+    if c.lr_scaling != "none" and not c.reference_batch_size:
         yield "lr_scaling", "needs reference_batch_size, the global batch that lr belongs to"
     if c.schedule is None and c.schedule_settings:
         yield "schedule_settings", "needs schedule, whose settings these are"

@@ -32,7 +32,9 @@ def rehearsed(request: Request, chosen: Reconciler) -> Request:
         chosen.notes.append(
             f"{precision.origin}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16"
         )
-    engine = {key: value for key, value in request.deepspeed.items() if key not in ("fp16", "aio")}
+    engine = dict(request.deepspeed)
+    for key in ("fp16", "aio"):
+        engine.pop(key, None)
     zero = engine[_ZERO] = dict(engine[_ZERO])
     left_out = [key for key in _QUANTIZED if zero.get(key)]
     if zero.get("offload_param", {}).get("device") == "nvme":

@@ -70,7 +70,7 @@ def launch(
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
     # DeepSpeed's launcher replaces an empty CUDA_VISIBLE_DEVICES by a list of GPUs.
     on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
-    if on_cpu or (request is not None and request.use_cpu):
+    if on_cpu or (request and request.use_cpu):
         # torch and DeepSpeed take a visible GPU if no device is named.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -123,10 +123,8 @@ def read_launch_file(path: str, processes: int | None = None) -> Request:
         return read_deepspeed_file(path)
     from .files.accelerate_file import read_accelerate_file
 
-    flags = {}
-    if processes:
-        flags["num_processes"] = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
-    return read_accelerate_file(path, overrides=flags)
+    number = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    return read_accelerate_file(path, overrides={"num_processes": number} if processes else {})
 
 
 def _connect(plan: Plan, launcher: Launcher, cls: type[Strategy], timeout: timedelta) -> None:

@@ -60,7 +60,7 @@ class Reconciler(SimpleNamespace):
         # The config may give the warm-up in samples, or as a fraction. Then the config holds.
         own = units[0] if key == "warmup_steps" and units else key
         configured = self.found(own)
-        if key == "max_steps" and self.epochs is not None:
+        if key == "max_steps" and self.epochs:
             raise configured.disagrees(asked)
 
         if origin.is_default:

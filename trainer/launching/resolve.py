@@ -60,7 +60,7 @@ def resolve(
         )
         raise chosen.found("compile").error(rule)
 
-    if chosen.warmup_samples is not None:
+    if chosen.warmup_samples:
         chosen.warmup_steps = -(-chosen.warmup_samples // batch)  # rounded up
     if getattr(chosen, "warmup_type", None) == "log":
         chosen.schedule_settings = {**chosen.schedule_settings, "warmup_type": "log"}
@@ -94,8 +94,8 @@ def resolve(
     )
 
     # max_steps ends the run at the latest. With epochs as well, only the data tell the length.
-    has_open_length = config.epochs is not None and plan.warmup_fraction is not None
-    if config.max_steps is None or has_open_length:
+    has_open_length = config.epochs and plan.warmup_fraction
+    if not config.max_steps or has_open_length:
         return plan
     return plan.with_length(config.max_steps)
 
@@ -139,7 +139,7 @@ def _cut(groups: int, chosen: Reconciler) -> int:
     micro = micro or max(1, whole // (steps * groups))
     steps = steps or max(1, whole // (micro * groups))
     batch: int = micro * steps * groups
-    if whole != batch and (whole or chosen.micro_batch_size is None):
+    if whole != batch and (whole or not chosen.micro_batch_size):
         raise chosen.found("global_batch_size").error(rule)
     chosen.micro_batch_size = micro
     chosen.accumulation_steps = steps
@@ -151,12 +151,12 @@ def _strategy(request: Request, launcher: Launcher, chosen: Reconciler) -> Strat
     """Return the strategy that runs. A single process that a launcher started runs without DDP."""
     world = launcher.world_size
     requested = request.world_size
-    fits = requested is None or requested.value == world
+    fits = not requested or requested.value == world
     if request.strategy == "ddp" and world == 1 and (fits or launcher.name != "python"):
         origin = request.strategy_origin
         chosen.notes.append(f"{origin}: {launcher.name} runs one process, thus without DDP")
         return "single"
-    if requested is not None and not fits:
+    if requested and not fits:
         raise LaunchError(
             f"{requested.origin}: asks for {requested.value} processes, but {world} run under "
             f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "

@@ -70,7 +70,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     Raises:
         ConfigError: the file, the flags or the DeepSpeed JSON that the file names are wrong.
     """
-    doc = None if path is None else read_document(path)
+    doc = read_document(path) if path else None
     entries = read_entries(doc, overrides)
     kind = _distributed_type(doc, entries)
     read = read_values(_File, entries)
@@ -105,7 +105,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         world_size=world,
         num_machines=read.num_machines,
         use_cpu=use_cpu,
-        files=request.files if doc is None else (doc.path, *request.files),
+        files=(doc.path, *request.files) if doc else request.files,
     )
 
 
@@ -124,7 +124,7 @@ def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Source
         for name in sorted(typed)
     }
     file = parsed.config_file
-    if file is None and os.path.isfile(default_config_file) and not parsed.cpu:
+    if not file and os.path.isfile(default_config_file) and not parsed.cpu:
         file = default_config_file
     return file, flags
 
@@ -132,7 +132,7 @@ def read_launch_flags(argv: Sequence[str]) -> tuple[str | None, dict[str, Source
 def _distributed_type(doc: Document | None, entries: Entries) -> Sourced[str]:
     """Return the distributed type that is asked for. A flag wins over the file."""
     kind: Sourced[Any]
-    if doc is None:
+    if not doc:
         # Without a request accelerate launch starts DDP on a machine with several GPUs.
         name = "MULTI_GPU" if "WORLD_SIZE" in os.environ else "NO"
         kind = Sourced(name, Origin(COMMAND_LINE, key="accelerate launch"))

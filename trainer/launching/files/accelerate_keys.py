@@ -31,7 +31,7 @@ def read_entries(doc: Document | None, flags: Entries) -> Entries:
     """
     from accelerate.commands.config.config_args import ClusterConfig
 
-    if doc is None:
+    if not doc:
         return flags
     # Accelerate reads these two keys by name. They have no field and no argument.
     top_level = {*ClusterConfig.__dataclass_fields__, "dynamo_backend"}

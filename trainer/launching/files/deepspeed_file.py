@@ -56,7 +56,7 @@ def read_section(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
     """Return the request of the section deepspeed_config, or of the JSON that the section names."""
     given = {key: entries[name] for name, key in INLINE.items() if name in entries}
     file = entries.get("deepspeed_config_file")
-    if file is not None:
+    if file:
         for found in given.values():
             raise found.error(f"is given beside {file.origin}, which must say it; remove it here")
         return read_deepspeed_file(file.value, use_cpu=use_cpu)
