@@ -83,7 +83,7 @@ class Origin:
 
     def error(self, rule: str, value: object = None) -> ConfigError:
         """Return the error of a single mistake at this place, as of a ``Problem``."""
-        return ConfigError([Problem(origin=self, rule=rule, value=value)])
+        return ConfigError(Problem(origin=self, rule=rule, value=value))
 
     def __str__(self) -> str:
         return f"{self.place} ({self.key})" if self.key else self.place
@@ -153,8 +153,8 @@ class ConfigError(TrainerError, ValueError):
 
     exit_code = 2
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:

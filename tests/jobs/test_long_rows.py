@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sdpa": {**SCRATCH, "config": CONFIGS["llama"], "attention": "sdpa"},
 }
 REFUSED = {
-    "mamba": "MambaForCausalLM cannot be computed in parts: documents in a row have other outputs ",
+    "mamba": "MambaForCausalLM cannot be computed in parts: documents in a row, or ",
     "heads": "LlamaForCausalLM cannot be computed in parts: attention varlen has no 1 heads for 2 ",
     "sdpa": "LlamaForCausalLM cannot be computed in parts: it has attention: sdpa",
 }

@@ -21,7 +21,7 @@ from ..position import COUNTERS
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
-from ..text import listed
+from ..text import hidden, listed
 from .codec import encode
 from .compatibility import differences
 from .contents import WEIGHTS, Contents, decode
@@ -86,7 +86,7 @@ def _load_parts(
             f"{path}: does not hold this model: only one of the two has {listed(odd)}"
         )
 
-    before = contents.state["mathematics"]
+    before = hidden(contents.state["mathematics"])  # an earlier version may hide fewer secrets
     now = encode(parts.mathematics, {}, "mathematics")
     changes = differences(
         _compared(before, ranges.names("parameter"), state["schedule"]),

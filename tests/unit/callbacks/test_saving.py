@@ -29,7 +29,7 @@ class Holds(Callback):
 def test_the_model_is_exported_if_the_last_save_fails(
     since: int, is_exported: bool, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="was not saved: Holds"):
+    with pytest.raises(CheckpointError, match=r"was not saved: .*Holds"):
         fit(tmp_path, None, Holds(since))
     assert steps(tmp_path)[0] == since - 1
     assert (tmp_path / "model/model.safetensors").is_file() == is_exported
