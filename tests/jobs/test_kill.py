@@ -68,7 +68,7 @@ class Killer(threading.Thread):
         super().__init__()
         self.rows, self.seconds, self.every = run / "metrics.jsonl", seconds, every
         self.over, self.struck = threading.Event(), False
-        self.parent = connection(threading.get_ident())[1]  # of the ranks that this thread starts
+        self.parent = connection(threading.get_ident(), "")[1]  # of the ranks that this thread starts
         self.before = self._written()
 
     def _written(self) -> int:
@@ -114,8 +114,10 @@ def test_whatever_is_killed_goes_on_anywhere(task: str, workers: int, tmp_path: 
         return run(words, output_dir, timeout=3600)  # whatever else the machine does
 
     expected = losses_of(train("single", 1, tmp_path / "whole").ok())
-    newest = killed = 0
+    newest = killed = runs = 0
     while killed < KILLS:
+        runs += 1
+        assert runs < 10 * KILLS, f"of {runs} runs {killed} were killed"
         strategy, world = draw.choice([*commands])
         killer = Killer(folder, draw.uniform(0, 0.6), every=draw.random() < 0.5)
         killer.start()

@@ -340,7 +340,7 @@ def command_script(folder: Path) -> Path:
 
 
 @cache
-def connection(thread: int = 0, starter: str = "") -> tuple[TextIO, int]:
+def connection(thread: int, starter: str) -> tuple[TextIO, int]:
     """Connect a thread to the process that is forked for each rank.
 
     Returns:
