@@ -68,7 +68,9 @@ class Killer(threading.Thread):
         super().__init__()
         self.rows, self.seconds, self.every = run / "metrics.jsonl", seconds, every
         self.over, self.struck = threading.Event(), False
-        self.parent = connection(threading.get_ident(), "")[1]  # of the ranks that this thread starts
+        self.parent = connection(threading.get_ident(), "")[
+            1
+        ]  # of the ranks that this thread starts
         self.before = self._written()
 
     def _written(self) -> int:

@@ -7,7 +7,6 @@ of its place. So a change of a single element always changes the digest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,21 +39,19 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> Tensor:
     flat = values.reshape(-1)
     width = 8 // dtype.itemsize  # elements of a word
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    # Not kept: a GPU would hold 32 MiB.
+    words_at_most = min(at_a_time(flat.device), flat.numel() // width + 2)
+    odd_numbers = 2 * torch.arange(words_at_most, device=flat.device) + 1
     for part in torch.split(flat, at_a_time(flat.device)):
         # Neighbouring parts have the rest of the first and of the last word: zeros stand for them.
         first, before = divmod(start, width)
         start += part.numel()
         words = pad(part.to(dtype), (before, -start % width)).view(torch.int64)
-        odd = _odd_numbers(flat.device)[: words.numel()]
+        odd = odd_numbers[: words.numel()]
         total += torch.dot(words, odd) if words.is_cpu else (words * odd).sum()  # no dot on a GPU
         if first:
             total += 2 * first * words.sum()
     return total
-
-
-@cache
-def _odd_numbers(device: torch.device) -> Tensor:
-    return 2 * torch.arange(at_a_time(device), device=device) + 1
 
 
 def parts_of_digests(strategy: Strategy, values: Sequence[Tensor] = ()) -> Tensor:
