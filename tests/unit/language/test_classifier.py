@@ -96,17 +96,6 @@ def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
     assert batch["labels"].argmax(-1).tolist() == [2, 0, 1]
 
 
-def test_predictions_are_labels_and_logits(folder: Path) -> None:
-    classifier = task(folder, "bert", evaluation=0.2)
-    data, model = classifier.build_data(), build_whole(classifier).eval()
-    with torch.no_grad():
-        predicted = classifier.prediction_step(model, data.collate(data.evaluation))
-    assert predicted["label"] == [label for _, [label] in data.evaluation]
-    assert predicted["logits"].shape == (6, 3)
-    best = predicted["logits"].argmax(-1).tolist()
-    assert predicted["predicted"] == [["0", "1", "2"][number] for number in best]
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -184,6 +173,8 @@ def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
         assert columns["predicted"] == chosen
     else:
         assert columns["label"] == ["0", "1", "0"]
+        assert columns["predicted"] == [str(number) for number in scores.argmax(-1).tolist()]
+        torch.testing.assert_close(columns["logits"], scores.float())
 
 
 def test_labels_of_other_problems_and_unknown_labels_are_refused(
