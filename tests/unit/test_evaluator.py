@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +316,8 @@ def test_modes_streams_and_loaders_are_afterwards_as_before(
 def test_a_compiled_model_is_not_compiled_for_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **_: compiled(call, backend="eager"))
     run = run_of(tmp_path, Plain(), compile=True)
     counted = torch._dynamo.utils.counters["stats"]
     counted.clear()
