@@ -336,13 +336,6 @@ def test_an_error_of_the_evaluation_comes_before_the_first_step(tmp_path: Path) 
     assert log_of(tmp_path).endswith(f"{LINE} of each set (sanity_evaluation: false skips it)\n")
     assert not (tmp_path / "metrics.jsonl").exists()
 
-    class Empty(Plain):
-        def build_data(self) -> Data:
-            return Data(train=Numbers(64), evaluation={"none": iter(())})
-
-    with pytest.raises(DataError, match=r"^Data\.evaluation\['none'\] is an empty stream, or"):
-        Trainer(Empty(), four_steps(tmp_path, overwrite=True)).fit()
-
 
 @pytest.mark.parametrize(
     ("task", "wrong", "rule"),
