@@ -60,6 +60,8 @@ def test_a_step_that_the_scaler_skipped_does_not_move_the_average(tmp_path: Path
         averages.append(average_of(trainer))
 
     assert averages[2] == averages[1]
+    position = trainer.run.position
+    assert (position.skipped_steps, position.skipped_in_a_row, position.samples) == (1, 0, 32)
     moved_with = [seen[0], seen[1], seen[3], seen[4]]
     assert averages[4] == pytest.approx(averaged_by_hand(moved_with, DECAY), rel=1e-6, abs=1e-6)
 
