@@ -125,16 +125,20 @@ SCORES = [{**row, "kind": number} for row, number in zip(PAIRS, (0.5, -2, 1e3), 
 
 
 @pytest.mark.parametrize(
-    ("problem", "rows"),
+    ("problem", "rows", "by_hand"),
     [
-        ("single_label_classification", [{**row, "kind": at % 2} for at, row in enumerate(PAIRS)]),
-        ("multi_label_classification", PAIRS),
-        ("regression", SCORES),
+        (
+            "single_label_classification",
+            [{**row, "kind": at % 2} for at, row in enumerate(PAIRS)],
+            [0, 1, 0],
+        ),
+        ("multi_label_classification", PAIRS, [[0.0, 1.0, 1.0], [0.0] * 3, [1.0, 0.0, 1.0]]),
+        ("regression", SCORES, [0.5, -2.0, 1e3]),
     ],
 )
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
-    name: str, problem: Any, rows: list[Any], folder: Path, tmp_path: Path
+    name: str, problem: Any, rows: list[Any], by_hand: list[Any], folder: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"text_pair_column": "other", "label_column": "kind"}
     data = str(save_rows(tmp_path / "a.jsonl", rows))
@@ -146,12 +150,7 @@ def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
     texts = own([row["text"] for row in rows], [row["other"] for row in rows], padding=True)
     assert batch["input_ids"].tolist() == texts["input_ids"]
 
-    by_hand: dict[str, list[Any]] = {
-        "single_label_classification": [0, 1, 0],
-        "multi_label_classification": [[0.0, 1.0, 1.0], [0.0] * 3, [1.0, 0.0, 1.0]],
-        "regression": [0.5, -2.0, 1e3],
-    }
-    labels = torch.tensor(by_hand[problem])
+    labels = torch.tensor(by_hand)
     labels = labels.double() if labels.is_floating_point() else labels
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     theirs = model(**inputs, labels=labels)
