@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,9 +236,9 @@ def test_a_rank_that_has_a_matrix_whole_owns_the_matrix() -> None:
 
 def test_the_iteration_is_in_bf16_on_gpus_alone() -> None:
     optimizer = Muon([torch.zeros(1)])
-    kinds: list[Any] = [SimpleNamespace(type=kind) for kind in ("cpu", "cuda")]
-    assert [optimizer.dtype(kind) for kind in kinds] == [torch.float32, torch.bfloat16]
-    assert Muon([torch.zeros(1)], dtype="fp32").dtype(kinds[1]) == torch.float32
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (optimizer.dtype(cpu), optimizer.dtype(gpu)) == (torch.float32, torch.bfloat16)
+    assert Muon([torch.zeros(1)], dtype="fp32").dtype(gpu) == torch.float32
 
 
 def test_the_optimizer_on_the_page_is_the_one_that_is_tested() -> None:
