@@ -208,8 +208,8 @@ def test_all_parts_of_a_batch_are_cut() -> None:
     boxes = [torch.ones(count, 4) for count in range(4)]
     image = Image.new("L", (2, 2))
     rest = {"text": texts, "boxes": boxes, "none": [None] * 4, "image": [image] * 4, "name": "all"}
-    whole, again, first, second, row, same_row, thrice = rows_of(Batch(torch.arange(4), rest))
-    batches = [whole, again, first, second, row, same_row, thrice]
+    batches = rows_of(Batch(torch.arange(4), rest))
+    _, again, _, second, *_, thrice = batches
     assert [len(batch.x) for batch in batches] == [4, 4, 2, 2, 1, 1, 3]
     assert again.x.tolist() == [3, 2, 1, 0]
     assert second.rest["text"] == ["c", "d"] and thrice.rest["text"] == ["a"] * 3
