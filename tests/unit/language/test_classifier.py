@@ -97,23 +97,38 @@ def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "settings", "message"),
     [
-        ([0, None, 1], r"label_column: 'label': is a NoneType in .* row 2"),
+        ([0, None, 1], {}, r"label_column: 'label': is a NoneType in .* row 2"),
         (
             [0.0, 0.143],
+            {},
             r"label_column: 'label': is 0.143 in .* row 2; a label is a text or a whole number, with",
         ),
-        ([[0, 1], [1]], r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or"),
-        ([2, 2.0], r"data: .*a.jsonl': has a single class; a classifier needs two"),
+        (
+            [[0, 1], [1]],
+            {},
+            r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or",
+        ),
+        ([2, 2.0], {}, r"data: .*a.jsonl': has a single class; a classifier needs two"),
+        (
+            ["x", "y"],
+            {"problem_type": "regression"},
+            r"label_column: 'label': is 'x' in .*; a label is a text",
+        ),
+        (
+            ["x", "y"],
+            {"text_pair_column": "other"},
+            r"text_pair_column: 'other': is a NoneType in .* row 1",
+        ),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(
-    labels: list[Any], message: str, folder: Path, tmp_path: Path
+    labels: list[Any], settings: dict[str, Any], message: str, folder: Path, tmp_path: Path
 ) -> None:
     rows = save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": label} for label in labels])
     with pytest.raises(ConfigError, match=message):
-        task(folder, "bert", data=str(rows)).build_data()
+        task(folder, "bert", data=str(rows), **settings).build_data()
 
 
 PAIRS: list[dict[str, Any]] = [
@@ -176,21 +191,10 @@ def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
         torch.testing.assert_close(columns["logits"], scores.float())
 
 
-def test_labels_of_other_problems_and_unknown_labels_are_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    texts = save_rows(
-        tmp_path / "a.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    )
-    with pytest.raises(
-        ConfigError, match=r"label_column: 'label': is 'x' in .*; a label is a text"
-    ):
-        task(folder, "bert", data=str(texts), problem_type="regression").build_data()
+def test_unknown_labels_of_the_evaluation_are_refused(folder: Path, tmp_path: Path) -> None:
     other = save_rows(tmp_path / "b.jsonl", [{"text": "a", "label": "z"}])
     with pytest.raises(ConfigError, match=r"evaluation: .*has the label 'z', which data does not"):
-        task(folder, "bert", data=str(texts), evaluation=str(other)).build_data()
-    with pytest.raises(ConfigError, match=r"text_pair_column: 'other': is a NoneType in .* row 1"):
-        task(folder, "bert", data=str(texts), text_pair_column="other").build_data()
+        task(folder, "bert", evaluation=str(other)).build_data()
 
 
 def test_a_new_layer_outside_of_an_adapter_is_refused_before_training(
