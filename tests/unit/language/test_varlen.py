@@ -110,38 +110,33 @@ def test_an_argument_that_is_not_known_is_refused(named: dict[str, Any], rule: s
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "whole", "parts"),
+    ("name", "settings", "rule"),
     [
-        ("llama", WIDE, "", ""),
-        ("mistral", {**WIDE, "sliding_window": 4096}, "", ""),
-        ("gemma3_text", WIDE, "", ""),
-        ("gpt2", {**WIDE_GPT2, "resid_pdrop": 0.1}, "", ""),
-        ("gpt2", {**WIDE_GPT2, "attn_pdrop": 0.1}, "has no dropout", "has no dropout"),
-        ("gemma2", WIDE, "has no softcap", "has no softcap"),
-        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4}, "cannot be rep", "cannot be rep"),
-        ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}, "than each alone", "than each al"),
-        (
-            "lfm2",
-            {**WIDE, "layer_types": ["conv", "full_attention"]},
-            "than each alone",
-            "than each al",
-        ),
-        ("llama4_text", {**WIDE, "num_local_experts": 2}, "than each alone", "than each alone"),
+        ("llama", WIDE, ""),
+        ("mistral", {**WIDE, "sliding_window": 4096}, ""),
+        ("gemma3_text", WIDE, ""),
+        ("gpt2", {**WIDE_GPT2, "resid_pdrop": 0.1}, ""),
+        ("gpt2", {**WIDE_GPT2, "attn_pdrop": 0.1}, "has no dropout"),
+        ("gemma2", WIDE, "has no softcap"),
+        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4}, "cannot be rep"),
+        ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}, "than each alone"),
+        ("lfm2", {**WIDE, "layer_types": ["conv", "full_attention"]}, "than each alone"),
+        ("llama4_text", {**WIDE, "num_local_experts": 2}, "than each alone"),
     ],
 )
+@pytest.mark.parametrize("size", [1, 4])
 def test_a_small_copy_tells_whether_a_model_can(
-    name: str, settings: dict[str, Any], whole: str, parts: str
+    name: str, settings: dict[str, Any], rule: str, size: int
 ) -> None:
     config = {key: value for key, value in settings.items() if key != "model_type"}
     if name == "lfm2":
         config.pop("head_dim")
-    for size, rule in ((1, whole), (4, parts)):
-        model = small(name, **config)
-        before = model.config._attn_implementation
-        reason = why_not(model, size)
-        assert rule in reason and bool(rule) == bool(reason)
-        assert model.config._attn_implementation == (before if rule else f"{NAME}_alone")
-        assert model.training or rule
+    model = small(name, **config)
+    before = model.config._attn_implementation
+    reason = why_not(model, size)
+    assert rule in reason and bool(rule) == bool(reason)
+    assert model.config._attn_implementation == (before if rule else f"{NAME}_alone")
+    assert model.training or rule
 
 
 def test_calls_without_boundaries_compute_as_before(task: Callable[..., CausalLM]) -> None:
