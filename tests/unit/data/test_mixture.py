@@ -71,11 +71,6 @@ def test_each_beginning_and_each_window_have_the_shares(
     assert np.abs(behind - before - shares * count).max() <= 2 * bound
 
 
-def test_a_short_run_has_its_shares() -> None:
-    mixed = mixture(code=(0.75,), maths=(0.25,))
-    assert mixed.counts(288).tolist() == [216, 72]
-
-
 def test_any_slice_is_that_of_the_whole_order() -> None:
     mixed = mixture(code=(0.7, 1), web=(0.2, 2), maths=(0.1,))
     whole = values(mixed, 0, 20_000)
