@@ -51,11 +51,10 @@ def test_boundaries_are_where_positions_begin() -> None:
     assert batch["places"].tolist() == [*range(16)]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_padding_is_left_out_but_for_a_rest(parts: int) -> None:
+@pytest.mark.parametrize(("parts", "count"), [(1, 11), (2, 12), (4, 12)])
+def test_padding_is_left_out_but_for_a_rest(parts: int, count: int) -> None:
     """Eleven tokens: those of the longest row are the columns, of which parts are as many."""
     batch = collate_documents(ROWS, padding=1, parts=parts, leaves_out=True)
-    count = {1: 11, 2: 12, 4: 12}[parts]
     assert len(batch["places"]) == count and batch["labels"].numel() % parts == 0
     found = batch["labels"].flatten()[batch["places"]]
     assert found[found != IGNORED].tolist() == torch.cat([row["labels"] for row in ROWS]).tolist()
