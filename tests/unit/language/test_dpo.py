@@ -16,7 +16,7 @@ from preferences import (
     trainer,
     two_steps,
 )
-from tiny_language import CONFIGS, save_model, save_rows, tokenizer
+from tiny_language import save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError
 from trainer.language import DPO, Adapter, CausalLM
@@ -135,28 +135,28 @@ def test_a_reference_with_other_tokens_is_refused(task: Callable[..., DPO], tmp_
         dpo.build_model()
 
 
-DROPOUT: dict[str, dict[str, Any]] = {
-    "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
-    "llama": {"attention_dropout": 0.5},
-    "mixtral": {"router_jitter_noise": 0.5},
-    # Experts are sampled, without a number that says so.
-    "mixtral phimoe": {"model_type": "phimoe", "input_jitter_noise": 0.5},
-    # Layers read these numbers at each call.
-    "falcon": {"model_type": "falcon", "hidden_dropout": 0.5, "attention_dropout": 0.5},
-}
-
-
-@pytest.mark.parametrize("kind", DROPOUT)
-def test_dropout_is_off(kind: str, tmp_path: Path, task: Callable[..., DPO]) -> None:
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [
+        ("gpt2", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)),
+        ("llama", {"attention_dropout": 0.5}),
+        ("mixtral", {"router_jitter_noise": 0.5}),
+        # Experts are sampled, without a number that says so.
+        ("mixtral", {"model_type": "phimoe", "input_jitter_noise": 0.5}),
+        # Layers read these numbers at each call.
+        ("llama", {"model_type": "falcon", "hidden_dropout": 0.5, "attention_dropout": 0.5}),
+    ],
+)
+def test_dropout_is_off(
+    name: str, dropout: dict[str, Any], tmp_path: Path, task: Callable[..., DPO]
+) -> None:
     """Otherwise the policy would be away from its reference before the first step."""
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    shape = kind.split()[0] if kind.split()[0] in CONFIGS else "llama"
-    model = save_model(tmp_path / "model", shape, **DROPOUT[kind], **ends)
+    model = save_model(tmp_path / "model", name, **dropout, bos_token_id=0, eos_token_id=0)
     dpo = task(model=str(model), reference="computed_once", sequence_length=100)
     [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)
     exported: Any = dpo.build_model()
-    assert DROPOUT[kind].items() <= exported.policy.config.to_dict().items()
+    assert dropout.items() <= exported.policy.config.to_dict().items()
 
 
 @pytest.mark.parametrize("kind", [DPO, CausalLM])
