@@ -30,9 +30,7 @@ from trainer import (
     build,
 )
 from trainer.config.interval import interval_of
-from trainer.errors import Origin
 from trainer.evaluator import (
-    check_best_metric,
     measured_sets,
     set_of_metric,
     sets_of,
@@ -117,8 +115,6 @@ def test_the_set_of_a_metric() -> None:
     assert set_of_metric("eval/loss", [""]) == ""
     assert set_of_metric("eval/clean/recall/3", ["noisy", "clean"]) == "clean"
     assert set_of_metric("eval/loss", ["noisy", "clean"]) is None
-    origin = Origin("a.yaml", line=3, key="best_metric")
-    check_best_metric("eval/f1", ["eval/f1"], origin)
 
 
 # -- the values ------------------------------------------------------------------------------------
