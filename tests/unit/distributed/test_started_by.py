@@ -25,29 +25,42 @@ def detect(environment: dict[str, str], ancestors: list[list[str]]) -> Launcher:
 
 
 @pytest.mark.parametrize(
-    ("line", "name", "typed"),
+    "line",
     [
-        ([PYTHON, "/home/me/.venv/bin/accelerate", "launch", *FLAGS], "accelerate", FLAGS),
-        (["accelerate", "launch", *FLAGS], "accelerate", FLAGS),
-        ([PYTHON, "-m", "accelerate.commands.launch", *FLAGS], "accelerate", FLAGS),
-        (
-            [PYTHON, "-X", "dev", "-Wignore", "-um", "accelerate.commands.launch", *FLAGS],
-            "accelerate",
-            FLAGS,
-        ),
-        ([PYTHON, "/site-packages/accelerate/commands/launch.py", *FLAGS], "accelerate", FLAGS),
-        ([PYTHON, "/home/me/.venv/bin/torchrun", *FLAGS], "torchrun", ()),
-        ([PYTHON, "-m", "torch.distributed.run", *FLAGS], "torchrun", ()),
-        ([PYTHON, "-u", "-m", "deepspeed.launcher.launch", *FLAGS], "deepspeed", ()),
-        ([PYTHON, "/home/me/.venv/bin/deepspeed", *FLAGS], "deepspeed", ()),
+        [PYTHON, "/home/me/.venv/bin/accelerate", "launch", *FLAGS],
+        ["accelerate", "launch", *FLAGS],
+        [PYTHON, "-m", "accelerate.commands.launch", *FLAGS],
+        [PYTHON, "-X", "dev", "-Wignore", "-um", "accelerate.commands.launch", *FLAGS],
+        [PYTHON, "/site-packages/accelerate/commands/launch.py", *FLAGS],
     ],
 )
-def test_launchers_and_the_flags_of_accelerate(
-    line: list[str], name: str, typed: tuple[str, ...]
-) -> None:
-    assert detect(RANKS, [line, SHELL]) == Launcher(
-        name=name, arguments=typed, world_size=4, local_rank=1, local_world_size=2
+def test_accelerate_with_what_was_typed(line: list[str]) -> None:
+    found = detect(RANKS, [line, SHELL])
+    assert found == Launcher(
+        name="accelerate",
+        arguments=FLAGS,
+        world_size=4,
+        local_rank=1,
+        local_world_size=2,
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ([PYTHON, "/home/me/.venv/bin/torchrun", "--nproc_per_node", "4", "train.py"], "torchrun"),
+        ([PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", "4", "train.py"], "torchrun"),
+        (
+            [PYTHON, "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30=", "train.py"],
+            "deepspeed",
+        ),
+        ([PYTHON, "/home/me/.venv/bin/deepspeed", "--num_gpus", "4", "train.py"], "deepspeed"),
+    ],
+)
+def test_other_launchers(line: list[str], name: str) -> None:
+    found = detect(RANKS, [line, SHELL])
+    assert (found.name, found.arguments) == (name, ())
+    assert (found.world_size, found.local_rank, found.local_world_size) == (4, 1, 2)
 
 
 @pytest.mark.parametrize(
