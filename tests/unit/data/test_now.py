@@ -98,11 +98,6 @@ def test_a_padding_batch_is_augmented_in_a_moment_too() -> None:
     assert sorted(micro.weight for window in (first, second) for micro in window.micros) == [0, 1]
 
 
-def evaluated_in(index: int) -> str:
-    moment = now()
-    return f"{index} at {moment.step} of {moment.evaluation_set}"
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_is_weighed_in_the_step_that_it_is_for(workers: int) -> None:
     weighed = []
@@ -122,7 +117,8 @@ class Told:
         return 3
 
     def __getitem__(self, index: int) -> str:
-        return evaluated_in(index)
+        moment = now()
+        return f"{index} at {moment.step} of {moment.evaluation_set}"
 
 
 def test_an_evaluation_is_known_where_its_items_are_read_each_time_anew() -> None:
