@@ -12,6 +12,7 @@ from typing import Any
 
 from doc_pages import places_that_wait, write_files
 from launchers import ROOT
+from tiny_language import save_masked
 
 import trainer
 from trainer.language import DPO, CausalLM, RewardModel
@@ -159,39 +160,15 @@ def test_every_call_of_accelerate_is_there() -> None:
 
 def test_translated_scripts_train(module_folder: Path) -> None:
     """The side that is ours, with a model and reviews that are small enough."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "good", "bad", "film"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained("tiny")
-    small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    }
-    BertForSequenceClassification(BertConfig(vocab_size=len(words), **small)).save_pretrained(
-        "tiny"
-    )
+    save_masked(Path("tiny"))
     Path("reviews.csv").write_text("text,label\n" + "good film,1\na bad film,0\n" * 40)
-
     write_files(COMING_FROM)
-    more = {
-        "reviews": ["--task_settings.name", "tiny", "--lr", "0.01"],
-    }
-    last = {}
-    for name, settings in more.items():
-        loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
-        run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
-        last[name] = run.fit()
-        run.run.close()
-    assert (
-        last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
-    )
+    words = ["--config", "reviews.yaml", "--task_settings.name", "tiny", "--lr", "0.01"]
+    loaded = trainer.load_config(words)
+    run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
+    assert run.fit()["eval/accuracy"] == 1
+    run.run.close()
+    assert Path("runs/reviews/model/tokenizer.json").exists()
 
 
 # The traps of Accelerate

@@ -110,20 +110,13 @@ class Shaken:
         return image + torch.randn(image.shape)
 
 
-class Images:
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"image": torch.full((3,), float(index))}
-
-
 def drawn(augment: Any, world: int, workers: int) -> list[tuple[float, ...]]:
     """Return what all ranks together train on, in two epochs."""
+    items = [{"image": torch.full((3,), float(number))} for number in range(12)]
     images = []
     for rank in range(world):
         data = IndexedData(
-            Images(), layout(rank, world, 6 // world), seed=0, augment=augment, workers=workers
+            items, layout(rank, world, 6 // world), seed=0, augment=augment, workers=workers
         )
         for window in data.windows(0, 4):
             for micro in window.micros:

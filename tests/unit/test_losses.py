@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from plans import plan
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer import DataError
 from trainer.losses import (
-    StepLosses,
     explained,
     refuse_independent,
     split_loss,
     without_backward,
 )
-from trainer.strategies import strategy_class
 
 TAKEN = (
     "training_step must return the loss, a single number, or (loss, {name: value}). For a loss of "
@@ -89,16 +86,6 @@ def test_the_parts_are_those_that_the_task_counts(result: Any) -> None:
     counted = r"and Task.weight counts \['boxes', 'classes'\]"
     with torch.no_grad(), pytest.raises(DataError, match=counted):
         split_loss(result, {"boxes": 1.0, "classes": 2.0})
-
-
-def test_the_mean_over_no_items_adds_nothing_to_the_loss() -> None:
-    """A micro-batch whose labels are all left out has a loss of NaN, and a weight of 0."""
-    accelerator: Any = None  # no rank is asked
-    strategy = strategy_class("single")(plan(None, world=1), accelerator)
-    losses = StepLosses(lambda: {"": 4.0}, strategy)
-    losses.add(torch.tensor(3.0, requires_grad=True), {"": 4.0})
-    losses.add(torch.tensor(torch.nan, requires_grad=True), {"": 0.0})
-    assert losses.total.item() == 3.0
 
 
 def test_a_backward_pass_to_a_parameter_is_refused_and_another_is_not() -> None:

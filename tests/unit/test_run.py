@@ -40,18 +40,6 @@ def train(run: Run) -> None:
         run.advance(window)
 
 
-def test_a_skipped_step_moves_the_data_but_not_the_schedule(tmp_path: Path) -> None:
-    run = run_in(tmp_path, keep_last=0, schedule="linear", lr=0.1)
-    first, second, third, _ = run.windows()
-    run.advance(first, skipped=True)
-    run.advance(second, skipped=True)
-    assert (run.skipped_steps, run.position.skipped_in_a_row, run.samples) == (2, 2, 16)
-    assert run.schedule.get_last_lr() == pytest.approx([0.1, 0.1])
-    run.optimizer.step()
-    run.advance(third)
-    assert (run.skipped_steps, run.position.skipped_in_a_row, run.samples) == (2, 0, 24)
-
-
 def test_notes_stand_in_the_banner_and_in_plan_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from trainer import Plan, Run
 from trainer.checkpoint.optimizer_state import OptimizerForm
+from trainer.launching.request import Request
 from trainer.strategies import strategy_class
 
 
@@ -160,24 +161,22 @@ def test_an_optimizer_is_tried_where_it_will_step() -> None:
     } and form.values == {"step": True}
 
 
+OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "values", "device"),
+    ("asks", "device"),
     [
-        ("fsdp", {"fsdp": {"cpu_offload": False}}, "cuda:3"),
-        ("fsdp", {"fsdp": {"cpu_offload": True}}, "cpu"),
-        ("zero2", {"zero_optimization": {"stage": 2}}, "cuda:3"),
-        (
-            "zero2",
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-            "cpu",
-        ),
+        (request("fsdp", fsdp={"cpu_offload": False}), "cuda:3"),
+        (request("fsdp", fsdp={"cpu_offload": True}), "cpu"),
+        (request("zero2"), "cuda:3"),
+        (request("zero2", deepspeed={"zero_optimization": OFFLOADED}), "cpu"),
     ],
 )
 def test_an_optimizer_steps_on_the_device_unless_its_state_is_offloaded(
-    strategy: str, values: dict[str, Any], device: str
+    asks: Request, device: str
 ) -> None:
     state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config={}))
     accelerator: Any = SimpleNamespace(device=torch.device("cuda", 3), state=state)
-    values = values if strategy == "fsdp" else {"deepspeed": values}
-    made = plan(request(strategy, **values), world=4, machine=4)
+    made = plan(asks, world=4, machine=4)
     assert strategy_class(made.strategy)(made, accelerator).step_device == torch.device(device)

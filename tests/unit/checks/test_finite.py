@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from brought_tasks import Numbers, Plain
 from launchers import ROOT
 from one_process import fit
@@ -44,16 +43,8 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
 def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
     limit: float | None, tmp_path: Path
 ) -> None:
-    class Root(torch.autograd.Function):
-        """A function whose gradient is lost, as that of a square root of 0."""
-
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * float("nan")
+    def lose(layer: nn.Module, gradients: Any) -> Any:
+        return (gradients[0] * float("nan"),)
 
     class Lost(Plain):
         """A model whose gradient is lost between the last two layers."""
@@ -63,7 +54,7 @@ def test_a_lost_gradient_of_a_finite_loss_is_named_with_its_step(
 
         def training_step(self, model: nn.Module, batch: Any) -> Any:
             if len(model) == 3 and now().step == 3:
-                model[1].register_forward_hook(lambda module, given, made: Root.apply(made))
+                model[1].register_full_backward_pre_hook(lose)
             return model(batch["x"]).square().mean()
 
     with pytest.raises(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated_at(run: Path, step: int, name: str = "eval/loss") -> dict[str, float]:
     [row] = [row for row in rows(run) if row["step"] == step and name in row]
     return {name: value for name, value in row.items() if name.startswith("eval/")}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return json_lines(path)
 
 
 def test_a_finished_run_has_the_values_that_it_reported_and_nothing_else_is_touched(
@@ -125,7 +120,7 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
     assert values == pytest.approx(evaluated_at(run, 6), rel=1e-6)
 
     evaluate([str(run), "--task_settings.held_out", "7", "--predictions", f"{run}/p.jsonl"])
-    assert len(lines_of(run / "p.jsonl")) == 7
+    assert len(json_lines(run / "p.jsonl")) == 7
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,7 @@ def test_a_task_that_was_made_in_python_is_evaluated_with_its_settings(tmp_path:
     Trainer(Sign(held_out=9), config).fit()
     predictions = tmp_path / "p.jsonl"
     values = evaluate([str(tmp_path / "run"), "--predictions", str(predictions)])
-    assert values == evaluated_at(tmp_path / "run", 2) and len(lines_of(predictions)) == 9
+    assert values == evaluated_at(tmp_path / "run", 2) and len(json_lines(predictions)) == 9
 
 
 def test_the_command_finds_a_task_beside_the_script_that_trained_it(tmp_path: Path) -> None:
@@ -188,16 +183,22 @@ class Emoji(Sign):
         return {"text": ["\ud83d, é"] * len(batch[1])}
 
 
+def predicted(task: Task, folder: Path) -> Path:
+    """Write the predictions of a model that is not trained."""
+    config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(folder / "run"))
+    run = build_for_evaluation(task, config, None)
+    path = folder / "predictions/p.jsonl"
+    write_predictions(run, run.evaluation_sets, path)
+    return path
+
+
 def test_a_file_is_there_once_it_is_complete(tmp_path: Path) -> None:
-    config = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(tmp_path / "run"))
-    for task, count in ((TooFew(), 0), (Emoji(), 23)):
-        run = build_for_evaluation(task, config, None)
-        path = tmp_path / f"{count}" / "p.jsonl"
-        with pytest.raises(DataError) if count == 0 else nullcontext():
-            write_predictions(run, run.evaluation_sets, path)
-        assert path.exists() == bool(count)
+    with pytest.raises(DataError):
+        predicted(TooFew(), tmp_path)
+    assert not [*tmp_path.rglob("p.jsonl")]
+    path = predicted(Emoji(), tmp_path)
     expected = [{"index": number, "text": "\ud83d, é"} for number in range(23)]
-    assert lines_of(path) == expected and [*path.parent.iterdir()] == [path]
+    assert json_lines(path) == expected and [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(
@@ -236,12 +237,10 @@ def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(tmp_pat
         f"eval/{name}/{metric}" for name in ("clean", "first") for metric in ("accuracy", "loss")
     }
     for name, count in (("clean", 23), ("first", 7)):
-        moments = [row["at"] for row in lines_of(tmp_path / f"p.{name}.jsonl")]
+        moments = [row["at"] for row in json_lines(tmp_path / f"p.{name}.jsonl")]
         assert moments == [f"{name} 6"] * count
     assert not (tmp_path / "p.jsonl").exists()
 
     first = evaluate([str(run), "--sets", "first", "--predictions", str(tmp_path / "q.jsonl")])
     assert first == {name: value for name, value in values.items() if "/first/" in name}
     assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
-    with pytest.raises(DataError, match="has no set 'frist'"):
-        evaluate([str(run), "--sets", "frist", "--predictions", str(tmp_path / "r.jsonl")])

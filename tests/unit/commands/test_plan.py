@@ -59,14 +59,17 @@ def test_a_config_is_rehearsed_with_its_settings(
 
 
 def test_wrong_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "no/such/model"]) == 2
-    assert "no/such/model: the file cannot be read" in capsys.readouterr().err
-    assert main(["plan", "7B", "--micro_batch", "2"]) == 2
-    assert "7B: the file cannot be read: No such file" in capsys.readouterr().err
-    assert main(["plan", "7B", "--gpu", "H1000"]) == 2
-    assert "'H1000'" in capsys.readouterr().err
-    for memory in ("0GiB", "-5GiB", "1GiB"):
-        assert main(["plan", "7B", "--gpu", memory]) == 2
-        assert f"gpu: '{memory}': " in capsys.readouterr().err
-    assert main(["rehearse", "--gpus", "100000000"]) == 2
-    assert "gpus: 100000000: must be less than or equal to 16384" in capsys.readouterr().err
+    for words, told in (
+        (("plan", "no/such/model"), "no/such/model: the file cannot be read"),
+        (("plan", "7B", "--micro_batch", "2"), "7B: the file cannot be read: No such file"),
+        (("plan", "7B", "--gpu", "H1000"), "'H1000'"),
+        (("plan", "7B", "--gpu", "0GiB"), "gpu: '0GiB': "),
+        (("plan", "7B", "--gpu", "-5GiB"), "gpu: '-5GiB': "),
+        (("plan", "7B", "--gpu", "1GiB"), "gpu: '1GiB': "),
+        (
+            ("rehearse", "--gpus", "100000000"),
+            "gpus: 100000000: must be less than or equal to 16384",
+        ),
+    ):
+        assert main([*words]) == 2
+        assert told in capsys.readouterr().err

@@ -13,6 +13,14 @@ from tiny_language import save_masked, save_rows
 from trainer.commands import cli
 
 
+def config_of(task: str, model: Path, rows: Path) -> Path:
+    """Write a training config beside the rows."""
+    path = rows.with_name("train.yaml")
+    settings = f"model: {model}, data: {rows}, cache_dir: {rows.with_name('cache')}"
+    path.write_text(f"task: trainer.language:{task}\ntask_settings: {{{settings}}}\nmax_steps: 1\n")
+    return path
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 def test_show_packed_documents_and_their_trained_tokens(
     attention: str, tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
@@ -35,13 +43,7 @@ def test_show_masked_and_classified_rows(
     rows = save_rows(
         tmp_path / "rows.jsonl", [{"text": "To be or not", "label": "good"}, {"text": "to be."}]
     )
-    settings = (
-        f"model: {save_masked(tmp_path / 'bert')}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
-    )
-    path = tmp_path / "train.yaml"
-    path.write_text(
-        f"task: trainer.language:MaskedLM\ntask_settings: {{{settings}}}\nmax_steps: 1\n"
-    )
+    path = config_of("MaskedLM", save_masked(tmp_path / "bert"), rows)
     assert cli.main(["show", str(path), "--task_settings.mask_probability=0.5"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("== row") == 2 and "<|im_start|>«" in shown
@@ -68,9 +70,7 @@ def test_show_both_sides_of_a_preference(
     tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     rows = save_rows(tmp_path / "rows.jsonl", [preference("Why?", "Because.", "No.")] * 2)
-    path = tmp_path / "train.yaml"
-    settings = f"model: {llama}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
-    path.write_text(f"task: trainer.language:DPO\ntask_settings: {{{settings}}}\nmax_steps: 1\n")
+    path = config_of("DPO", llama, rows)
     assert cli.main(["show", str(path), "--micro_batch_size", "1"]) == 0
     shown = capsys.readouterr().out
     before = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +50,37 @@ def data_of(rows: Any, rank: int, world_size: int, **settings: Any) -> IndexedDa
     return IndexedData(rows, layout, seed=1, collate=list, **settings)
 
 
+def count_loads(rows: Any, log: Path) -> None:
+    """Let each load of a block write a line, in whatever process."""
+    load = rows._load
+
+    def counted(number: int) -> Any:
+        with log.open("a") as file:
+            file.write("block\n")
+        return load(number)
+
+    log.write_text("")
+    rows._load = counted
+
+
+def loads_in(log: Path) -> int:
+    return len(log.read_text().splitlines())
+
+
 def steps(
     files: Path, world_size: int, position: int = 0, count: int = 300, kind: str = "jsonl"
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the ids of each step over all ranks, and the blocks that each rank read."""
+    """Return the ids of each step over all ranks, and how many blocks each rank read."""
     found: list[list[int]] = [[] for _ in range(count)]
     loads = []
     for rank in range(world_size):
-        rows, loaded = rows_of(files, kind), Counter[str]()
-        load = rows._load
-
-        def counted(block: Any, load: Any = load, loaded: Counter[str] = loaded) -> Any:
-            loaded["blocks"] += 1
-            return load(block)
-
-        rows._load = counted
+        rows, log = rows_of(files, kind), files / "loads.txt"
+        count_loads(rows, log)
         windows = data_of(rows, rank, world_size).windows(position, count)
         for ids, window in zip(found, windows, strict=True):
             micros = [micro for micro in window.micros if micro.weight]
             ids += [row["id"] for micro in micros for row in micro.batch]
-        loads.append(loaded["blocks"])
+        loads.append(loads_in(log))
     return [sorted(step) for step in found], loads
 
 
@@ -97,20 +107,13 @@ def test_loading_processes_share_the_blocks_and_read_the_same(
 ) -> None:
     batches, loads = [], []
     for workers in (0, 1, 3):
-        rows, loaded = rows_of(files), tmp_path / str(workers)
-        load = rows._load
-
-        def told(number: int, load: Any = load, loaded: Path = loaded) -> Any:
-            with loaded.open("a") as file:
-                file.write("block\n")
-            return load(number)
-
-        rows._load = told
+        rows, log = rows_of(files), tmp_path / "loads.txt"
+        count_loads(rows, log)
         layout = Layout(rank=rank, world_size=world_size, micro_batch_size=7, accumulation_steps=3)
         data = IndexedData(rows, layout, seed=1, collate=list, workers=workers)
         windows = data.windows(0, 1 + ROWS // layout.global_batch_size)
         batches.append([micro.batch for w in windows for micro in w.micros if micro.weight])
-        loads.append(len(loaded.read_text().splitlines()))
+        loads.append(loads_in(log))
     assert batches[0] == batches[1] == batches[2]
     assert loads[0] == loads[1] and loads[2] < 1.2 * loads[0] + 10
 
@@ -122,9 +125,8 @@ def test_a_store_has_the_rows_of_the_files(files: Path) -> None:
     remote = trainer.blocks("memory://rows/*.jsonl", lines=BLOCK, cache_dir=str(files / "cache"))
     local = rows_of(files)
     assert len(remote) == len(local) == ROWS
-    assert [remote[row] for row in (0, 1, ROWS // 2, ROWS - 1)] == [
-        local[row] for row in (0, 1, ROWS // 2, ROWS - 1)
-    ]
+    for row in (0, 1, ROWS // 2, ROWS - 1):
+        assert remote[row] == local[row]
 
 
 def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path: Path) -> None:
@@ -135,9 +137,8 @@ def test_a_resume_keeps_the_lanes_and_refuses_other_files(files: Path, tmp_path:
     layout = Layout(rank=0, world_size=1, micro_batch_size=2, accumulation_steps=5)
     other = IndexedData(rows_of(files), layout, seed=1, collate=list)
     other.restore(state)
-    assert list(other.order.of_epoch(1, 0)[np.arange(100)]) == list(
-        first.order.of_epoch(1, 0)[np.arange(100)]
-    )
+    ours, theirs = (data.order.of_epoch(1, 0)[np.arange(100)] for data in (other, first))
+    assert np.array_equal(ours, theirs)
 
     for file in files.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -75,6 +75,11 @@ def test_data_without_any_weight_is_padding_which_the_step_refuses() -> None:
     assert next(data.windows(0, 1)).weight == 0
 
 
+def numbers(size: int, *shape: int, **more: Any) -> IndexedData:
+    """Return data of so many numbers on a layout."""
+    return IndexedData(Numbers(size), layout(*shape), **more)
+
+
 splits = st.tuples(st.integers(1, 4), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
 
 
@@ -89,22 +94,13 @@ def test_layouts_of_one_global_batch_take_the_same_steps(
     world, micro, accumulation = split
     batch = world * micro * accumulation
     size += batch * drop_last  # at least one whole step
-    alone = IndexedData(Numbers(size), layout(micro=batch), seed=seed, drop_last=drop_last)
+    more: dict[str, Any] = {"seed": seed, "drop_last": drop_last}
+    alone = numbers(size, 0, 1, batch, **more)
     count = 2 * alone.steps_per_epoch
     expected = [sorted(step) for step in consumed(alone, 0, count)]
-    for other_world, other_micro, other_accumulation in set(itertools.permutations(split)):
+    for shape in set(itertools.permutations(split)):
         ranks = [
-            consumed(
-                IndexedData(
-                    Numbers(size),
-                    layout(rank, other_world, other_micro, other_accumulation),
-                    seed=seed,
-                    drop_last=drop_last,
-                ),
-                0,
-                count,
-            )
-            for rank in range(other_world)
+            consumed(numbers(size, rank, *shape, **more), 0, count) for rank in range(shape[0])
         ]
         assert [
             sorted(i for rank in ranks for i in rank[step]) for step in range(count)
@@ -123,16 +119,13 @@ def test_any_start_gives_the_rest_on_every_rank(
     size, world, micro, accumulation = shape
     batch = world * micro * accumulation
     size += batch * drop_last
-    first = IndexedData(
-        Numbers(size), layout(0, world, micro, accumulation), seed=2, drop_last=drop_last
-    )
+    more: dict[str, Any] = {"seed": 2, "drop_last": drop_last}
+    first = numbers(size, 0, *shape[1:], **more)
     ends = [0, *(window.end for window in first.windows(0, 11))]
     for rank in range(world):
-        data = IndexedData(
-            Numbers(size), layout(rank, world, micro, accumulation), seed=2, drop_last=drop_last
-        )
+        data = numbers(size, rank, *shape[1:], **more)
         assert consumed(data, ends[start], 12 - start) == consumed(data, 0, 12)[start:]
-    alone = IndexedData(Numbers(size), layout(micro=batch), seed=2, drop_last=drop_last)
+    alone = numbers(size, 0, 1, batch, **more)
     assert [window.end for window in alone.windows(ends[start], 11 - start)] == ends[start + 1 :]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 
 import trainer
 from trainer import CheckpointError, DataError
-from trainer.data.batches import Layout
-from trainer.data.indexed import IndexedData
 
 FIRST = {"code": 0, "web": 10_000, "maths": 20_000}  # the value of the first row of each source
 SIZES = {"code": 5000, "web": 300, "maths": 12_000}
@@ -72,11 +69,6 @@ def test_each_beginning_and_each_window_have_the_shares(
     assert before.sum() == begin and behind.sum() == begin + count
     assert np.abs(before - shares * begin).max() <= bound
     assert np.abs(behind - before - shares * count).max() <= 2 * bound
-
-
-def test_a_short_run_has_its_shares() -> None:
-    mixed = mixture(code=(0.75,), maths=(0.25,))
-    assert mixed.counts(288).tolist() == [216, 72]
 
 
 def test_any_slice_is_that_of_the_whole_order() -> None:
@@ -148,21 +140,6 @@ def test_the_log_has_share_and_passes_and_the_banner_the_planned_passes() -> Non
 def test_sources_that_cannot_be_mixed_are_refused(given: dict[str, Any], rule: str) -> None:
     with pytest.raises(DataError, match=rule):
         trainer.mixed(given)
-
-
-def test_a_loading_process_reads_the_same_rows() -> None:
-
-    def collate(items: Sequence[Any]) -> list[Any]:
-        return list(items)
-
-    layout = Layout(rank=0, world_size=1, micro_batch_size=8, accumulation_steps=1)
-    mixed = mixture(code=(0.5,), web=(0.5,))
-    found = []
-    for workers in (0, 2):
-        data = IndexedData(mixed, layout, seed=SEED, collate=collate, workers=workers)
-        windows = data.windows(0, 20)
-        found.append([window.micros[0].batch for window in windows])
-    assert found[0] == found[1]
 
 
 def test_data_sets_of_the_library_datasets_are_mixed() -> None:

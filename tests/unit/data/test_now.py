@@ -12,7 +12,6 @@ from layouts import Numbers, layout
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from trainer.data.batches import TrainData
 from trainer.data.evaluation import EvaluationBatches
 from trainer.data.indexed import IndexedData
 from trainer.data.now import Now, at, now, set_now
@@ -53,37 +52,14 @@ class Stream(IterableDataset[float]):
         yield from range(17)
 
 
-Rows = list[tuple[float, ...]]
-
-
-def rows_of(ranks: list[TrainData], position: int, steps: int, done: int) -> list[Rows]:
-    """Return what all ranks together have of each step, and check the moments of the windows."""
-    of_steps = []
-    number = done
-    windows = [rank.windows(position, steps, done=done) for rank in ranks]
-    for of_ranks in zip(*windows, strict=True):
-        number += 1
-        assert {window.now.step for window in of_ranks} == {number}
-        [moment] = {window.now for window in of_ranks}
-        rows = []
-        for window in of_ranks:
-            for micro in window.micros:
-                if micro.weight:
-                    rows += [tuple(row) for row in micro.batch.tolist()]
-        for row in rows:
-            known = (moment.step, moment.epoch, moment.samples, moment.total_steps)
-            assert row[1:5] == known, "items are read for the step that trains on them"
-        of_steps.append(sorted(rows))
-    drawn = [row[5] for rows in of_steps for row in rows]
-    assert len(set(drawn)) == len(drawn), "each sample of each epoch draws its own"
-    return of_steps
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_has_the_whole_epochs_of_its_steps(workers: int) -> None:
-    def ranks(world: int) -> list[TrainData]:
-        return [
-            StreamData(
+    """Its items are read for the step that trains on them."""
+    found = []
+    for world in (1, 2):
+        rows = []
+        for rank in range(world):
+            data = StreamData(
                 Stream(),
                 layout(rank, world, 6 // world),
                 seed=3,
@@ -91,13 +67,17 @@ def test_a_stream_has_the_whole_epochs_of_its_steps(workers: int) -> None:
                 collate=told_together,
                 workers=workers,
             )
-            for rank in range(world)
-        ]
-
-    alone = rows_of(ranks(1), 0, 6, 0)
-    assert rows_of(ranks(2), 0, 6, 0) == alone
-    assert [rows[0][2] for rows in alone] == [0, 0, 0, 1, 1, 1]
-    assert [rows[0][3] for rows in alone] == [0, 6, 12, 17, 23, 29]
+            for number, window in enumerate(data.windows(0, 6)):
+                epoch, step = divmod(number, 3)
+                moment = window.now
+                known = (number + 1, epoch, 17 * epoch + 6 * step, moment.total_steps)
+                assert (moment.step, moment.epoch, moment.samples, moment.total_steps) == known
+                of_step = [row for m in window.micros if m.weight for row in m.batch.tolist()]
+                assert {tuple(row[1:5]) for row in of_step} == {known}
+                rows += of_step
+        found.append(sorted(rows))
+    assert found[0] == found[1]
+    assert len({row[5] for row in rows}) == len(rows) == 34, "each sample of each epoch draws"
 
 
 def test_the_generator_begins_anew_at_each_access_and_follows_from_seed_and_step() -> None:
@@ -116,11 +96,6 @@ def test_a_padding_batch_is_augmented_in_a_moment_too() -> None:
     ranks = [IndexedData(Numbers(1), layout(rank, 2, 1), seed=0, augment=told) for rank in range(2)]
     [first, second] = [next(rank.windows(0, 1)) for rank in ranks]
     assert sorted(micro.weight for window in (first, second) for micro in window.micros) == [0, 1]
-
-
-def evaluated_in(index: int) -> str:
-    moment = now()
-    return f"{index} at {moment.step} of {moment.evaluation_set}"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -142,7 +117,8 @@ class Told:
         return 3
 
     def __getitem__(self, index: int) -> str:
-        return evaluated_in(index)
+        moment = now()
+        return f"{index} at {moment.step} of {moment.evaluation_set}"
 
 
 def test_an_evaluation_is_known_where_its_items_are_read_each_time_anew() -> None:

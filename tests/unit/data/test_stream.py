@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import DrawingStream, heavy, layout
 
+from trainer.data.batches import Layout
 from trainer.data.stream import StreamData
 from trainer.errors import DataError
 
@@ -89,30 +90,42 @@ def test_drop_last_leaves_out_the_short_step() -> None:
     assert data.state()["samples"] == 16 and data.epochs_at(16) == 1.0
 
 
+def gone_on(
+    make: Callable[[Layout], StreamData], after: int, count: int
+) -> tuple[list[list[int]], StreamData, dict[str, Any], int]:
+    """Go on with two ranks, and compare with a run that nobody stopped.
+
+    Returns the steps of the whole run, the run that was stopped, its state, and how many samples a
+    rank has to read over.
+    """
+    whole = ids(make(layout(micro=4)), count)
+    first = make(layout(micro=4))
+    assert ids(first, after) == whole[:after]
+    state = json.loads(json.dumps(first.state()))
+    ranks = [make(layout(rank, 2, 2)) for rank in range(2)]
+    positions = {rank.restore(state) for rank in ranks}
+    assert positions == {state["samples"]}
+    read_over = ranks[0].samples_to_read_over()
+    rest = [ids(rank, count - after, state["samples"]) for rank in ranks]
+    together = [sorted(a + b) for a, b in zip(*rest, strict=True)]
+    assert together == [sorted(step) for step in whole[after:]]
+    return whole, first, state, read_over
+
+
 @pytest.mark.parametrize("kind", [Count, Stateful, "hugging face"])
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
 def test_it_resumes_where_its_state_was_taken(kind: Any, after: int) -> None:
-    def fresh(rank: int = 0, world: int = 1) -> StreamData:
+    def fresh(layout: Layout) -> StreamData:
         generator = {"size": 10}
         stream = (
             HuggingFaceStream.from_generator(rows, gen_kwargs=generator)
             if kind == "hugging face"
             else kind(10)
         )
-        return StreamData(stream, layout(rank, world, 4 // world), seed=0)
+        return StreamData(stream, layout, seed=0)
 
-    whole = ids(fresh(), 7)
-    first = fresh()
-    assert ids(first, after) == whole[:after]
-    state = json.loads(json.dumps(first.state()))
-    ranks = [fresh(rank, 2) for rank in range(2)]
-    positions = {rank.restore(state) for rank in ranks}
-    assert positions == {first.state()["samples"]}
-    assert ranks[0].samples_to_read_over() == (state["offset"] if kind is Count else 0)
-    rest = [ids(rank, 7 - after, state["samples"]) for rank in ranks]
-    assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [
-        sorted(step) for step in whole[after:]
-    ]
+    *_, state, read_over = gone_on(fresh, after, 7)
+    assert read_over == (state["offset"] if kind is Count else 0)
 
 
 def shuffled(seed: int | None, size: int = 60) -> HuggingFaceStream:
@@ -129,23 +142,13 @@ def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(
     never.
     """
     # (In a loading process datasets shuffles in another order.)
-    whole = ids(StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers), 30)
-    first = StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers)
-    begun = ids(first, after)
-    state = json.loads(json.dumps(first.state()))
-    assert state["stream"] is None and begun == whole[:after]
+    whole, first, state, read_over = gone_on(
+        lambda layout: StreamData(shuffled(7), layout, seed=0, workers=workers), after, 30
+    )
+    assert state["stream"] is None and state["samples"] == 4 * after
     [notice] = first.notices(4)
     assert "trainer.blocks(files) shuffles without a buffer" in notice
-
-    ranks = [
-        StreamData(shuffled(7), layout(rank, 2, 2), seed=0, workers=workers) for rank in range(2)
-    ]
-    positions = {rank.restore(state) for rank in ranks}
-    assert positions == {4 * after}
-    assert ranks[0].samples_to_read_over() == state["offset"] == 4 * after % 60
-    rest = [ids(rank, 30 - after, 4 * after) for rank in ranks]
-    together = [sorted(a + b) for a, b in zip(*rest, strict=True)]
-    assert together == [sorted(step) for step in whole[after:]]
+    assert read_over == state["offset"] == 4 * after % 60
     for epoch in (whole[:15], whole[15:]):
         assert sorted(number for step in epoch for number in step) == [*range(60)]
     assert whole[:15] != whole[15:] and whole[0] != [0, 1, 2, 3]
@@ -192,19 +195,13 @@ def test_what_a_stream_draws_is_the_same_on_every_rank_and_in_a_resumed_run() ->
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_reading_a_stream_leaves_the_generators_of_the_process_as_they_were(workers: int) -> None:
-    def draw() -> list[float]:
-        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+    def states() -> list[Any]:
+        _, numbers, place, *_ = np.random.get_state()
+        return [random.getstate(), list(numbers), place, torch.get_rng_state().tolist()]
 
-    def seed() -> None:
-        random.seed(5)
-        np.random.seed(5)
-        torch.manual_seed(5)
-
-    seed()
-    expected = draw()
-    seed()
+    before = states()
     drawn(StreamData(DrawingStream(), layout(), seed=3, workers=workers), 2)
-    assert draw() == expected
+    assert states() == before
 
 
 def test_a_batch_without_weight_is_replaced_by_a_padding_batch() -> None:

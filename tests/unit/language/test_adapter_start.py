@@ -106,44 +106,36 @@ def test_dpo_has_the_adapter_as_it_was_as_its_reference(
     check_steps(trainer(dpo, tmp_path / "run"), exact)
 
 
-def test_the_reference_has_no_dropout_and_stays(adapter: Path, given: Path, tmp_path: Path) -> None:
-    settings = {**settings_of_task(given, tmp_path), "model": str(adapter)}
-    config = json_in(adapter / "adapter_config.json")
-    dropping = tmp_path / "dropping"
-    dropping.mkdir()
-    save_rows(dropping / "adapter_config.json", [{**config, "lora_dropout": 0.5}])
-    (dropping / FILE).write_bytes((adapter / FILE).read_bytes())
-    model: Any = build_whole(DPO(**{**settings, "model": str(dropping)})).train()
-    batch = {"input_ids": torch.arange(12)[None]}
-    before = [model(**batch, from_reference=True).logits for _ in range(2)]
-    assert torch.equal(*before)
-    assert not torch.equal(model(**batch).logits, model(**batch).logits)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(1.0)
-    assert torch.equal(model(**batch, from_reference=True).logits, before[0])
-    assert {p.requires_grad for n, p in model.named_parameters() if "reference" in n} == {False}
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts
-def test_the_reference_of_fused_experts(given: Path, tmp_path: Path) -> None:
-    """peft wraps them as parameters, of which a second adapter is another wrapper."""
+@pytest.mark.parametrize("kind", ["dropout", "experts"])
+def test_the_reference_has_no_dropout_and_stays(
+    kind: str, llama: Path, given: Path, tmp_path: Path
+) -> None:
+    """peft wraps fused experts as parameters, of which a second adapter is another wrapper."""
     settings = {**settings_of_task(given, tmp_path), "attention": "eager"}
-    base = str(save_model(tmp_path / "mixtral", "mixtral"))
-    first = DPO(**{**settings, "model": base}, adapter={"r": 2})
-    trainer(first, tmp_path / "first", lr=0.1).fit()
-    model: Any = build_whole(DPO(**{**settings, "model": str(tmp_path / "first/model")})).eval()
-    assert any("experts" in name for name, _ in model.named_parameters() if "lora_" in name)
+    start = tmp_path / "first/model"
+    if kind == "experts":
+        settings["model"] = str(save_model(tmp_path / "mixtral", "mixtral"))
+        trainer(DPO(**settings, adapter={"r": 2}), tmp_path / "first", lr=0.1).fit()
+    else:
+        save_adapter(llama, start, lora_dropout=0.5)
+    model: Any = build_whole(DPO(**{**settings, "model": str(start)})).train()
+    adapted = [name for name, _ in model.named_parameters() if "lora_" in name]
+    assert any("experts" in name for name in adapted) == (kind == "experts")
+
     batch = {"input_ids": torch.arange(12)[None]}
-    begun = model(**batch).logits
-    torch.testing.assert_close(model(**batch, from_reference=True).logits, begun)
+    begun, again = (model(**batch, from_reference=True).logits for _ in range(2))
+    assert torch.equal(begun, again)
+    is_same = torch.equal(model(**batch).logits, model(**batch).logits)
+    assert is_same == (kind == "experts")
+    torch.testing.assert_close(model.eval()(**batch).logits, begun)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1)
     assert not torch.allclose(model(**batch).logits, begun)
-    torch.testing.assert_close(model(**batch, from_reference=True).logits, begun)
+    assert torch.equal(model(**batch, from_reference=True).logits, begun)
+    assert {p.requires_grad for n, p in model.named_parameters() if "reference" in n} == {False}
 
 
 @pytest.mark.parametrize(

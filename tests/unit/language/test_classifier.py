@@ -96,35 +96,39 @@ def test_a_model_that_is_trained_on_these_classes_keeps_their_numbers(
     assert batch["labels"].argmax(-1).tolist() == [2, 0, 1]
 
 
-def test_predictions_are_labels_and_logits(folder: Path) -> None:
-    classifier = task(folder, "bert", evaluation=0.2)
-    data, model = classifier.build_data(), build_whole(classifier).eval()
-    with torch.no_grad():
-        predicted = classifier.prediction_step(model, data.collate(data.evaluation))
-    assert predicted["label"] == [label for _, [label] in data.evaluation]
-    assert predicted["logits"].shape == (6, 3)
-    best = predicted["logits"].argmax(-1).tolist()
-    assert predicted["predicted"] == [["0", "1", "2"][number] for number in best]
-
-
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "settings", "message"),
     [
-        ([0, None, 1], r"label_column: 'label': is a NoneType in .* row 2"),
+        ([0, None, 1], {}, r"label_column: 'label': is a NoneType in .* row 2"),
         (
             [0.0, 0.143],
+            {},
             r"label_column: 'label': is 0.143 in .* row 2; a label is a text or a whole number, with",
         ),
-        ([[0, 1], [1]], r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or"),
-        ([2, 2.0], r"data: .*a.jsonl': has a single class; a classifier needs two"),
+        (
+            [[0, 1], [1]],
+            {},
+            r"label_column: 'label': is \[0, 1\] in .* row 1; a label is a text or",
+        ),
+        ([2, 2.0], {}, r"data: .*a.jsonl': has a single class; a classifier needs two"),
+        (
+            ["x", "y"],
+            {"problem_type": "regression"},
+            r"label_column: 'label': is 'x' in .*; a label is a text",
+        ),
+        (
+            ["x", "y"],
+            {"text_pair_column": "other"},
+            r"text_pair_column: 'other': is a NoneType in .* row 1",
+        ),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(
-    labels: list[Any], message: str, folder: Path, tmp_path: Path
+    labels: list[Any], settings: dict[str, Any], message: str, folder: Path, tmp_path: Path
 ) -> None:
     rows = save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": label} for label in labels])
     with pytest.raises(ConfigError, match=message):
-        task(folder, "bert", data=str(rows)).build_data()
+        task(folder, "bert", data=str(rows), **settings).build_data()
 
 
 PAIRS: list[dict[str, Any]] = [
@@ -136,16 +140,20 @@ SCORES = [{**row, "kind": number} for row, number in zip(PAIRS, (0.5, -2, 1e3), 
 
 
 @pytest.mark.parametrize(
-    ("problem", "rows"),
+    ("problem", "rows", "by_hand"),
     [
-        ("single_label_classification", [{**row, "kind": at % 2} for at, row in enumerate(PAIRS)]),
-        ("multi_label_classification", PAIRS),
-        ("regression", SCORES),
+        (
+            "single_label_classification",
+            [{**row, "kind": at % 2} for at, row in enumerate(PAIRS)],
+            [0, 1, 0],
+        ),
+        ("multi_label_classification", PAIRS, [[0.0, 1.0, 1.0], [0.0] * 3, [1.0, 0.0, 1.0]]),
+        ("regression", SCORES, [0.5, -2.0, 1e3]),
     ],
 )
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
-    name: str, problem: Any, rows: list[Any], folder: Path, tmp_path: Path
+    name: str, problem: Any, rows: list[Any], by_hand: list[Any], folder: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"text_pair_column": "other", "label_column": "kind"}
     data = str(save_rows(tmp_path / "a.jsonl", rows))
@@ -157,12 +165,7 @@ def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
     texts = own([row["text"] for row in rows], [row["other"] for row in rows], padding=True)
     assert batch["input_ids"].tolist() == texts["input_ids"]
 
-    by_hand: dict[str, list[Any]] = {
-        "single_label_classification": [0, 1, 0],
-        "multi_label_classification": [[0.0, 1.0, 1.0], [0.0] * 3, [1.0, 0.0, 1.0]],
-        "regression": [0.5, -2.0, 1e3],
-    }
-    labels = torch.tensor(by_hand[problem])
+    labels = torch.tensor(by_hand)
     labels = labels.double() if labels.is_floating_point() else labels
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     theirs = model(**inputs, labels=labels)
@@ -184,23 +187,14 @@ def test_the_loss_is_that_of_transformers_on_pairs_of_texts(
         assert columns["predicted"] == chosen
     else:
         assert columns["label"] == ["0", "1", "0"]
+        assert columns["predicted"] == [str(number) for number in scores.argmax(-1).tolist()]
+        torch.testing.assert_close(columns["logits"], scores.float())
 
 
-def test_labels_of_other_problems_and_unknown_labels_are_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    texts = save_rows(
-        tmp_path / "a.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    )
-    with pytest.raises(
-        ConfigError, match=r"label_column: 'label': is 'x' in .*; a label is a text"
-    ):
-        task(folder, "bert", data=str(texts), problem_type="regression").build_data()
+def test_unknown_labels_of_the_evaluation_are_refused(folder: Path, tmp_path: Path) -> None:
     other = save_rows(tmp_path / "b.jsonl", [{"text": "a", "label": "z"}])
     with pytest.raises(ConfigError, match=r"evaluation: .*has the label 'z', which data does not"):
-        task(folder, "bert", data=str(texts), evaluation=str(other)).build_data()
-    with pytest.raises(ConfigError, match=r"text_pair_column: 'other': is a NoneType in .* row 1"):
-        task(folder, "bert", data=str(texts), text_pair_column="other").build_data()
+        task(folder, "bert", evaluation=str(other)).build_data()
 
 
 def test_a_new_layer_outside_of_an_adapter_is_refused_before_training(

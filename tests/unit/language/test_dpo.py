@@ -16,7 +16,7 @@ from preferences import (
     trainer,
     two_steps,
 )
-from tiny_language import CONFIGS, save_model, save_rows, tokenizer
+from tiny_language import save_model, save_rows, tokenizer
 
 from trainer import ConfigError, DataError
 from trainer.language import DPO, Adapter, CausalLM
@@ -27,44 +27,39 @@ def task(given: Path, tmp_path: Path) -> Callable[..., DPO]:
     return lambda **settings: DPO(**{**settings_of_task(given, tmp_path), **settings})
 
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "sigmoid": {},
-    "smooth": {"label_smoothing": 0.2, "beta": 0.5},
-    "robust": {"objective": "robust", "label_smoothing": 0.2},
-    "ipo": {"objective": "ipo", "beta": 0.3},
-    "sft": {"sft_weight": 0.7},
-    "orpo": {"objective": "orpo", "beta": 0.4},
-    "simpo": {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.9, "label_smoothing": 0.1},
-}
-
-
 @pytest.mark.parametrize(
-    ("objective", "reference"),
+    ("reference", "settings"),
     [
-        ("sigmoid", "frozen"),
-        ("smooth", "other"),
-        ("robust", "computed_once"),
-        ("ipo", "computed_once"),
-        ("sft", "frozen"),
-        ("orpo", None),
-        ("simpo", None),
+        ("frozen", {}),
+        ("other", {"label_smoothing": 0.2, "beta": 0.5}),
+        ("computed_once", {"objective": "robust", "label_smoothing": 0.2}),
+        ("computed_once", {"objective": "ipo", "beta": 0.3}),
+        ("frozen", {"sft_weight": 0.7}),
+        (None, {"objective": "orpo", "beta": 0.4}),
+        (
+            None,
+            {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.9, "label_smoothing": 0.1},
+        ),
     ],
 )
 def test_two_steps_are_those_of_the_formula_in_float64(
-    objective: str, reference: str | None, given: Path, task: Callable[..., DPO], tmp_path: Path
+    reference: str | None,
+    settings: dict[str, Any],
+    given: Path,
+    task: Callable[..., DPO],
+    tmp_path: Path,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    settings: dict[str, Any] = {"reference": reference}
+    how: dict[str, Any] = {"reference": reference}
     if reference == "other":
-        settings = {"reference_model": str(given / "other"), "loss": "plain"}
-    dpo = task(**settings, **OBJECTIVES[objective])
+        how = {"reference_model": str(given / "other"), "loss": "plain"}
+    dpo = task(**how, **settings)
     model: Any = AutoModelForCausalLM.from_pretrained(given / "llama")
     fixed: Any = AutoModelForCausalLM.from_pretrained(
         given / ("other" if reference == "other" else "llama")
     )
-    rows = preferences(8)
-    exact = two_steps(model, fixed, tokenizer(), rows, 3e-3, **OBJECTIVES[objective])
+    exact = two_steps(model, fixed, tokenizer(), preferences(8), 3e-3, **settings)
     if reference:
         del exact[0]["accuracy"]  # of rewards that are zero up to rounding
     check_steps(trainer(dpo, tmp_path / "run"), exact)
@@ -74,20 +69,17 @@ def test_the_reference_is_the_model_without_its_adapter(
     task: Callable[..., DPO], tmp_path: Path
 ) -> None:
     """Frozen copy and the model without an adapter have the same curve, and the adapter learns."""
-    found = {}
-    for name, settings in {
-        "without_adapter": {},
-        "frozen": {"reference": "frozen"},
-        "computed_once": {"reference": "computed_once"},
-    }.items():
-        dpo = task(adapter=Adapter(r=4), **settings)
-        found[name] = steps(trainer(dpo, tmp_path / name, max_steps=4, lr=2e-2))
+    found = []
+    for reference in (None, "frozen", "computed_once"):
+        dpo = task(adapter=Adapter(r=4), reference=reference)
+        assert dpo.kind == (reference or "without_adapter")
+        found.append(steps(trainer(dpo, tmp_path / str(reference), max_steps=4, lr=2e-2)))
     numbers = ("loss", "grad_norm", "chosen_reward", "rejected_reward")
-    for row, *others in zip(*found.values(), strict=True):
+    for row, *others in zip(*found, strict=True):
         for other in others:
             expected = pytest.approx([row[name] for name in numbers], rel=1e-5, abs=2e-6)
             assert [other[name] for name in numbers] == expected
-    assert found["frozen"][0]["margin"] == 0.0 and found["frozen"][-1]["margin"] > 0.01
+    assert found[1][0]["margin"] == 0.0 and found[1][-1]["margin"] > 0.01
 
 
 def test_a_trained_model_is_no_reference(task: Callable[..., DPO], tmp_path: Path) -> None:
@@ -143,28 +135,28 @@ def test_a_reference_with_other_tokens_is_refused(task: Callable[..., DPO], tmp_
         dpo.build_model()
 
 
-DROPOUT: dict[str, dict[str, Any]] = {
-    "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
-    "llama": {"attention_dropout": 0.5},
-    "mixtral": {"router_jitter_noise": 0.5},
-    # Experts are sampled, without a number that says so.
-    "mixtral phimoe": {"model_type": "phimoe", "input_jitter_noise": 0.5},
-    # Layers read these numbers at each call.
-    "falcon": {"model_type": "falcon", "hidden_dropout": 0.5, "attention_dropout": 0.5},
-}
-
-
-@pytest.mark.parametrize("kind", DROPOUT)
-def test_dropout_is_off(kind: str, tmp_path: Path, task: Callable[..., DPO]) -> None:
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [
+        ("gpt2", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)),
+        ("llama", {"attention_dropout": 0.5}),
+        ("mixtral", {"router_jitter_noise": 0.5}),
+        # Experts are sampled, without a number that says so.
+        ("mixtral", {"model_type": "phimoe", "input_jitter_noise": 0.5}),
+        # Layers read these numbers at each call.
+        ("llama", {"model_type": "falcon", "hidden_dropout": 0.5, "attention_dropout": 0.5}),
+    ],
+)
+def test_dropout_is_off(
+    name: str, dropout: dict[str, Any], tmp_path: Path, task: Callable[..., DPO]
+) -> None:
     """Otherwise the policy would be away from its reference before the first step."""
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    shape = kind.split()[0] if kind.split()[0] in CONFIGS else "llama"
-    model = save_model(tmp_path / "model", shape, **DROPOUT[kind], **ends)
+    model = save_model(tmp_path / "model", name, **dropout, bos_token_id=0, eos_token_id=0)
     dpo = task(model=str(model), reference="computed_once", sequence_length=100)
     [first] = steps(trainer(dpo, tmp_path / "run", max_steps=1))
     assert first["margin"] == pytest.approx(0.0, abs=1e-5)
     exported: Any = dpo.build_model()
-    assert DROPOUT[kind].items() <= exported.policy.config.to_dict().items()
+    assert dropout.items() <= exported.policy.config.to_dict().items()
 
 
 @pytest.mark.parametrize("kind", [DPO, CausalLM])

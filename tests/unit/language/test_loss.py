@@ -34,27 +34,47 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_fused_loss_has_the_value_and_gradients_of_the_plain_one(
-    name: str, task: Callable[..., CausalLM], llama: Path
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": None, "config": CONFIGS["llama"]},
+        {"model": None, "config": CONFIGS["gpt2"]},
+        {"packing": "none"},
+        {"adapter": {"r": 2, "trained": ["lm_head"]}},
+    ],
+    ids=["llama", "gpt2", "rows", "adapter"],
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_fused_loss_has_the_values_and_gradients_of_plain_logits(
+    reduction: str, settings: dict[str, Any], task: Callable[..., CausalLM], llama: Path
 ) -> None:
-    """In several chunks, also for the gradient of the head, whose factor is not 1."""
-    losses, found = [], []
+    """In several chunks, for any weights of the positions, and factors of the mean that are not 1.
+    The last layer may be trained beside an adapter.
+    """
+    found = []
     for loss in ("plain", "fused"):
-        causal = task(model=None, config=CONFIGS[name], tokenizer=str(llama), loss=loss)
+        causal = task(**settings, tokenizer=str(llama), loss=loss)
         model, batch = build_with_batch(causal)
         model.double()
-        assert isinstance(model.get_output_embeddings(), FusedHead) == (loss == "fused")
-        batch["labels"][0, :40] = IGNORED
-        value = causal.training_step(model, batch)
-        (3.0 * value).backward()
+        kinds = {type(layer) for layer in model.get_output_embeddings().modules()}
+        assert (FusedHead in kinds) == (loss == "fused")
+        labels = batch["labels"]
+        labels[0, :40] = IGNORED
+        inputs = causal.inputs(batch)
+        value = mean_loss(model, inputs, labels, reduction)
+        (value * torch.linspace(3, 1, value.numel())).sum().backward()
+        if reduction == "mean":
+            assert torch.equal(value, causal.training_step(model, batch))
+        else:
+            assert torch.equal(value.view_as(labels), token_losses(model, inputs, labels))
 
-        losses.append(value.item())
-        found.append({key: parameter.grad for key, parameter in model.named_parameters()})
-        assert model(input_ids=batch["input_ids"]).logits.shape[-1] == VOCABULARY, (
-            "logits as ever without targets"
+        logits = model(**inputs, use_cache=False).logits
+        by_hand = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction=reduction
         )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        torch.testing.assert_close(value.double(), by_hand, rtol=1e-6, atol=1e-7)
+        found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
+    assert any("lm_head" in name or "wte" in name for name in found[0])
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
 
 
@@ -278,51 +298,3 @@ def test_predictions_are_the_loss_and_the_tokens_of_each_row(
 
         batch["labels"][1] = IGNORED
         assert causal.prediction_step(model, batch)["loss"][1].isnan(), "a row without a token"
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_last_layer_that_is_trained_beside_an_adapter_computes_in_chunks(
-    reduction: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for loss in ("plain", "fused"):
-        causal = task(loss=loss, adapter={"r": 2, "trained": ["lm_head"]})
-        model, batch = build_with_batch(causal)
-        model.double()
-        value = mean_loss(model, causal.inputs(batch), batch["labels"], reduction)
-        (value * torch.linspace(1, 2, value.numel())).mean().backward()
-        found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
-        kinds = {type(layer) for layer in model.get_output_embeddings().modules()}
-        assert (FusedHead in kinds) == (loss == "fused")
-    assert any("lm_head" in name for name in found[0])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
-
-
-# -- the loss of each position ---------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("packing", ["best_fit", "none"])
-def test_the_loss_of_each_position_has_the_gradients_of_plain_logits(
-    packing: str, task: Callable[..., CausalLM]
-) -> None:
-    """In chunks of a few tokens, packed rows included, for any weights of the positions."""
-    values, found = [], []
-    for loss in ("plain", "fused"):
-        causal = task(loss=loss, packing=packing)
-        model, batch = build_with_batch(causal)
-        model.double()
-        labels = batch["labels"]
-        labels[0, :30] = IGNORED
-        value = token_losses(model, causal.inputs(batch), labels)
-        assert value.shape == labels.shape and not value[labels == IGNORED].any()
-        (value * torch.linspace(0, 1, value.numel()).view_as(value)).sum().backward()
-        values.append(value)
-        found.append({key: parameter.grad for key, parameter in model.named_parameters()})
-    torch.testing.assert_close(*values, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
-
-    logits = model(**causal.inputs(batch), use_cache=False).logits.log_softmax(-1)
-    alone = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0].where(labels >= 0, 0.0)
-    torch.testing.assert_close(values[1].double(), -alone, rtol=1e-6, atol=1e-6)

@@ -164,29 +164,30 @@ def test_long_sides_are_cut_and_the_batch_is_padded(task: Callable[..., DPO]) ->
 EMPTY = "the side has no answer of its own; the answer is empty, or the same on both sides"
 BEGIN = "the prompt is not the beginning of both sides"
 SHORT = "sequence_length allows 65 tokens: both answers must begin and differ within these tokens"
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an empty side": (preference("Why?", " ", "No."), rf"chosen_column.*{EMPTY}"),
-    "equal sides": (preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
-    "equal up to the length": (
-        preference("Why?", "No. " * 60, "No. " * 61),
-        SHORT,
-    ),
-    "a long prompt": (
-        preference("Why? " * 90, "Yes", "No."),
-        SHORT,
-    ),
+TALK = preference("Why?", "Yes", "No.")
+WHOLE = {"chosen": [Q, GOOD], "rejected": [Q, BAD]}
+TEXT = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
+# A good row of the same kind, a bad row, and the message.
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an empty side": (TALK, preference("Why?", " ", "No."), rf"chosen_column.*{EMPTY}"),
+    "equal sides": (TALK, preference("Why?", "No.", "No."), rf"chosen_column.*{EMPTY}"),
+    "equal up to the length": (TALK, preference("Why?", "No. " * 60, "No. " * 61), SHORT),
+    "a long prompt": (TALK, preference("Why? " * 90, "Yes", "No."), SHORT),
     "conversations without a beginning": (
+        WHOLE,
         {"chosen": [Q, GOOD], "rejected": [WHO, BAD]},
         BEGIN,
     ),
-    "the prompt of another row": (
-        {"prompt": "Who?", "chosen": [Q, GOOD], "rejected": [Q, BAD]},
+    "the prompt of another row": (TALK, {"prompt": "Who?", **WHOLE}, BEGIN),
+    "texts without a beginning": (
+        {"chosen": "Why? Yes", "rejected": "Why? No"},
+        {"chosen": "Yes", "rejected": "No"},
         BEGIN,
     ),
-    "texts without a beginning": ({"chosen": "Yes", "rejected": "No"}, BEGIN),
-    "a number": ({"prompt": "Why?", "chosen": "Yes", "rejected": 3}, "is a int in"),
+    "a number": (TEXT, {**TEXT, "rejected": 3}, "is a int in"),
     "a system beside texts": (
-        {"prompt": "Why?", "chosen": "Yes", "rejected": "No", "system": "Brief."},
+        TEXT,
+        {**TEXT, "system": "Brief."},
         "a row with system or tools is a conversation; set a template",
     ),
 }
@@ -196,15 +197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_rows_are_one_line_with_the_row_or_left_out(
     case: str, task: Callable[..., DPO]
 ) -> None:
-    bad, message = REFUSED[case]
-    good: dict[str, Any] = preference("Why?", "Yes", "No.")
-    is_text = isinstance(bad["chosen"], str)
-    if "prompt" not in bad:
-        good = {"chosen": [Q, GOOD], "rejected": [Q, BAD]}
-    if is_text:
-        good = {"chosen": "Why? Yes", "rejected": "Why? No"}
-    if is_text and "prompt" in bad:
-        good = {"prompt": "Why?", "chosen": "Yes", "rejected": "No"}
+    good, bad, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message) as refused:
         task(good, bad).build_data()
     assert "rows.jsonl row 2" in str(refused.value)

@@ -51,28 +51,14 @@ def test_boundaries_are_where_positions_begin() -> None:
     assert batch["places"].tolist() == [*range(16)]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_padding_is_left_out_but_for_a_rest(parts: int) -> None:
+@pytest.mark.parametrize(("parts", "count"), [(1, 11), (2, 12), (4, 12)])
+def test_padding_is_left_out_but_for_a_rest(parts: int, count: int) -> None:
     """Eleven tokens: those of the longest row are the columns, of which parts are as many."""
     batch = collate_documents(ROWS, padding=1, parts=parts, leaves_out=True)
-    count = {1: 11, 2: 12, 4: 12}[parts]
     assert len(batch["places"]) == count and batch["labels"].numel() % parts == 0
     found = batch["labels"].flatten()[batch["places"]]
     assert found[found != IGNORED].tolist() == torch.cat([row["labels"] for row in ROWS]).tolist()
     assert batch["boundaries"][-1] == count
-
-
-def test_each_process_has_a_part_of_the_tokens() -> None:
-    batch = collate_documents(ROWS, padding=1, parts=4, leaves_out=True)
-    found = []
-    for number in range(4):
-        process = Whole()
-        process.size, process.number = 4, number
-        inputs = process.inputs(batch)
-        assert inputs["input_ids"].shape == (1, 3)
-        assert torch.equal(inputs["cu_seq_lens_q"], batch["boundaries"])
-        found.append(process.tokens(batch, "labels"))
-    assert torch.equal(torch.cat(found, 1), Whole().tokens(batch, "labels"))
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -96,9 +82,10 @@ def test_attention_is_that_of_a_mask(window: int | None) -> None:
     place = torch.arange(15)
     distance = place[:, None] - place
     mask = (number[:, None] == number) & (distance >= 0) & (distance < (window or 15))
-    keys, values = (each.repeat_interleave(2, 1) for each in (key, value))
-    scores = (query @ keys.mT * 0.3).masked_fill(~mask, -torch.inf)
-    torch.testing.assert_close(found.transpose(1, 2), scores.softmax(-1) @ values)
+    expected = nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(found.transpose(1, 2), expected)
 
 
 @pytest.mark.parametrize(
@@ -118,50 +105,37 @@ def test_an_argument_that_is_not_known_is_refused(named: dict[str, Any], rule: s
         attend(Whole(), nn.Module(), *heads, None, cu_seq_lens_q=ends, **named)  # type: ignore[arg-type]
 
 
-def test_heads_that_processes_cannot_share_are_refused() -> None:
-    process = Whole()
-    process.size = 2
-    heads = [torch.ones(1, 3, 4, 4)] * 3
-    with pytest.raises(NotImplementedError, match="no 3 heads for 2 processes"):
-        attend(process, nn.Module(), *heads, None, cu_seq_lens_q=torch.tensor([0, 4]))
-
-
 # -- models ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "whole", "parts"),
+    ("name", "settings", "rule"),
     [
-        ("llama", WIDE, "", ""),
-        ("mistral", {**WIDE, "sliding_window": 4096}, "", ""),
-        ("gemma3_text", WIDE, "", ""),
-        ("gpt2", {**WIDE_GPT2, "resid_pdrop": 0.1}, "", ""),
-        ("gpt2", {**WIDE_GPT2, "attn_pdrop": 0.1}, "has no dropout", "has no dropout"),
-        ("gemma2", WIDE, "has no softcap", "has no softcap"),
-        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4}, "cannot be rep", "cannot be rep"),
-        ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}, "than each alone", "than each al"),
-        (
-            "lfm2",
-            {**WIDE, "layer_types": ["conv", "full_attention"]},
-            "than each alone",
-            "than each al",
-        ),
-        ("llama4_text", {**WIDE, "num_local_experts": 2}, "than each alone", "than each alone"),
+        ("llama", WIDE, ""),
+        ("mistral", {**WIDE, "sliding_window": 4096}, ""),
+        ("gemma3_text", WIDE, ""),
+        ("gpt2", {**WIDE_GPT2, "resid_pdrop": 0.1}, ""),
+        ("gpt2", {**WIDE_GPT2, "attn_pdrop": 0.1}, "has no dropout"),
+        ("gemma2", WIDE, "has no softcap"),
+        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4}, "cannot be rep"),
+        ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}, "than each alone"),
+        ("lfm2", {**WIDE, "layer_types": ["conv", "full_attention"]}, "than each alone"),
+        ("llama4_text", {**WIDE, "num_local_experts": 2}, "than each alone"),
     ],
 )
+@pytest.mark.parametrize("size", [1, 4])
 def test_a_small_copy_tells_whether_a_model_can(
-    name: str, settings: dict[str, Any], whole: str, parts: str
+    name: str, settings: dict[str, Any], rule: str, size: int
 ) -> None:
     config = {key: value for key, value in settings.items() if key != "model_type"}
     if name == "lfm2":
         config.pop("head_dim")
-    for size, rule in ((1, whole), (4, parts)):
-        model = small(name, **config)
-        before = model.config._attn_implementation
-        reason = why_not(model, size)
-        assert rule in reason and bool(rule) == bool(reason)
-        assert model.config._attn_implementation == (before if rule else f"{NAME}_alone")
-        assert model.training or rule
+    model = small(name, **config)
+    before = model.config._attn_implementation
+    reason = why_not(model, size)
+    assert rule in reason and bool(rule) == bool(reason)
+    assert model.config._attn_implementation == (before if rule else f"{NAME}_alone")
+    assert model.training or rule
 
 
 def test_calls_without_boundaries_compute_as_before(task: Callable[..., CausalLM]) -> None:
@@ -189,32 +163,26 @@ def test_the_exported_configuration_names_no_attention(
     assert NAME not in (tmp_path / "config.json").read_text()
 
 
-def test_adapters_and_recomputed_layers_have_the_same_gradients(
+def test_rows_with_padding_have_the_gradients_and_predictions_of_a_mask(
     task: Callable[..., CausalLM],
 ) -> None:
-    found = []
+    """With an adapter and recomputed layers. Padding is left out."""
     rows = [conversation("Say it.", text * 3) for text in ("one two", "three", "four five six")]
     settings: dict[str, Any] = {"adapter": {"r": 2}, "activation_checkpointing": True}
+    settings |= {"rows": rows, "packing": "none", "learn": "all"}
+    found = []
     for attention in ("sdpa", NAME):
-        causal = task(rows=rows, attention=attention, packing="none", **settings)
+        causal = task(attention=attention, **settings)
         model, batch = build_with_batch(causal)
+        predicted = causal.prediction_step(model, batch)
         loss = causal.training_step(model, batch)
         loss.backward()
-        found.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
-    assert len(found[0]) > 4
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([predicted["loss"], predicted["tokens"], loss, *gradients])
+    assert len(found[0]) > 6
     torch.testing.assert_close(*found)
-
-
-def test_predictions_and_counts_leave_padding_out(task: Callable[..., CausalLM]) -> None:
-    losses = []
-    for attention in ("sdpa", NAME):
-        causal = task(attention=attention, packing="none")
-        model, batch = build_with_batch(causal)
-        found = causal.prediction_step(model, batch)
-        losses.append((found["loss"], found["tokens"]))
     real = int((batch["labels"] != IGNORED).sum())
     assert causal.computed_tokens(batch) == real < batch["input_ids"].numel()
-    torch.testing.assert_close(*losses)
 
 
 # -- settings -------------------------------------------------------------------------------------

@@ -17,10 +17,8 @@ from plans import (
     request,
 )
 
-from trainer import TrainConfig
 from trainer.errors import Sourced
 from trainer.launching.request import Request
-from trainer.launching.resolve import resolve
 from trainer.reporting.banner import plan_rows
 from trainer.strategies.deepspeed import engine_config
 
@@ -101,28 +99,17 @@ def test_groups_that_do_not_divide_the_processes() -> None:
 
 
 def test_zero_3_does_not_compile() -> None:
-    config = TrainConfig(task="m:T", max_steps=10, compile=True)
-    said = refusal(
-        lambda: resolve(
-            config, request("zero3"), launched(2), CPU, {"compile": origin(f"{SAID} (compile)")}
-        )
-    )
-    assert said.startswith("train.yaml:7: compile: true: ZeRO-3 gathers layers by hooks inside of")
-    assert resolve(config, request("zero2"), launched(2), CPU, {}).compile
+    said = refusal(lambda: plan(request("zero3"), compile=True))
+    assert said.startswith(f"{SAID}: compile: true: ZeRO-3 gathers layers by hooks inside of")
+    assert plan(request("zero2"), compile=True).compile
 
 
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
     compiled = sourced(True, "a.yaml:4 (dynamo_backend)")
     asks = request("ddp", dynamo={"backend": "inductor"}, compile=compiled)
     assert plan(asks).compile
-    config = TrainConfig(task="m:T", max_steps=10)
-    line = "train.yaml:7: compile: false: disagrees with True at a.yaml:4 (dynamo_backend); keep one of the two"
-    assert (
-        refusal(
-            lambda: resolve(config, asks, launched(), CPU, {"compile": origin(f"{SAID} (compile)")})
-        )
-        == line
-    )
+    rule = "disagrees with True at a.yaml:4 (dynamo_backend); keep one of the two"
+    assert refusal(lambda: plan(asks, compile=False)) == f"{SAID}: compile: false: {rule}"
 
 
 # Learning rate
@@ -225,8 +212,12 @@ def test_where_gradients_cannot_travel_in_bf16() -> None:
             {},
             (4, 4, 32),
         ),
+        # A micro-batch of null is an equal share.
+        (None, 1, {"micro_batch_size": None, "global_batch_size": 64}, (64, 1, 64)),
+        (None, 16, {"micro_batch_size": None, "global_batch_size": 64}, (4, 1, 64)),
+        (None, 2, {"global_batch_size": 64, "micro_batch_size": None, "accumulation_steps": 4}, (8, 4, 64)),
     ],
-)
+)  # fmt: skip
 def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
     asks: Request | None, world: int, settings: dict[str, int], batch: tuple[int, int, int]
 ) -> None:
@@ -236,40 +227,21 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule"),
+    ("batch", "micro", "steps", "told"),
     [
-        (
-            {"micro_batch_size": 8, "global_batch_size": 64},
-            "64: must be micro_batch_size 8 x accumulation_steps N x world_size 3; "
-            "micro_batch_size: null takes an equal share",
-        ),
-        (
-            {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
-            "64: must be micro_batch_size 8 x accumulation_steps 2 x world_size 3; "
-            "micro_batch_size: null takes an equal share",
-        ),
+        (64, 8, None, "64: must be micro_batch_size 8 x accumulation_steps N"),
+        (64, 8, 2, "64: must be micro_batch_size 8 x accumulation_steps 2"),
+        (64, None, None, "64: must be micro_batch_size N x accumulation_steps 1"),
+        (None, None, None, "must be micro_batch_size N x accumulation_steps 1"),
     ],
 )
-def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
-    assert refusal(lambda: plan(None, world=3, **settings)) == f"{SAID}: global_batch_size: {rule}"
-
-
-@pytest.mark.parametrize(("world", "steps", "micro"), [(1, None, 64), (16, None, 4), (2, 4, 8)])
-def test_a_micro_batch_of_null_is_an_equal_share(world: int, steps: int | None, micro: int) -> None:
-    settings = {"global_batch_size": 64, "micro_batch_size": None, "accumulation_steps": steps}
-    made = plan(None, world=world, **settings)
-    assert (made.micro_batch_size, made.global_batch_size) == (micro, 64)
-
-
-def test_a_global_batch_without_equal_shares() -> None:
-    rule = (
-        "must be micro_batch_size N x accumulation_steps 1 x world_size 3; "
-        "micro_batch_size: null takes an equal share"
-    )
-    for batch in (64, None):
-        settings = {"global_batch_size": batch, "micro_batch_size": None}
-        line = refusal(lambda settings=settings: plan(None, world=3, **settings))  # type: ignore[misc]
-        assert line == f"{SAID}: global_batch_size: {'' if batch is None else '64: '}{rule}"
+def test_a_batch_that_does_not_fit(
+    batch: int | None, micro: int | None, steps: int | None, told: str
+) -> None:
+    given = {"global_batch_size": batch, "micro_batch_size": micro, "accumulation_steps": steps}
+    rule = "x world_size 3; micro_batch_size: null takes an equal share"
+    line = f"{SAID}: global_batch_size: {told} {rule}"
+    assert refusal(lambda: plan(None, world=3, **given)) == line
 
 
 def test_processes_that_share_rows_count_as_a_group() -> None:

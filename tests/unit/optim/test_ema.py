@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from brought_tasks import Plain
-from torch import Tensor, nn
+from torch import nn
 
 from trainer import Task, TrainConfig, Trainer
-from trainer.optim.ema import Average
 
 DECAY = 0.9
-
-
-def shards(value: float) -> list[Tensor]:
-    """Weights as a rank holds them: flat pieces in float32."""
-    return [torch.full((3,), value), torch.tensor([value, -value])]
 
 
 def averaged_by_hand(weights: list[list[float]], decay: float) -> list[float]:
@@ -28,26 +21,6 @@ def averaged_by_hand(weights: list[list[float]], decay: float) -> list[float]:
     for step in weights[1:]:
         average = [decay * a + (1 - decay) * w for a, w in zip(average, step, strict=True)]
     return average
-
-
-def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weights() -> None:
-    live = shards(1.0)
-    written: list[float] = []
-    strategy = SimpleNamespace(
-        shards=lambda: [SimpleNamespace(tensor=tensor) for tensor in live],
-        write_back=lambda: written.append(float(live[0][0])),
-    )
-    average = Average(strategy, DECAY)  # type: ignore[arg-type]
-    for weight in live:
-        weight.mul_(3.0)
-    average.update()
-    averaged = [tensor.clone() for tensor in average.average]
-
-    with average.applied():
-        assert all(map(torch.equal, live, averaged))
-    assert all(map(torch.equal, live, shards(3.0)))
-    assert all(map(torch.equal, average.average, averaged))
-    assert written == [pytest.approx(1.2), 3.0], "the model is told at both changes"
 
 
 def trainer_of(task: Task, folder: Path) -> Trainer:
@@ -87,6 +60,8 @@ def test_a_step_that_the_scaler_skipped_does_not_move_the_average(tmp_path: Path
         averages.append(average_of(trainer))
 
     assert averages[2] == averages[1]
+    position = trainer.run.position
+    assert (position.skipped_steps, position.skipped_in_a_row, position.samples) == (1, 0, 32)
     moved_with = [seen[0], seen[1], seen[3], seen[4]]
     assert averages[4] == pytest.approx(averaged_by_hand(moved_with, DECAY), rel=1e-6, abs=1e-6)
 
