@@ -42,10 +42,10 @@ checks/model: if has_accumulation_hooks(parameter): => if False:
 checks/model: if data and not data.drop_last and => if data and
 checks/optimizer: if problem: => if False:
 checks/optimizer: and group["lr"] != planned: => and False:
-checks/edited: if count != before.get(name, 0) => if False
-checks/edited: if not is_same: => if False:
-checks/parameters: raise LaunchError(changed_trainable(names)) => return
-checks/edited: if before is not None and local(before) => if False and local(before)
+checks/edited: if count != before.get(name, 0) => if False @ unit/checks/test_parameters.py
+checks/edited: if not is_same: => if False: @ unit/checks/test_parameters.py
+checks/parameters: if changed: => if False:
+checks/edited: if before is not None and local(before) => if False and local(before) @ unit/checks/test_parameters.py
 checks/parameters: if hasattr(parameter, "placements") and => if False and
 checks/same_data: check_same_beginning(window.digest, => bool(
 checks/same_data: if difference: => if False: @ DIFFERENCE
@@ -63,26 +63,26 @@ checkpoint/finite_values: key.kind in ("buffer", "frozen") => False
 strategies/finite_step: or math.isfinite(norm.item()): => or True:
 strategies/finite_step: norm.isfinite().logical_not().float() => norm.isfinite().float()
 strategies/base: if self.accelerator.is_main_process else => if True else
-strategies/base: if on_nan is not None: => if True: @ unit/strategies/test_finite_step.py
+strategies/base: if on_nan: => if True: @ unit/strategies/test_finite_step.py
 strategies/base: clip(gradients, limit, norm) => clip(gradients, 1e-9, norm) @ unit/test_step.py
 strategies/base: clip(gradients, limit, norm) => pass @ GRADIENTS[ddp-2-4]
 strategies/tensors: mark_sharded(module) => pass
 strategies/buffers: buffer.copy_(values) => pass
 strategies/ddp: self.called |= torch.is_grad_enabled() and => self.called |=
-strategies/ddp: if is_ddp != (self.plan.strategy == "ddp"): => if False:
-strategies/tensors: widened = is_trained and => widened = False and
+strategies/ddp: if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"): => if False:
+strategies/tensors: torch.float32 if is_trained and => torch.float32 if False and
 strategies/deepspeed: if runs != asked: => if False:
 strategies/deepspeed: plugin.dschf = None => pass
-strategies/deepspeed: config["gradient_clipping"] = plan => config["gradient_clipping"] = 2.0 or plan @ GRADIENTS[zero3-2-4]
-strategies/deepspeed: values = flat[: parameter.ds_numel - start] => values = flat
-strategies/scalars: parameter.data = parameter.data.reshape(1) => pass
+strategies/deepspeed: "gradient_clipping": plan.max_grad_norm => "gradient_clipping": 2.0 or plan.max_grad_norm @ GRADIENTS[zero3-2-4]
+strategies/deepspeed: tensor=values[offset:][: len(own)], => tensor=values[offset:],
+strategies/scalars: parameter.data = parameter.data.reshape(1) => pass @ unit/strategies/test_tensors.py
 strategies/deepspeed: boundary(boundary or delays) => boundary(True) @ GRADIENTS[zero1-2-4]
 strategies/deepspeed: backward(loss, scale_wrt_gas=False) => backward(loss) @ GRADIENTS[zero3-2-4]
-strategies/fsdp: if all(here[parameter] == everywhere[parameter] for parameter in own): => if True:
+strategies/fsdp: if module is model or is_shared or not own: => if module is model or not own:
 strategies/fsdp: reduce = torch.float32 if compute else None => reduce = None @ DTYPES[fsdp-16-bf16]
-strategies/gathered: model.get_parameter(name).register_hook(hook) => pass
+strategies/gathered: whole.register_hook(hook) => pass
 strategies/gradient_order: if differing: => if False:
-strategies/gradient_order: self.fingerprint * 31 + number => self.fingerprint + number
+strategies/gradient_order: self.fingerprint * 31 + => self.fingerprint +
 strategies/initial_values: if not is_stored and => if False and @ META
 strategies/optimizer_probe: if not difference <= _BOUND * largest: => if False:
 strategies/whole_parameters: own[key] = engines => pass
