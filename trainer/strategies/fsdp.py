@@ -170,7 +170,7 @@ class FSDP2(Strategy):
         kinds = Counter(type(unit).__name__ for unit in units)
         parts = [f"{number} {kind}" for kind, number in kinds.items()]
         rest = "the rest of the model" if units else "the whole model"
-        self.notices = [f"FSDP2 gathers at a time: {', '.join([*parts, rest])}"]
+        self.notices = [f"FSDP2 gathers in turn: {', '.join([*parts, rest])}"]
 
         # In turn, so that of a model on the meta device a single unit is whole.
         device = self.accelerator.device
