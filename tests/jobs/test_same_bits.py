@@ -186,7 +186,7 @@ def replayed(job: Job, step: int, *more: object, world: int = 0) -> tuple[int, s
     ("strategy", "world"), [("ddp", 2), pytest.param("fsdp", 3, marks=pytest.mark.slow)]
 )
 def test_a_replay_names_a_wrong_bit(strategy: str, world: int, folder: Path) -> None:
-    """The bit is so small that no loss, norm or weight shows it."""
+    """The bit is so small that no loss and no norm shows it."""
     found = jobs(strategy, world, ("planted",), folder)["planted"]
     code, text = replayed(found, 4)
     assert code == 1, text

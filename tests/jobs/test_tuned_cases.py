@@ -45,18 +45,15 @@ ENDS = {"r": 4, "trained": ["embed_tokens", "lm_head"], "rslora": True}
 QUICK: dict[str, dict[str, Any]] = {
     "masked": {"task": "MaskedLM", "model": "bert", "mask_probability": 0.3},
     "dora": {"adapter": {"r": 4, "dora": True}},
-    "tokens": {"data": "tokens.jsonl"},
     "several": {
         **OF_TEXTS,
         "data": "several.jsonl",
         "problem_type": "multi_label_classification",
     },
-    "number": {**OF_TEXTS, "data": "numbers.jsonl", "problem_type": "regression"},
     "words": {"data": "words.jsonl", "new_tokens": ["<|think|>", "<|done|>"], "adapter": ENDS},
     "frozen": {"task": "DPO", **PAIRS, "loss": "fused"},
     "once": {"task": "DPO", **PAIRS, "reference": "computed_once", "objective": "ipo"},
     "orpo": {"task": "DPO", **PAIRS, "objective": "orpo", "loss": "fused"},
-    "simpo": {"task": "DPO", **PAIRS, "objective": "simpo", "beta": 2.0},
     "head": {
         **{"task": "DPO", **PAIRS, "loss": "fused"},
         "adapter": {"r": 4, "trained": ["lm_head"]},
@@ -75,6 +72,9 @@ CASES: dict[str, dict[str, Any]] = {
     **QUICK,
     **SAVING,
     "llama": {},
+    "tokens": {"data": "tokens.jsonl"},
+    "number": {**OF_TEXTS, "data": "numbers.jsonl", "problem_type": "regression"},
+    "simpo": {"task": "DPO", **PAIRS, "objective": "simpo", "beta": 2.0},
     "smollm2": {**CHATS, "model": "smollm2"},
     "adapter": {"adapter": {"r": 4}},
     "adapter of chats": {**CHATS, "adapter": {"r": 4}},

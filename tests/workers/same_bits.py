@@ -160,7 +160,7 @@ class Planted(Cross):
     rank: int = 1
     step: int = 4
     micro: int = 2
-    bit: int = 3
+    bit: int = 8
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
