@@ -23,6 +23,7 @@ with contextlib.suppress(ModuleNotFoundError):
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")
 os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
+os.environ["HF_HUB_OFFLINE"] = "1"  # a missing network costs seconds
 
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for
 # the first time.

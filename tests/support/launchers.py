@@ -102,7 +102,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     dropped = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
-    fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {**kept, **fixed, "PYTHONFAULTHANDLER": "1", **(extra or {})}  # a crash tells where
 
 

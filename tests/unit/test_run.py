@@ -74,14 +74,12 @@ def test_a_failing_run_waits_for_the_save_in_flight(tmp_path: Path) -> None:
     assert steps(tmp_path) == [4], "complete, though nobody else waited for it"
 
 
-def test_a_save_that_fails_as_well_does_not_hide_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_as_well_does_not_hide_the_reason(tmp_path: Path) -> None:
     def finish() -> None:
         raise CheckpointError("no room")
 
     run = run_in(tmp_path)
-    monkeypatch.setattr(run.saver, "finish", finish)
+    run.saver.finish = finish  # type: ignore[method-assign]
     with pytest.raises(TrainerError, match=r"^the loss is lost. "):
         run.fail("the loss is lost")
 

@@ -71,9 +71,7 @@ def test_mistakes_are_one_line_each(
     message: str,
     refused: Callable[..., None],
     llama: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     refused(message, **{"tokenizer": str(llama), **settings})
 
 

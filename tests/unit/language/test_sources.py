@@ -152,12 +152,9 @@ def test_what_cannot_be_read_is_named(
 
 
 @pytest.mark.usefixtures("hugging_face_cache")
-def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(tmp_path: Path) -> None:
     import datasets
 
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty': cannot be read: .* any data files"):
         read_rows(str(tmp_path / "empty"))

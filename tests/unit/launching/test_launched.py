@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import accelerate
 import pytest
 import torch
+from launchers import launch_file
 from plans import launched, plan, request
 
 from trainer import ConfigError, LaunchError, TrainConfig
@@ -153,17 +155,16 @@ def test_the_gpu_of_a_process_is_its_own(
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_use_cpu_hides_the_gpus(
-    strategy: str, gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
+    strategy: str, gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = gpus(2)
-    launcher = launched(1 if strategy == "single" else 2)
-    fsdp = {"fsdp": SHARDED} if strategy == "fsdp" else {}
-    monkeypatch.setattr(start, "detect", lambda: launcher)
-    monkeypatch.setattr(
-        start, "read_request_of", lambda *_, **__: request(strategy, use_cpu=True, **fsdp)
-    )
+    world = 1 if strategy == "single" else 2
+    file = launch_file(tmp_path / "asked.yaml", strategy, world)
+    text = file.read_text().replace("use_cpu: false\n", "")
+    file.write_text(f"{text}use_cpu: true\n")
+    os.environ.update(RANK="0", WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     monkeypatch.setattr(start, "_check_accelerator", lambda *_: None)
-    made = start.launch(TrainConfig(task="m:T", max_steps=1)).plan
+    made = start.launch(TrainConfig(task="m:T", max_steps=1), accel_config=str(file)).plan
     assert (made.device, made.rehearsal, calls["seen"], "device" in calls) == (
         "cpu",
         strategy != "single",
