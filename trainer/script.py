@@ -20,6 +20,7 @@ from .errors import Origin, origin_of
 if TYPE_CHECKING:
     from .hooks import Callback
     from .launching import Launched
+    from .loop import Trainer
     from .task import Task
 
 
@@ -30,16 +31,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def train(argv: Sequence[str], *callbacks: Callback) -> dict[str, float]:
     """Train as ``main`` does, without leaving the process. Return the last evaluation."""
+    trainer = trainer_of(argv, *callbacks)
+    evaluation = trainer.fit()
+    trainer.run.close()
+    return evaluation
+
+
+def trainer_of(argv: Sequence[str], *callbacks: Callback) -> Trainer:
+    """Launch and build the training of a command line. Collective: call on every rank."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     from .loop import Trainer
 
     task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
-    trainer = Trainer(task, config, launched, callbacks=callbacks, origins=loaded.origins)
-    evaluation = trainer.fit()
-    trainer.run.close()
-    return evaluation
+    return Trainer(task, config, launched, callbacks=callbacks, origins=loaded.origins)
 
 
 def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..loop import Trainer
 from ..reporting.directory import json_text
 from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
-from ..script import launch_as, load_config, load_task
+from ..script import trainer_of
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda, replace_in
 from .fake_device import FakeDevice
@@ -113,10 +113,7 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     """
     observer = Observer(recorder)
     with recorder:
-        loaded = load_config(words)
-        task, config = load_task(loaded)
-        launched = launch_as(loaded, task, config)
-        trainer = Trainer(task, config, launched, callbacks=[observer], origins=loaded.origins)
+        trainer: Trainer = trainer_of(words, observer)
         for info in trainer.steps():
             if info.step == STEPS:
                 break
@@ -133,21 +130,20 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     }
 
 
-def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Rehearse a rank among fakes, on a GPU without values.
+def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
+    """Rehearse the rank that the environment tells among fakes, on a GPU without values.
 
-    The request has ``words``, ``gpu``, ``gpus`` and a ``rank``. The result is that of ``observe``
-    with the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
+    The result is that of ``observe`` with the ``reads`` of the step: as ``FakeDevice.reads``, and
+    how often.
     """
     device = FakeDevice(Ledger("cuda"))
-    install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
+    install_cuda(device, gpu, int(memory_of(gpu) * 2**30))
     install_parameters()
     use_fakes()
     answer_alone()
     if "RANK" in os.environ:
-        dist.init_process_group(
-            "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
-        )
-    found = observe(request["words"], device)
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    found = observe(words, device)
     found["reads"] = [(*place, times) for place, times in device.reads.items()]
     return found
